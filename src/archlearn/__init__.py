@@ -1,0 +1,99 @@
+"""Learn a network's architecture in one training run, then compact it exactly.
+
+Every public name is loaded when it is first used, so that `import archlearn` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from archlearn.certificates import Certificate, certify
+    from archlearn.costs import Costs, count_costs
+    from archlearn.errors import (
+        ArchlearnError,
+        CertificateError,
+        FileError,
+        GateError,
+        InputError,
+        SurgeryError,
+        TracingError,
+    )
+    from archlearn.gating import add_gates, clip_gates_, parameter_groups
+    from archlearn.inspection import inspect
+    from archlearn.learning import Learn
+    from archlearn.penalties import Price, Strengths, penalty
+    from archlearn.storage import load, save
+    from archlearn.surgery.architecture import Architecture, read_architecture
+    from archlearn.surgery.compacting import compact
+    from archlearn.surgery.planning import Plan, plan
+    from archlearn.tristate import TriState
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "archlearn.certificates": ("Certificate", "certify"),
+    "archlearn.costs": ("Costs", "count_costs"),
+    "archlearn.errors": (
+        "ArchlearnError",
+        "CertificateError",
+        "FileError",
+        "GateError",
+        "InputError",
+        "SurgeryError",
+        "TracingError",
+    ),
+    "archlearn.gating": ("add_gates", "clip_gates_", "parameter_groups"),
+    "archlearn.inspection": ("inspect",),
+    "archlearn.learning": ("Learn",),
+    "archlearn.penalties": ("Price", "Strengths", "penalty"),
+    "archlearn.storage": ("load", "save"),
+    "archlearn.surgery.architecture": ("Architecture", "read_architecture"),
+    "archlearn.surgery.compacting": ("compact",),
+    "archlearn.surgery.planning": ("Plan", "plan"),
+    "archlearn.tristate": ("TriState",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArchlearnError",
+    "Architecture",
+    "Certificate",
+    "CertificateError",
+    "Costs",
+    "FileError",
+    "GateError",
+    "InputError",
+    "Learn",
+    "Plan",
+    "Price",
+    "Strengths",
+    "SurgeryError",
+    "TracingError",
+    "TriState",
+    "add_gates",
+    "certify",
+    "clip_gates_",
+    "compact",
+    "count_costs",
+    "inspect",
+    "load",
+    "parameter_groups",
+    "penalty",
+    "plan",
+    "read_architecture",
+    "save",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the home of a public name when it is first asked for."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'archlearn' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names without importing their homes."""
+    return [*__all__, "__version__"]

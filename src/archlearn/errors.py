@@ -1,0 +1,29 @@
+"""Every error says what was asked, what was found, and what to do."""
+
+
+class ArchlearnError(Exception):
+    """Whatever this package refuses to do."""
+
+
+class InputError(ArchlearnError, ValueError):
+    """An argument does not fit the model or the call."""
+
+
+class TracingError(ArchlearnError):
+    """A model's `forward` cannot be followed call by call."""
+
+
+class GateError(ArchlearnError, ValueError):
+    """A gate holds a value that no gate may have."""
+
+
+class SurgeryError(ArchlearnError):
+    """A change to the network would not be exact."""
+
+
+class CertificateError(ArchlearnError):
+    """Two models that should compute the same function do not."""
+
+
+class FileError(ArchlearnError, ValueError):
+    """A model file is truncated, foreign, of a later version, or not allowed."""

@@ -1,0 +1,21 @@
+"""Gates are real numbers while they learn and binary whenever they act."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+THRESHOLD = 0.5
+
+
+def is_open(gate: Tensor) -> Tensor:
+    """Return whether each gate has reached one half."""
+    return gate.detach() >= THRESHOLD
+
+
+def binarise(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
+    """Return 1 where a gate has reached one half, and 0 elsewhere.
+
+    The gradient is that of the identity, so a gate keeps moving between the rare steps at
+    which its binary value flips. For gates in [0, 1] the result is exactly 0 or 1.
+    """
+    binary = (gate >= THRESHOLD).to(gate.dtype)
+    return gate + (binary - gate).detach()
