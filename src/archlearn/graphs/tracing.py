@@ -1,0 +1,242 @@
+"""A trace is the list of calls that a model's `forward` makes, in order.
+
+A model is traced twice, in evaluation and in training mode, because tracing bakes in whatever
+Python decides from `self.training`. A submodule whose `forward` cannot be followed becomes an
+opaque leaf: it is called as it is, and nothing is assumed about its inside.
+"""
+
+import inspect as python_inspect
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import InputError, TracingError
+from archlearn.tristate import TriState
+
+Leaf = str | type[nn.Module]
+_TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """The arguments of one call of the model, by position and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, example_inputs: object) -> "ExampleInputs":
+        """Accept a tensor, a tuple of arguments or a dict of keyword arguments."""
+        if isinstance(example_inputs, ExampleInputs):
+            return example_inputs
+        if isinstance(example_inputs, Tensor):
+            return cls((example_inputs,), {})
+        if isinstance(example_inputs, tuple | list):
+            return cls(tuple(example_inputs), {})
+        if isinstance(example_inputs, Mapping):
+            return cls((), dict(example_inputs))
+        raise InputError(
+            f"example_inputs is a {type(example_inputs).__name__}; give a tensor, a tuple of "
+            "arguments, or a dict of keyword arguments, as one call of the model takes them"
+        )
+
+    def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":
+        """Return the same inputs with every tensor (or every floating one) moved."""
+
+        def move(value: Any) -> Any:
+            wanted = isinstance(value, Tensor) and (
+                not floating_only or value.is_floating_point()
+            )
+            return value.detach().to(*args) if wanted else value
+
+        mapped = torch.utils._pytree.tree_map(move, (self.args, self.kwargs))
+        return ExampleInputs(*mapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The calls of a model in evaluation and, where they differ, in training.
+
+    Attributes:
+        evaluation: The graph of `forward` after `model.eval()`.
+        training: The graph after `model.train()`, or None if it is the same graph.
+        opaque: Submodules that could not be followed, with the reason.
+    """
+
+    evaluation: fx.Graph
+    training: fx.Graph | None
+    opaque: dict[str, str]
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """All graphs, the evaluation graph first."""
+        return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
+
+
+class _Untraceable(Exception):
+    """Carries the innermost submodule that could not be followed out of the trace."""
+
+    def __init__(self, name: str, module: nn.Module, reason: str) -> None:
+        super().__init__(name)
+        self.name, self.module, self.reason = name, module, reason
+
+
+class _Tracer(fx.Tracer):
+    """Follows everything but torch's own modules, tri-state activations and leaves."""
+
+    def __init__(self, leaves: Sequence[Leaf], inputs: ExampleInputs | None) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+        self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
+        self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
+        self._inputs = inputs
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
+        return marked or isinstance(m, TriState) or super().is_leaf_module(
+            m, module_qualified_name
+        )
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except _Untraceable:
+            raise
+        except Exception as error:
+            raise _Untraceable(self.path_of_module(m), m, describe_failure(error)) from error
+
+    def create_args_for_root(
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        if self._inputs is None:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        names, values = _bind(root_fn, self.root, self._inputs)
+
+        def call(*proxies: Any) -> Any:
+            chosen = [
+                proxy if _holds_tensor(value) else value
+                for proxy, value in zip(proxies, values, strict=True)
+            ]
+            n_args = len(self._inputs.args) if self._inputs else 0
+            keywords = dict(zip(names[n_args:], chosen[n_args:], strict=True))
+            return root_fn(self.root, *chosen[:n_args], **keywords)
+
+        return call, [self.create_proxy("placeholder", name, (), {}) for name in names]
+
+
+def trace(
+    net: nn.Module, inputs: ExampleInputs | None = None, leaves: Iterable[Leaf] = ()
+) -> Traces:
+    """Follow the calls of `net.forward` for the arguments that `inputs` gives.
+
+    Arguments of `forward` that `inputs` leaves out keep their defaults. `net` is unchanged.
+
+    Raises:
+        TracingError: If `forward` itself, outside any submodule, depends on data.
+    """
+    marked = list(leaves)
+    opaque: dict[str, str] = {}
+    with _mode_kept(net):
+        evaluation = _trace_mode(net.eval(), inputs, marked, opaque)
+        training = _trace_mode(net.train(), inputs, marked, opaque)
+    same = _fingerprint(evaluation) == _fingerprint(training)
+    return Traces(evaluation, None if same else training, opaque)
+
+
+def source_of(node: fx.Node) -> str:
+    """Return `file.py:12` of the user's line that made a call, or '' if it is not known."""
+    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
+    for frame in reversed(frames):
+        path = frame.split('"')[1] if '"' in frame else ""
+        if "/torch/" not in path and "archlearn/graphs" not in path:
+            line = frame.split("line ")[1].split(",")[0] if "line " in frame else "?"
+            return f"{path.rsplit('/', 1)[-1]}:{line}"
+    return ""
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the user's own line at which tracing failed, and why."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "/torch/" not in frame.filename and "archlearn/graphs" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} `{frame.line}`: {error}"
+    return str(error)
+
+
+def _trace_mode(
+    net: nn.Module,
+    inputs: ExampleInputs | None,
+    marked: list[Leaf],
+    opaque: dict[str, str],
+) -> fx.Graph:
+    while True:
+        try:
+            return _Tracer([*marked, *opaque], inputs).trace(net)
+        except _Untraceable as found:
+            opaque[found.name] = found.reason
+            if not isinstance(found.module, _TRANSPARENT):
+                same_class = type(found.module)
+                for name, module in net.named_modules():
+                    if name and type(module) is same_class:
+                        opaque.setdefault(name, found.reason)
+        except InputError:
+            raise
+        except Exception as error:
+            raise TracingError(
+                f"cannot follow the forward of {type(net).__name__}: {describe_failure(error)}. "
+                "Move what depends on the data into a submodule of its own: it is then called as "
+                "a leaf, and the rest is learnt (leaves=[...] marks one by name or class)"
+            ) from error
+
+
+def _bind(
+    forward: Callable[..., Any], root: nn.Module, inputs: ExampleInputs
+) -> tuple[list[str], list[Any]]:
+    signature = python_inspect.signature(forward)
+    try:
+        signature.bind(root, *inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"example_inputs do not fit {type(root).__name__}.forward{signature}: {error}; give "
+            "them as one call of the model takes them"
+        ) from error
+    parameters = list(signature.parameters.values())[1:]
+    names: list[str] = []
+    for position in range(len(inputs.args)):
+        plain = position < len(parameters) and parameters[position].kind in (
+            python_inspect.Parameter.POSITIONAL_ONLY,
+            python_inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        names.append(parameters[position].name if plain else f"argument_{position}")
+    return [*names, *inputs.kwargs], [*inputs.args, *inputs.kwargs.values()]
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in torch.utils._pytree.tree_leaves(value))
+
+
+def _fingerprint(graph: fx.Graph) -> list[str]:
+    return [f"{n.op} {n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
+
+
+@contextmanager
+def _mode_kept(net: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in net.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,79 @@
+"""A run is what its folder says, as plain data; whatever is absent is None or empty."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from archlearn.reporting.values import Table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """What was measured at the end of one epoch; epoch 0 is before training.
+
+    Attributes:
+        score: Accuracy on the validation data, or the squared error for regression.
+        widths: Channels kept in each layer, in order of the network, the output last.
+        linear: For each layer whose depth is learnt, whether it stands at linear.
+        gap: Mean distance of a gate from its nearer binary value.
+    """
+
+    epoch: int
+    train_loss: float | None
+    validation_loss: float | None
+    score: float | None
+    penalty: float | None
+    widths: Mapping[str, int]
+    linear: Mapping[str, bool]
+    gap: float | None
+    binarised_share: float | None
+    parameters: int | None
+    multiply_adds: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A network at one moment: its layers and what it costs."""
+
+    architecture: str
+    widths: Mapping[str, int]
+    parameters: int | None
+    multiply_adds: int | None
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything the report knows of one run.
+
+    Attributes:
+        score: The figure of merit, on test data where the run has finished.
+        score_source: Where `score` was measured, `test` or `validation`.
+        before: The network at the start.
+        after: The compact network, or the network as its gates stand now.
+        merged: Layers that became linear and went into the next one.
+        notes: Sentences about what is absent or could not be read.
+        summary: The summary as written, empty while the run is unfinished.
+    """
+
+    folder: Path
+    name: str
+    model: str
+    data: str
+    regression: bool
+    finished: bool
+    score: float | None
+    score_source: str
+    epochs: tuple[Epoch, ...]
+    before: Standing
+    after: Standing
+    merged: tuple[str, ...]
+    config: Table
+    summary: Table
+    notes: tuple[str, ...]
+
+    @property
+    def score_name(self) -> str:
+        """The word for the figure of merit."""
+        return "squared error" if self.regression else "accuracy"

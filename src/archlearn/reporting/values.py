@@ -1,0 +1,42 @@
+"""A value from a file has the type that was expected of it, or counts as absent."""
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+Table = Mapping[str, object]
+"""An object read from JSON or TOML."""
+
+
+def as_table(value: object) -> Table:
+    """Return a JSON object as it is, and an empty one for anything else."""
+    return cast("Table", value) if isinstance(value, dict) else {}
+
+
+def as_items(value: object) -> tuple[object, ...]:
+    """Return the items of a JSON list, and nothing for anything else."""
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else ()
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number; `true`, `"3"`, NaN and infinities are not numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def as_text(value: object) -> str:
+    """Return a string as it is, and an empty one for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def as_count(value: object) -> int | None:
+    """Return a whole number of things, or None where there is none to return."""
+    number = as_number(value)
+    return None if number is None else round(number)
+
+
+def counts_by_name(value: object) -> dict[str, int]:
+    """Return the entries of a JSON object that are counts, in the order of the file."""
+    counts = {name: as_count(entry) for name, entry in as_table(value).items()}
+    return {name: count for name, count in counts.items() if count is not None}

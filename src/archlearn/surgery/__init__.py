@@ -1,0 +1,1 @@
+"""A plan says what will change; carrying it out is mechanical."""
