@@ -1,0 +1,89 @@
+"""A network is chosen by name and made to fit the data: `lenet`, or `mypackage.net:build`."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+
+from torch import nn
+
+from archlearn.models.convnet import ConvNet
+from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
+from archlearn.models.mlp import MLP
+from archlearn.training.errors import SettingsError
+from archlearn.training.importing import import_callable, is_reference
+
+Shape = tuple[int, ...]
+KINDS = {
+    "lenet": "20-50-500-10, the paper's network for MNIST",
+    "deep-lenet": "20-50-(75 x 6)-10; deep-lenet:12 chooses how many",
+    "mlp": "300-100 hidden; mlp:500-200-100 chooses others",
+    "convnet": "32-32-64-64-128-128 convolutions with BatchNorm",
+    "package.module:function": "your own function or class",
+}
+
+
+def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
+    """Return a fresh network for inputs of a shape and so many outputs.
+
+    A user's function is called with `input_shape` and `n_outputs` if it has parameters of those
+    names, else with what it has.
+
+    Raises:
+        SettingsError: If there is no such network, or it does not fit the data.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "lenet" and not rest:
+        channels, side = _square(name, input_shape, SMALLEST_SIDE)
+        return LeNet(channels, side, n_outputs)
+    if kind == "deep-lenet":
+        channels, side = _square(name, input_shape, SMALLEST_SIDE)
+        return DeepLeNet(_numbers(rest or "6", name)[0], channels, side, n_outputs)
+    if kind == "mlp":
+        n_in = 1
+        for size in input_shape:
+            n_in *= size
+        return MLP(n_in, n_outputs, _numbers(rest or "300-100", name))
+    if kind == "convnet" and not rest:
+        return ConvNet(_square(name, input_shape, 8)[0], n_outputs)
+    if is_reference(name):
+        return _from_user(name, input_shape, n_outputs)
+    raise _unknown(name)
+
+
+def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
+    """Return channels and side of square images, or refuse."""
+    if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:
+        raise SettingsError(
+            f"the model {name!r} takes square images of at least {smallest} x {smallest} pixels, "
+            f"but one example has shape {shape}; use --model mlp, or data that fit "
+            "(digits:28 enlarges the digits)"
+        )
+    return shape[0], shape[1]
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    parts = text.split("-")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise SettingsError(f"{name!r}: give widths as numbers with dashes, as in mlp:300-100")
+    return [int(part) for part in parts]
+
+
+def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
+    function = import_callable(name)
+    made = function(**_wanted(function, input_shape=input_shape, n_outputs=n_outputs))
+    if not isinstance(made, nn.Module):
+        raise SettingsError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
+    return made
+
+
+def _wanted(function: Callable[..., object], **offered: object) -> dict[str, object]:
+    """Return those of the offered arguments that a function has parameters for."""
+    names = inspect.signature(function).parameters
+    return {name: value for name, value in offered.items() if name in names}
+
+
+def _unknown(name: str) -> SettingsError:
+    kinds = [kind.partition(":")[0] for kind in KINDS]
+    near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return SettingsError(f"there is no model {name!r}; {hint}choose one of {', '.join(KINDS)}")

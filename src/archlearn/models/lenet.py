@@ -1,0 +1,55 @@
+"""LeNet as the paper uses it: 20-50-500-10, max-pooling before each ReLU, no padding."""
+
+import itertools
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SMALLEST_SIDE = 16
+
+
+class LeNet(nn.Module):
+    """Two convolutions of 5 x 5 and two fully connected layers.
+
+    On 28 x 28 images of one channel it has 431,080 parameters.
+    """
+
+    def __init__(self, n_channels: int = 1, side: int = 28, n_outputs: int = 10) -> None:
+        super().__init__()
+        reduced = ((side - 4) // 2 - 4) // 2
+        self.conv1 = nn.Conv2d(n_channels, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.fc1 = nn.Linear(50 * reduced * reduced, 500)
+        self.fc2 = nn.Linear(500, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one score for each class."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc2(x)
+
+
+class DeepLeNet(nn.Module):
+    """20-50-(75 x n)-10, the network of the paper's depth experiment."""
+
+    def __init__(
+        self, n_hidden: int = 6, n_channels: int = 1, side: int = 28, n_outputs: int = 10
+    ) -> None:
+        super().__init__()
+        reduced = ((side - 4) // 2 - 4) // 2
+        self.conv1 = nn.Conv2d(n_channels, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        sizes = [50 * reduced * reduced] + [75] * n_hidden
+        self.hidden = nn.ModuleList(
+            nn.Linear(n_in, n_out) for n_in, n_out in itertools.pairwise(sizes)
+        )
+        self.last = nn.Linear(75, n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one score for each class."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        for layer in self.hidden:
+            x = F.relu(layer(x))
+        return self.last(x)

@@ -1,0 +1,1 @@
+"""Training: data, settings, the loop, checkpoints and the record of a run."""

@@ -1,0 +1,109 @@
+"""Two piles of examples become a data set: a validation part and normalising numbers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archlearn.training.data.datasets import (
+    Dataset,
+    Split,
+    Task,
+    carve_validation,
+    measure_channels,
+)
+from archlearn.training.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """What a source gives: examples to learn from and examples to test on.
+
+    Attributes:
+        validation: Given by sources that come with one; else a part of `train` is taken.
+    """
+
+    name: str
+    source: str
+    train: Split
+    test: Split
+    task: Task = "classification"
+    validation: Split | None = None
+
+
+def build_dataset(
+    examples: Examples, *, validation_share: float, limit: int | None = None
+) -> Dataset:
+    """Return a data set whose mean and deviation are those of its train part.
+
+    Args:
+        examples: What a source gave.
+        validation_share: Part of the train examples that is set apart to validate on.
+        limit: Keep only so many train examples, drawn always alike.
+    """
+    _check(examples)
+    train, validation = examples.train, examples.validation
+    if validation is None:
+        train, validation = carve_validation(train, validation_share)
+    if limit is not None and limit < len(train):
+        train = train.take(_draw(len(train), limit))
+    mean, std = measure_channels(train.inputs)
+    target_mean, target_std = _measure_targets(train.targets, examples.task)
+    return Dataset(
+        name=examples.name,
+        source=examples.source,
+        task=examples.task,
+        train=train,
+        validation=validation,
+        test=examples.test,
+        mean=mean,
+        std=std,
+        n_outputs=_count_outputs(examples),
+        target_mean=target_mean,
+        target_std=target_std,
+    )
+
+
+def _draw(n: int, limit: int) -> Tensor:
+    return torch.randperm(n, generator=torch.Generator().manual_seed(limit))[:limit].sort().values
+
+
+def _check(examples: Examples) -> None:
+    """Refuse data that would fail later with a less helpful message."""
+    for part, split in (("train", examples.train), ("test", examples.test)):
+        if len(split.inputs) != len(split.targets) or len(split) == 0:
+            raise DataError(
+                f"the {part} part of {examples.name!r} has {len(split.inputs)} inputs and "
+                f"{len(split.targets)} targets; both must be the same and not 0"
+            )
+        if split.inputs.ndim < 2:
+            raise DataError(
+                f"the {part} inputs of {examples.name!r} have shape "
+                f"{tuple(split.inputs.shape)}; give examples x features or examples x "
+                "channels x height x width"
+            )
+    if examples.train.inputs.shape[1:] != examples.test.inputs.shape[1:]:
+        raise DataError(
+            f"train examples of {examples.name!r} have shape "
+            f"{tuple(examples.train.inputs.shape[1:])} but test examples "
+            f"{tuple(examples.test.inputs.shape[1:])}; make them the same"
+        )
+    if examples.task == "classification" and examples.train.targets.is_floating_point():
+        raise DataError(
+            f"the targets of {examples.name!r} are floating-point numbers, but the task is "
+            'classification; give integer classes, or set task = "regression"'
+        )
+
+
+def _measure_targets(targets: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    if task == "classification":
+        return torch.zeros(()), torch.ones(())
+    values = targets.double()
+    return values.mean(0).float(), values.std(0).clamp_min(1e-12).float()
+
+
+def _count_outputs(examples: Examples) -> int:
+    if examples.task == "regression":
+        return examples.train.targets[0].numel()
+    largest = max(int(examples.train.targets.max()), int(examples.test.targets.max()))
+    return largest + 1

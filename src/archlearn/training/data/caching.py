@@ -1,0 +1,40 @@
+"""Fetched files are kept in one folder and written there whole or not at all."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder(name: str) -> Path:
+    """Return the folder for one data set, under `$ARCHLEARN_CACHE` or `~/.cache/archlearn`."""
+    root = os.environ.get("ARCHLEARN_CACHE")
+    base = Path(root) if root else Path.home() / ".cache" / "archlearn"
+    return base / name
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never seen half written, not even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable; not every system can, and none needs to."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,104 @@
+"""A data set is three splits of tensors and the numbers that normalise them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Task = Literal["classification", "regression"]
+SPLIT_SEED = 20170
+"""The validation split does not follow the run's seed: runs of several seeds stay comparable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Examples in memory. Images are kept as bytes and become floats batch by batch."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.targets)
+
+    def take(self, indices: Tensor) -> "Split":
+        """Return the examples at the given places."""
+        return Split(self.inputs[indices], self.targets[indices])
+
+    def to(self, device: torch.device) -> "Split":
+        """Return the same examples on a device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """Train, validation and test examples of one task.
+
+    Attributes:
+        source: Where the examples came from, in words.
+        mean: Mean of the train inputs, shaped so that it can be taken from a batch.
+        std: Standard deviation of the train inputs, shaped likewise.
+        n_outputs: Number of classes, or of numbers to predict.
+        target_mean: Mean of the train targets of a regression; 0 for classes.
+        target_std: Standard deviation of the train targets; 1 for classes.
+    """
+
+    name: str
+    source: str
+    task: Task
+    train: Split
+    validation: Split
+    test: Split
+    mean: Tensor
+    std: Tensor
+    n_outputs: int
+    target_mean: Tensor
+    target_std: Tensor
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Return the shape of one example."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
+    """Return a train and a validation part, always the same ones for the same share."""
+    n_validation = max(1, round(len(examples) * share))
+    generator = torch.Generator().manual_seed(SPLIT_SEED)
+    order = torch.randperm(len(examples), generator=generator)
+    return examples.take(order[n_validation:]), examples.take(order[:n_validation])
+
+
+def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
+    """Return a part to learn from and a test part, for data that come in one piece."""
+    n_test = max(1, round(len(examples) * share))
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(SPLIT_SEED + 1))
+    return examples.take(order[n_test:]), examples.take(order[:n_test])
+
+
+def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation by channel of images, by feature of vectors.
+
+    Bytes count as 0 to 1. A feature that never varies has its deviation set to 1.
+    """
+    keep = 1
+    dims = [d for d in range(inputs.ndim) if d != keep]
+    mean, square = _moments(inputs, dims)
+    std = (square - mean**2).clamp_min(0).sqrt()
+    std = torch.where(std < 1e-8, torch.ones_like(std), std)
+    shape = [-1] + [1] * (inputs.ndim - 2)
+    return mean.float().reshape(shape), std.float().reshape(shape)
+
+
+def _moments(inputs: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the means of the values and of their squares, in float64, piece by piece."""
+    scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
+    total = torch.zeros(inputs.shape[1], dtype=torch.float64)
+    total_square = torch.zeros_like(total)
+    for piece in inputs.split(4096):
+        values = piece.double() / scale
+        total += values.sum(dims)
+        total_square += values.square().sum(dims)
+    count = inputs.numel() / inputs.shape[1]
+    return total / count, total_square / count
