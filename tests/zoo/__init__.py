@@ -1,0 +1,41 @@
+"""A catalogue of tiny networks: every way of writing one that archlearn must meet."""
+
+from tests.zoo import (
+    activations,
+    attention,
+    convolutions,
+    halves,
+    interfaces,
+    joins,
+    norms,
+    parameters,
+    pooling,
+    shapes,
+)
+from tests.zoo.kinds import BATCH, Inputs, Kind, call, in_double, randomise_
+from tests.zoo.refused import REFUSED, Refused
+
+ALL: tuple[Kind, ...] = (
+    *activations.KINDS,
+    *shapes.KINDS,
+    *pooling.KINDS,
+    *norms.KINDS,
+    *convolutions.KINDS,
+    *joins.KINDS,
+    *halves.KINDS,
+    *attention.KINDS,
+    *parameters.KINDS,
+    *interfaces.KINDS,
+)
+
+__all__ = [
+    "ALL",
+    "BATCH",
+    "REFUSED",
+    "Inputs",
+    "Kind",
+    "Refused",
+    "call",
+    "in_double",
+    "randomise_",
+]

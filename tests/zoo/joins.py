@@ -1,0 +1,253 @@
+"""Where channels meet: sums, concatenations, skips, shuffles and halves."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.zoo.kinds import Kind, Net, batch, kind, parts
+from tests.zoo.layers import conv, linear, norm
+
+IMAGE = batch(3, 8, 8)
+
+
+class Identity(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.second(F.relu(self.first(x)))
+        y += x
+        return self.head(F.relu(y).mean((2, 3)))
+
+
+class Projection(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.norm(self.second(F.relu(self.first(x))))
+        return self.head(F.relu(torch.add(y, self.shortcut(x))))
+
+
+class OptionA(Net):
+    """The zero-padded shortcut of the ResNets for CIFAR."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = self.norm(self.second(F.relu(self.first(x))))
+        y = y + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2), "constant", 0)
+        return self.head(F.relu(y).mean((2, 3)))
+
+
+class PreActivation(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.first(F.relu(self.norm1(x)))
+        x = x + self.second(F.relu(self.norm2(y)))
+        return self.head(F.relu(self.norm3(x)).mean((2, 3)))
+
+
+class Concat(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([F.relu(self.first(x)), F.relu(self.second(x)), x], dim=1)
+        return self.head(F.relu(self.mix(x)))
+
+
+class ConcatThenNorm(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat((F.relu(self.first(x)), F.relu(self.second(x))), 1)
+        x = F.max_pool2d(F.relu(self.norm(x)), 2)
+        return self.head(torch.flatten(x, 1))
+
+
+class DenseBlock(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        features = [F.relu(self.stem(x))]
+        features.append(F.relu(self.first(torch.cat(features, 1))))
+        features.append(F.relu(self.second(torch.cat(features, 1))))
+        return self.head(torch.cat(features, 1))
+
+
+class UNet(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.relu(self.down(x))
+        x = F.relu(self.bottom(F.max_pool2d(skip, 2)))
+        x = torch.cat([skip, self.up(x)], dim=1)
+        return self.head(F.relu(self.merge(x)))
+
+
+class SqueezeExcite(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        scale = F.adaptive_avg_pool2d(x, 1)
+        scale = torch.sigmoid(self.excite(F.relu(self.squeeze(scale))))
+        return self.head(scale * x)
+
+
+class SqueezeExciteLinear(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        scale = self.excite(F.relu(self.squeeze(x.mean((2, 3))))).sigmoid()
+        return self.head(x * scale[:, :, None, None])
+
+
+class ProductOfSites(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.first(x)) * torch.tanh(self.second(x)))
+
+
+class Maximum(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.maximum(F.relu(self.first(x)), F.relu(self.second(x)))
+        return self.head(x)
+
+
+class Stack(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack([F.relu(self.first(x)), F.relu(self.second(x))]).sum(0)
+        return self.head(F.relu(self.third(x)))
+
+
+KINDS: tuple[Kind, ...] = (
+    kind(
+        "residual_identity",
+        parts(Identity, stem=conv(3, 5), first=conv(5, 6), second=conv(6, 5), head=linear(5, 4)),
+        IMAGE,
+        (5, 6),
+    ),
+    kind(
+        "residual_projection",
+        parts(
+            Projection,
+            stem=conv(3, 5),
+            first=conv(5, 6, stride=2),
+            second=conv(6, 7),
+            norm=norm(7),
+            shortcut=conv(5, 7, 1, stride=2),
+            head=conv(7, 4),
+        ),
+        IMAGE,
+        (5, 6, 7),
+    ),
+    kind(
+        "residual_zero_padded",
+        parts(
+            OptionA,
+            stem=conv(3, 5),
+            first=conv(5, 8, stride=2),
+            second=conv(8, 9),
+            norm=norm(9),
+            head=linear(9, 4),
+        ),
+        IMAGE,
+        (5, 8, 9),
+    ),
+    kind(
+        "residual_preactivated",
+        parts(
+            PreActivation,
+            stem=conv(3, 5),
+            norm1=norm(5),
+            first=conv(5, 6),
+            norm2=norm(6),
+            second=conv(6, 5),
+            norm3=norm(5),
+            head=linear(5, 4),
+        ),
+        IMAGE,
+        (6, 5),
+        note="the running sum has no activation, and its readers have one each",
+    ),
+    kind(
+        "concat",
+        parts(Concat, first=conv(3, 5), second=conv(3, 6), mix=conv(14, 7), head=conv(7, 4)),
+        IMAGE,
+        (5, 6, 7),
+    ),
+    kind(
+        "concat_then_norm",
+        parts(
+            ConcatThenNorm,
+            first=conv(3, 5),
+            second=conv(3, 6),
+            norm=norm(11),
+            head=linear(176, 4),
+        ),
+        IMAGE,
+        (5, 6, 11),
+        note="the site behind the norm holds the channels of both sites in front",
+    ),
+    kind(
+        "dense_block",
+        parts(DenseBlock, stem=conv(3, 5), first=conv(5, 6), second=conv(11, 7), head=conv(18, 4)),
+        IMAGE,
+        (5, 6, 7),
+    ),
+    kind(
+        "unet",
+        parts(
+            UNet,
+            down=conv(3, 5),
+            bottom=conv(5, 7),
+            up=lambda: torch.nn.Upsample(scale_factor=2),
+            merge=conv(12, 6),
+            head=conv(6, 4, 1),
+        ),
+        IMAGE,
+        (5, 6, 7),
+        (6,),
+    ),
+    kind(
+        "unet_bilinear",
+        parts(
+            UNet,
+            down=conv(3, 5),
+            bottom=conv(5, 7),
+            up=lambda: torch.nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+            merge=conv(12, 6),
+            head=conv(6, 4),
+        ),
+        IMAGE,
+        (5, 6, 7),
+    ),
+    kind(
+        "squeeze_excite",
+        parts(
+            SqueezeExcite,
+            stem=conv(3, 7),
+            squeeze=conv(7, 5, 1),
+            excite=conv(5, 7, 1),
+            head=conv(7, 4),
+        ),
+        IMAGE,
+        (7, 5),
+        (5,),
+    ),
+    kind(
+        "squeeze_excite_linear",
+        parts(
+            SqueezeExciteLinear,
+            stem=conv(3, 7),
+            squeeze=linear(7, 5),
+            excite=linear(5, 7),
+            head=conv(7, 4),
+        ),
+        IMAGE,
+        (7, 5),
+        (5,),
+    ),
+    kind(
+        "product_of_sites",
+        parts(ProductOfSites, first=conv(3, 5), second=conv(3, 5), head=conv(5, 4)),
+        IMAGE,
+        (5,),
+    ),
+    kind(
+        "maximum_of_sites",
+        parts(Maximum, first=conv(3, 5), second=conv(3, 5), head=conv(5, 4)),
+        IMAGE,
+        (5,),
+    ),
+    kind(
+        "stack_then_sum",
+        parts(Stack, first=conv(3, 5), second=conv(3, 5), third=conv(5, 7), head=conv(7, 4)),
+        IMAGE,
+        (5, 7),
+    ),
+)
