@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.kinds import Kind, Net, batch, kind, parts
-from tests.zoo.layers import chain, conv
+from tests.zoo.layers import chain, conv, linear, norm
 
 IMAGE, SIGNAL, VOLUME = batch(3, 8, 8), batch(3, 9), batch(3, 4, 5, 4)
 
