@@ -1,16 +1,9 @@
-"""What was measured over the epochs, as lines: numbers first, then one way to draw them."""
+"""What was measured over the epochs, as lines of numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from archlearn.reporting.colours import DASHES, SERIES
-from archlearn.reporting.drawing import label_axes, new_figure, spread, write_text
-from archlearn.reporting.formats import format_percent, format_short_count
 from archlearn.reporting.runs import Epoch, Run
 
 Scale = Literal["share", "log", "linear", "count"]
@@ -31,7 +24,7 @@ class Lines:
 
     Attributes:
         measure: What the vertical axis measures.
-        scale: `share` is a percentage and `count` whole things from zero up.
+        scale: `share` is a part of one, `count` whole things from zero up.
     """
 
     measure: str
@@ -47,8 +40,8 @@ class Lines:
 def score_lines(run: Run) -> Lines:
     """Return the accuracy over epochs, or the squared error for regression."""
     line = _line(run, "validation", lambda epoch: epoch.score)
-    name = f"{run.score_name} on validation data"
-    return Lines(measure=name, scale="log" if run.regression else "share", lines=(line,))
+    scale: Scale = "log" if run.regression else "share"
+    return Lines(measure=f"{run.score_name} on validation data", scale=scale, lines=(line,))
 
 
 def loss_lines(run: Run) -> Lines:
@@ -58,7 +51,8 @@ def loss_lines(run: Run) -> Lines:
         _line(run, "validation", lambda epoch: epoch.validation_loss),
         _line(run, "penalty", lambda epoch: epoch.penalty),
     )
-    return Lines(measure="loss", scale="log", lines=tuple(li for li in lines if li.values))
+    measured = tuple(line for line in lines if line.values)
+    return Lines(measure="loss, logarithmic", scale="log", lines=measured)
 
 
 def gap_lines(run: Run) -> Lines:
@@ -70,63 +64,39 @@ def gap_lines(run: Run) -> Lines:
 def parameter_lines(run: Run) -> Lines:
     """Return what compacting at each epoch would have left."""
     line = _line(run, "parameters", lambda epoch: epoch.parameters)
-    return Lines(measure="parameters", scale="log", lines=(line,))
+    return Lines(measure="parameters, logarithmic", scale="log", lines=(line,))
 
 
 def depth_lines(run: Run) -> Lines:
-    """Return the number of layers that are not linear, where depth is learnt."""
-
-    def depth(epoch: Epoch) -> int | None:
-        return len(epoch.widths) - sum(epoch.linear.values()) if epoch.linear else None
-
-    return Lines(measure="layers", scale="count", lines=(_line(run, "depth", depth),))
+    """Return the number of layers that do not stand at linear, where depth is learnt."""
+    line = _line(run, "depth", _depth)
+    return Lines(measure="layers that are not linear", scale="count", lines=(line,))
 
 
 def width_lines(run: Run) -> Lines:
-    """Return each learnt layer's share of channels kept; layers that never change are left out."""
-    first = run.before.widths
-    names = [
-        name
-        for name, width in first.items()
-        if width and any(epoch.widths.get(name, width) != width for epoch in run.epochs)
-    ]
-    lines = tuple(_line(run, name, lambda e, name=name: _share(e, name, first)) for name in names)
-    return Lines(measure="channels kept, of those at the start", scale="share", lines=lines)
+    """Return each layer's share of channels kept; layers that never change are left out."""
+    lines = tuple(_width_line(run, name, width) for name, width in run.before.widths.items())
+    changing = tuple(line for line in lines if any(value != 1 for value in line.values))
+    return Lines(measure="channels kept, of those at the start", scale="share", lines=changing)
 
 
-def draw_lines(numbers: Lines, end_labels: tuple[str, ...] = ()) -> Figure:
-    """Draw the lines, each with its label at its end."""
-    figure, axes = new_figure()
-    shown = [line for line in numbers.lines if _drawable(line, numbers.scale).values]
-    for index, line in enumerate(shown):
-        kept = _drawable(line, numbers.scale)
-        colour, dash = SERIES[index % len(SERIES)], DASHES[index % len(DASHES)]
-        marker = "o" if len(kept.epochs) == 1 else ""
-        axes.plot(
-            kept.epochs, kept.values, color=colour.light, linestyle=dash, linewidth=1.8, marker=marker
-        )
-    label_axes(axes, "epoch", numbers.measure)
-    _set_scale_(axes, numbers)
-    if len(shown) > 1:
-        _write_ends_(axes, [_drawable(line, numbers.scale) for line in shown], end_labels)
-    return figure
+def _depth(epoch: Epoch) -> float | None:
+    return len(epoch.widths) - sum(epoch.linear.values()) if epoch.linear else None
+
+
+def _width_line(run: Run, name: str, first_width: int) -> Line:
+    def share(epoch: Epoch) -> float | None:
+        width = epoch.widths.get(name)
+        return None if width is None or first_width == 0 else width / first_width
+
+    return _line(run, name, share)
 
 
 def _line(run: Run, label: str, measure: Callable[[Epoch], float | None]) -> Line:
-    points = [(epoch.epoch, measure(epoch)) for epoch in run.epochs]
-    kept = [(epoch, float(value)) for epoch, value in points if value is not None]
-    return Line(label=label, epochs=tuple(e for e, _ in kept), values=tuple(v for _, v in kept))
-
-
-def _share(epoch: Epoch, name: str, first: "dict[str, int] | object") -> float | None:
-    raise NotImplementedError
-
-
-def _drawable(line: Line, scale: Scale) -> Line:
-    """Leave out what a logarithmic axis cannot show."""
-    pairs = [(e, v) for e, v in zip(line.epochs, line.values, strict=True) if scale != "log" or v > 0]
-    return Line(label=line.label, epochs=tuple(e for e, _ in pairs), values=tuple(v for _, v in pairs))
-
-
-def _set_scale_(axes: Axes, numbers: Lines) -> None: ...
-def _write_ends_(axes: Axes, lines: list[Line], end_labels: tuple[str, ...]) -> None: ...
+    measured = [(epoch.epoch, measure(epoch)) for epoch in run.epochs]
+    kept = [(epoch, float(value)) for epoch, value in measured if value is not None]
+    return Line(
+        label=label,
+        epochs=tuple(epoch for epoch, _ in kept),
+        values=tuple(value for _, value in kept),
+    )

@@ -1,0 +1,126 @@
+"""Several runs side by side: one row each, what differs between them, and who beats whom."""
+
+from collections.abc import Iterator, Sequence
+
+from archlearn.reporting.elements import (
+    write_figure,
+    write_paragraph,
+    write_section,
+    write_table,
+)
+from archlearn.reporting.evidence import say
+from archlearn.reporting.formats import (
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_ratio,
+)
+from archlearn.reporting.frontiers import Frontier, draw_frontier, read_frontiers
+from archlearn.reporting.markup import Html, fill, join
+from archlearn.reporting.overview import format_score, write_picture
+from archlearn.reporting.runs import Run
+from archlearn.reporting.values import Table, as_number, as_table
+
+_HEADER = """<header>
+<p class="eyebrow">archlearn</p>
+<h1>$count runs side by side</h1>
+<p class="lead">$lead</p>
+$notes
+</header>"""
+IGNORED = ("out", "name")
+"""Settings in which every two runs differ."""
+
+
+def write_comparison(runs: Sequence[Run]) -> Html:
+    """Return the whole comparison."""
+    notes = (write_paragraph(f"{run.name}: {note}", "note") for run in runs for note in run.notes)
+    lead = "; ".join(sorted({f"{run.model} on {run.data}" for run in runs}))
+    header = fill(_HEADER, count=len(runs), lead=lead, notes=join(notes))
+    frontiers = [_frontier(numbers, place) for place, numbers in enumerate(read_frontiers(runs))]
+    return join(
+        (
+            header,
+            write_section("runs", "Results", *frontiers, _results(runs)),
+            write_section("settings", "Settings that differ", _settings(runs)),
+            write_section("networks", "Architectures before and after", _pictures(runs)),
+        )
+    )
+
+
+def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
+    """Return each setting in which the runs differ, with its value in each run."""
+    flat = [dict(_flatten(run.config)) for run in runs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    values = {name: tuple(settings.get(name) for settings in flat) for name in names}
+    return {
+        name: entries
+        for name, entries in values.items()
+        if name not in IGNORED and any(entry != entries[0] for entry in entries)
+    }
+
+
+def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flatten(as_table(value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _frontier(numbers: Frontier, place: int) -> Html:
+    caption = "Numbers are rows of the table. Filled: no other run is both smaller and better."
+    form = format_number if numbers.lower_is_better else format_percent
+    words = "; ".join(
+        f"run {p.number}: {p.parameters:,} parameters, {form(p.score)}" for p in numbers.points
+    )
+    title = f"{numbers.score_name.capitalize()} against parameters on {numbers.data}."
+    return write_figure(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
+
+
+def _results(runs: Sequence[Run]) -> Html:
+    head = ("Run", "Score", "Parameters", "Fewer", "Multiply-adds", "Fewer", "Architecture", "Time")
+    rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
+    return write_table("Runs side by side", head, rows)
+
+
+def _result(number: int, run: Run) -> tuple[object, ...]:
+    before, after = run.before, run.after
+    on = "" if run.score_source == "test" else f" ({run.score_source})"
+    seconds = as_number(run.summary.get("seconds"))
+    return (
+        fill('<span class="number">$number</span> $name', number=number, name=run.name),
+        f"{format_score(run)}{on}",
+        format_count(after.parameters),
+        format_ratio(before.parameters, after.parameters),
+        format_count(after.multiply_adds),
+        format_ratio(before.multiply_adds, after.multiply_adds),
+        after.architecture,
+        format_duration(seconds if run.finished else None),
+    )
+
+
+def _settings(runs: Sequence[Run]) -> Html:
+    differences = find_differences(runs)
+    if not differences:
+        return write_paragraph("All runs were given the same settings.")
+    head = ("Run", *differences)
+    rows = (
+        (f"{place + 1} {run.name}", *(say(entries[place]) for entries in differences.values()))
+        for place, run in enumerate(runs)
+    )
+    return write_table("Settings that differ between the runs", head, rows)
+
+
+def _pictures(runs: Sequence[Run]) -> Html:
+    drawn = [
+        fill(
+            "<div><h3>$number $name</h3>$picture</div>",
+            number=number,
+            name=run.name,
+            picture=write_picture(run, f"architecture-{number}"),
+        )
+        for number, run in enumerate(runs, start=1)
+        if run.before.widths
+    ]
+    return fill('<div class="grid">$pictures</div>', pictures=join(drawn)) if drawn else Html("")

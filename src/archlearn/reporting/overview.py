@@ -1,0 +1,131 @@
+"""The top of a run's page: what was learnt, what it costs now, and whether the run is done."""
+
+from archlearn.reporting.elements import (
+    write_figure,
+    write_paragraph,
+    write_section,
+    write_table,
+)
+from archlearn.reporting.formats import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_ratio,
+)
+from archlearn.reporting.markup import Html, fill, join
+from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
+from archlearn.reporting.runs import Run
+from archlearn.reporting.values import as_count
+
+_HEADER = """<header>
+<p class="eyebrow">archlearn · $name</p>
+<h1>$title</h1>
+<p class="lead">$lead</p>
+$notes
+<ul class="tiles">$tiles</ul>
+</header>"""
+_TILE = '<li><span class="label">$label</span><span class="value">$value</span>$note</li>'
+_BAR = '<span class="bar" aria-hidden="true"><i style="width:$share%"></i></span>'
+
+
+def write_header(run: Run) -> Html:
+    """Return the headline of one run with its main numbers."""
+    return fill(
+        _HEADER,
+        name=run.name,
+        title=write_title(run),
+        lead=_lead(run),
+        notes=join(write_paragraph(note, "note") for note in run.notes),
+        tiles=join(_tiles(run), ""),
+    )
+
+
+def write_title(run: Run) -> str:
+    """Return what was learnt on what, in the user's own words."""
+    return f"{run.model or 'A model'} on {run.data or 'data'}"
+
+
+def format_score(run: Run) -> str:
+    """Return the accuracy in per cent, or the squared error."""
+    return format_number(run.score) if run.regression else format_percent(run.score)
+
+
+def write_architecture(run: Run) -> Html:
+    """Return the picture of the network before and after, with the table of its costs."""
+    parts = [_costs(run)]
+    if run.before.widths:
+        parts.insert(0, write_picture(run, "architecture"))
+    return write_section("network", "Architecture before and after", *parts)
+
+
+def write_picture(run: Run, name: str) -> Html:
+    """Return the picture of the network before and after."""
+    numbers = read_silhouette(run)
+    now = "after compacting" if run.finished else "as the gates stand now"
+    caption = f"Outline: at the start. Filled: {now}. Bars are as long as the square root of "
+    texts = (f"{caption}their channels.", describe_silhouette(numbers))
+    return write_figure(draw_silhouette(numbers), name, "Channels of each layer.", texts)
+
+
+def _lead(run: Run) -> Html:
+    arrow = ' <span aria-label="became">→</span> '
+    if not run.before.architecture:
+        return Html("No measurement has been written yet.")
+    ends = (run.before.architecture, run.after.architecture)
+    return join((fill("<b>$a</b>", a=_breakable(end)) for end in ends), arrow)
+
+
+def _breakable(architecture: str) -> Html:
+    """Let a long list of widths break after its dashes, not inside a number."""
+    return join((fill("$width", width=part) for part in architecture.split("-")), "-<wbr>")
+
+
+def _tiles(run: Run) -> list[Html]:
+    n_test = as_count(run.summary.get("n_test"))
+    on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
+    where = on or f"on {run.score_source} data"
+    tiles = [_tile(run.score_name.capitalize(), format_score(run), where)]
+    for label, before, after in _counted(run):
+        saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
+        tiles.append(_tile(label, format_count(after), saved if before != after else "unchanged"))
+    n_layers = [len(standing.widths) for standing in (run.before, run.after)]
+    tiles.append(_tile("Layers", str(n_layers[1]), _of_layers(*n_layers)))
+    return tiles
+
+
+def _of_layers(before: int, after: int) -> str:
+    return f"of {before}" if before != after else "unchanged"
+
+
+def _tile(label: str, value: str, note: str) -> Html:
+    small = fill('<span class="small">$note</span>', note=note)
+    return fill(_TILE, label=label, value=value, note=small)
+
+
+def _counted(run: Run) -> tuple[tuple[str, int | None, int | None], ...]:
+    before, after = run.before, run.after
+    return (
+        ("Parameters", before.parameters, after.parameters),
+        ("Multiply-adds", before.multiply_adds, after.multiply_adds),
+    )
+
+
+def _costs(run: Run) -> Html:
+    head = ("Cost", "Before", "After", "Left", "Fewer")
+    rows = [_cost_row(*cost) for cost in _counted(run)]
+    table = write_table("Costs before and after", head, rows)
+    size = format_bytes(run.after.n_bytes)
+    if run.after.n_bytes is None:
+        return table
+    return join((table, write_paragraph(f"The weights of the compact model take {size}.")))
+
+
+def _cost_row(label: str, before: int | None, after: int | None) -> tuple[object, ...]:
+    share = after / before if before and after is not None else None
+    bar = fill(_BAR, share=f"{100 * min(share or 0.0, 1.0):.2f}")
+    left = fill("$bar $text", bar=bar, text=format_percent(share, 1))
+    numbers = (format_count(before), format_count(after))
+    return (label, *numbers, left, format_ratio(before, after))
+
+

@@ -1,0 +1,115 @@
+"""The architecture before and after: one bar a layer, from the input down to the output."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon, Rectangle
+
+from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
+from archlearn.reporting.drawing import FONT_SIZE, new_figure, write_text
+from archlearn.reporting.runs import Run
+
+BAR = 0.56
+"""Height of a bar, where rows are one apart."""
+LONGEST_NAME = 18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerChange:
+    """A layer's channels before and after; `after` is None where the layer is gone."""
+
+    name: str
+    before: int
+    after: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silhouette:
+    """The numbers of the picture, in order of the network."""
+
+    layers: tuple[LayerChange, ...]
+
+    @property
+    def longest(self) -> float:
+        """Half the length of the longest bar."""
+        return max(_half(layer.before) for layer in self.layers)
+
+
+def read_silhouette(run: Run) -> Silhouette:
+    """Return each layer of the network at the start, with what became of it."""
+    changes = tuple(
+        LayerChange(
+            name=name,
+            before=width,
+            after=None if name in run.merged else run.after.widths.get(name),
+        )
+        for name, width in run.before.widths.items()
+    )
+    return Silhouette(layers=changes)
+
+
+def draw_silhouette(numbers: Silhouette) -> Figure:
+    """Draw hollow bars for the start and filled ones for what is left.
+
+    A bar is as long as the square root of its channels, so that 10 beside 500 can be seen.
+    """
+    n_layers = len(numbers.layers)
+    row = max(9.0, min(24.0, 900.0 / n_layers))
+    figure, axes = new_figure(height=18 + row * n_layers)
+    axes.set_axis_off()
+    axes.set_xlim(-1.75 * numbers.longest, 1.75 * numbers.longest)
+    axes.set_ylim(n_layers - 0.3, -0.7)
+    _draw_flow_(axes, [(_half(layer.before)) for layer in numbers.layers], GHOST)
+    for place, layer in enumerate(numbers.layers):
+        _draw_bar_(axes, place, layer.before, GHOST, GHOST_EDGE)
+        if layer.after is not None:
+            _draw_bar_(axes, place, layer.after, SERIES[0], SERIES[0])
+        _write_row_(axes, place, layer, numbers.longest, min(FONT_SIZE, row * 0.7))
+    return figure
+
+
+def describe_silhouette(numbers: Silhouette) -> str:
+    """Return the picture in words, for those who do not see it."""
+    return "; ".join(f"{layer.name}: {_change(layer)}" for layer in numbers.layers)
+
+
+def _half(width: int) -> float:
+    return width**0.5 / 2
+
+
+def _draw_flow_(axes: Axes, halves: list[float], colour: Colour) -> None:
+    for place, (above, below) in enumerate(zip(halves, halves[1:], strict=False)):
+        top, bottom = place + BAR / 2, place + 1 - BAR / 2
+        corners = [(-above, top), (above, top), (below, bottom), (-below, bottom)]
+        axes.add_patch(Polygon(corners, facecolor=colour.light, alpha=0.55, linewidth=0))
+
+
+def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -> None:
+    half = _half(width)
+    axes.add_patch(
+        Rectangle(
+            (-half, place - BAR / 2),
+            2 * half,
+            BAR,
+            facecolor=fill.light,
+            edgecolor=edge.light,
+            linewidth=0.8,
+        )
+    )
+
+
+def _write_row_(axes: Axes, place: int, layer: LayerChange, longest: float, size: float) -> None:
+    name = layer.name
+    if len(name) > LONGEST_NAME:
+        name = "…" + name[1 - LONGEST_NAME :]
+    colour = (MUTED if layer.after in (None, layer.before) else INK).light
+    edge = 1.75 * longest
+    write_text(axes, -edge, place, name, fontsize=size, color=MUTED.light)
+    write_text(axes, edge, place, _change(layer), ha="right", fontsize=size, color=colour)
+
+
+def _change(layer: LayerChange) -> str:
+    if layer.after is None:
+        return f"{layer.before} → merged"
+    return f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"

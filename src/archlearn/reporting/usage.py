@@ -1,0 +1,80 @@
+"""The end of a run's page: how to load the model, how it was made, and how to make it again."""
+
+from collections.abc import Iterator
+
+from archlearn.reporting.elements import write_code, write_pairs, write_paragraph, write_section
+from archlearn.reporting.evidence import say
+from archlearn.reporting.formats import format_bytes, format_duration
+from archlearn.reporting.markup import Html, fill, join
+from archlearn.reporting.runs import Run
+from archlearn.reporting.values import Table, as_number, as_table, as_text
+
+_WITH = """import archlearn as al
+
+model = al.load("{path}")  # a plain nn.Module, ready to call
+model.eval()
+output = model(x)"""
+_WITHOUT = """from safetensors import safe_open
+
+with safe_open("{path}", framework="pt") as file:
+    description = file.metadata()  # the graph, as JSON
+    weights = {{name: file.get_tensor(name) for name in file.keys()}}"""
+
+
+def write_loading(run: Run) -> Html:
+    """Return how to load the compact model, with this package and without it."""
+    files = as_table(run.summary.get("files"))
+    path = run.folder / (as_text(files.get("compact")) or "compact.safetensors")
+    if not run.finished or not path.is_file():
+        text = "There is no compact model in the folder yet; it is written when the run ends."
+        return write_section("loading", "Loading the model", write_paragraph(text))
+    size = format_bytes(path.stat().st_size)
+    return write_section(
+        "loading",
+        "Loading the model",
+        write_paragraph(f"The compact model is one file of {size}, with no pickle in it."),
+        write_code(_WITH.format(path=path.as_posix()), "Loading with archlearn"),
+        write_paragraph("Without this package, any reader of safetensors opens it:"),
+        write_code(_WITHOUT.format(path=path.as_posix()), "Loading without archlearn"),
+    )
+
+
+def write_configuration(run: Run) -> Html:
+    """Return the configuration of the run, a list for each part of the file."""
+    plain = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
+    parts = {key: as_table(value) for key, value in run.config.items() if isinstance(value, dict)}
+    blocks = [_block("run", plain), *(_block(name, part) for name, part in parts.items())]
+    grid = fill('<div class="columns">$blocks</div>', blocks=join(blocks))
+    return write_section("configuration", "Configuration", grid)
+
+
+def write_provenance(run: Run) -> Html:
+    """Return the command, the machine and the versions that made the run."""
+    command = as_text(run.summary.get("command"))
+    body = [write_code(command, "Command")] if command else []
+    pairs = list(_facts(run))
+    return write_section("provenance", "How it was made", *body, write_pairs(pairs) if pairs else Html(""))
+
+
+def _block(title: str, values: Table) -> Html:
+    if not values:
+        return Html("")
+    pairs = write_pairs((name, say(value)) for name, value in values.items())
+    return fill("<div><h3>$title</h3>$pairs</div>", title=title, pairs=pairs)
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    summary = run.summary
+    if summary.get("data_source"):
+        yield "Data from", say(summary["data_source"])
+    seconds = as_number(summary.get("seconds"))
+    if seconds is None and run.epochs:
+        seconds = run.epochs[-1].seconds
+    if seconds is not None:
+        yield "Time", format_duration(seconds)
+    for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
+        if key in summary:
+            yield name, say(summary[key])
+    for key in ("hardware", "versions"):
+        for name, value in as_table(summary.get(key)).items():
+            yield name, say(value)
