@@ -1,0 +1,64 @@
+# Everything runs inside .venv, made once from the exact versions in constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 2
+
+# Nothing is assumed of HOME: what would be written there goes into the environment's own folder.
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
+export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/cache/inductor
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# Two workers on two cores: more threads each would only make them wait for one another.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint types layers docs unit demo laws benchmark clean
+
+help: ## Say what each target does
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## Make the virtual environment, once
+
+# torch comes first and alone, so that the build which the pin names is the one taken;
+# torchvision without its dependencies, so that it cannot replace torch.
+$(STAMP): constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet torch==2.13.0
+	$(PIP) install --quiet hatchling editables
+	$(PIP) install --quiet --no-build-isolation -e '.[cli,dev,bench]'
+	$(PIP) install --quiet --no-deps torchvision==0.28.0
+	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
+	touch $@
+
+test: lint types layers docs unit ## Everything that CI runs
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)
+	$(BIN)/basedpyright
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+docs: $(STAMP) ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+demo: $(STAMP) ## Learn a small network on real data and show the result
+	$(BIN)/archlearn demo
+
+laws: $(STAMP) ## Check every law on 10,000 random networks (hours)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) tests/laws
+
+benchmark: $(STAMP) ## Run every benchmark and print its table
+	set -e; for script in benchmarks/*.py; do case $$script in */_*) ;; *) $(BIN)/python $$script;; esac; done
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,174 @@
+"""Describing a model turns its modules, tensors and traced calls into plain data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import FileError
+from archlearn.graphs.tracing import Traces
+from archlearn.storage.descriptions import Description, ModuleEntry, NodeEntry, TensorEntry
+from archlearn.storage.layers import CONTAINERS, LayerClass, name_layer, read_arguments
+from archlearn.storage.operations import name_operation
+from archlearn.storage.parametrisations import plain_class, read_parametrisations
+from archlearn.storage.values import encode
+
+NamedTensors = dict[str, Tensor]
+
+
+def describe(
+    model: nn.Module, traces: Traces, modules: Mapping[str, LayerClass]
+) -> tuple[Description, NamedTensors]:
+    """Return a model's description and its tensors by name.
+
+    Raises:
+        FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
+    """
+    called = _called_modules(model, traces.graphs)
+    entries, shared_modules = _describe_modules(model, called, modules)
+    tensors, shared_tensors = _collect_tensors(model, traces.graphs)
+    training = None if traces.training is None else _describe_graph(traces.training)
+    description = Description(
+        class_name=type(model).__name__,
+        training=model.training,
+        modules=entries,
+        shared_modules=shared_modules,
+        tensors=[_describe_tensor(model, name, tensor) for name, tensor in tensors.items()],
+        shared_tensors=shared_tensors,
+        evaluation=_describe_graph(traces.evaluation),
+        training_graph=training,
+    )
+    return description, tensors
+
+
+def _called_modules(model: nn.Module, graphs: Sequence[fx.Graph]) -> set[int]:
+    nodes = (node for graph in graphs for node in graph.nodes if node.op == "call_module")
+    return {id(model.get_submodule(str(node.target))) for node in nodes}
+
+
+def _describe_modules(
+    model: nn.Module, called: set[int], modules: Mapping[str, LayerClass]
+) -> tuple[list[ModuleEntry], dict[str, str]]:
+    entries: list[ModuleEntry] = []
+    first_names: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    inside: tuple[str, ...] = ()  # prefixes of layers, which make their own submodules
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not name or name.startswith(inside):
+            continue
+        if id(module) in first_names:
+            shared[name] = first_names[id(module)]
+        else:
+            first_names[id(module)] = name
+            entries.append(_describe_module(name, module, id(module) in called, modules))
+        if name in shared or name_layer(plain_class(module), modules) is not None:
+            inside = (*inside, name + ".")
+    return entries, shared
+
+
+def _describe_module(
+    name: str, module: nn.Module, called: bool, modules: Mapping[str, LayerClass]
+) -> ModuleEntry:
+    kind = name_layer(plain_class(module), modules)
+    if kind is not None:
+        if called:
+            _refuse_hooks(name, module)
+        arguments = read_arguments(name, module, plain_class(module))
+        return ModuleEntry(
+            name, kind, arguments, read_parametrisations(name, module), module.training
+        )
+    if called:
+        raise FileError(
+            f"cannot describe the layer {name!r} of class {type(module).__name__}: its forward "
+            "cannot be followed and its class is not one that a file may name; pass "
+            f"modules={{'{type(module).__name__}': {type(module).__name__}}} to save and to load"
+        )
+    containers = [kind for kind, layer in CONTAINERS.items() if type(module) is layer]
+    return ModuleEntry(name, (containers or ["container"])[0], {}, {}, module.training)
+
+
+def _refuse_hooks(name: str, module: nn.Module) -> None:
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise FileError(
+            f"the layer {name!r} has forward hooks, which are code and cannot be written into a "
+            "file; remove them first (an old-style weight_norm or spectral_norm: use the one in "
+            "torch.nn.utils.parametrizations)"
+        )
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each module's own parameters and buffers under every name they have."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        own = [*module._parameters.items(), *module._buffers.items()]
+        for name, tensor in own:
+            if tensor is not None:
+                yield (f"{prefix}.{name}" if prefix else name), tensor
+
+
+def _collect_tensors(
+    model: nn.Module, graphs: Sequence[fx.Graph]
+) -> tuple[NamedTensors, dict[str, str]]:
+    first_names: dict[int, str] = {}
+    tensors: NamedTensors = {}
+    shared: dict[str, str] = {}
+    for name, tensor in [*_named_tensors(model), *_constants(model, graphs)]:
+        if name in tensors or name in shared:
+            continue
+        if id(tensor) in first_names:
+            shared[name] = first_names[id(tensor)]
+        else:
+            first_names[id(tensor)] = name
+            tensors[name] = tensor
+    return tensors, shared
+
+
+def _constants(model: nn.Module, graphs: Sequence[fx.Graph]) -> Iterator[tuple[str, Tensor]]:
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                owner, _, attribute = str(node.target).rpartition(".")
+                value = getattr(model.get_submodule(owner), attribute)
+                if not isinstance(value, Tensor):
+                    raise FileError(
+                        f"forward reads the attribute {node.target!r}, which is a "
+                        f"{type(value).__name__} and not a tensor; register it as a buffer"
+                    )
+                yield str(node.target), value
+
+
+def _describe_tensor(model: nn.Module, name: str, tensor: Tensor) -> TensorEntry:
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    stored = attribute in module._buffers and attribute not in module._non_persistent_buffers_set
+    role = "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if stored else "constant"
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise FileError(
+            f"the tensor {name!r} is {tensor.dtype} on {tensor.device} with layout "
+            f"{tensor.layout}; a file holds dense, initialised, unquantised tensors only"
+        )
+    return TensorEntry(
+        name,
+        role,
+        list(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.requires_grad,
+    )
+
+
+def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
+    return [_describe_node(node) for node in graph.nodes]
+
+
+def _describe_node(node: fx.Node) -> NodeEntry:
+    args = [encode(value) for value in node.args]
+    kwargs = {key: encode(value) for key, value in node.kwargs.items()}
+    return NodeEntry(node.name, node.op, _describe_target(node), args, kwargs)
+
+
+def _describe_target(node: fx.Node) -> object:
+    if node.op == "call_function":
+        fields = getattr(node.target, "_fields", None)
+        if isinstance(node.target, type) and fields is not None:
+            return {"namedtuple": node.target.__name__, "fields": list(fields)}
+        return name_operation(node.target)
+    return str(node.target)

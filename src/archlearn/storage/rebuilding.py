@@ -1,0 +1,70 @@
+"""Rebuilding goes from the description to a model without numbers, then fills them in."""
+
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from archlearn.errors import FileError
+from archlearn.storage.descriptions import Description, TensorEntry
+from archlearn.storage.graphs import rebuild_graph
+from archlearn.storage.layers import LayerClass
+from archlearn.storage.skeletons import add_tensors_, build_modules
+from archlearn.storage.values import is_identifier, shorten
+
+
+def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.Module:
+    """Return the described model on the meta device, where it takes no memory for its numbers.
+
+    Raises:
+        FileError: If anything in the description is not allowed or does not fit.
+    """
+    root = build_modules(description, modules)
+    add_tensors_(root, description)
+    evaluation = rebuild_graph(root, description.evaluation)
+    training = description.training_graph
+    return bind(
+        root,
+        description.class_name,
+        evaluation,
+        None if training is None else rebuild_graph(root, training),
+    )
+
+
+def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tensor]) -> None:
+    """Give a rebuilt model its numbers, and every module its mode."""
+    values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
+    for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, values[first])
+    model.training = description.training
+    for entry in description.modules:
+        model.get_submodule(entry.name).train(entry.training)
+
+
+def bind(
+    root: nn.Module, class_name: str, evaluation: fx.Graph, training: fx.Graph | None
+) -> nn.Module:
+    """Return `root` as a model whose `forward` carries the graphs out."""
+    if not is_identifier(class_name):
+        raise FileError(f"its class is named {shorten(class_name)}, which is not an identifier")
+    forward = type(fx.GraphModule(root, evaluation, class_name)).forward
+    if training is not None:
+        forward = _choose(forward, type(fx.GraphModule(root, training, class_name)).forward)
+    root.__class__ = type(class_name, (nn.Module,), {"forward": forward, "__module__": __name__})
+    return root
+
+
+def _choose(evaluation: Any, training: Any) -> Any:
+    @wraps(evaluation)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (training if self.training else evaluation)(self, *args, **kwargs)
+
+    return forward
+
+
+def _as_role(entry: TensorEntry, tensor: Tensor) -> Tensor:
+    if entry.role == "parameter":
+        return nn.Parameter(tensor, requires_grad=entry.requires_grad)
+    return tensor.requires_grad_(entry.requires_grad)

@@ -1,0 +1,63 @@
+"""Saving writes a model's tensors and the description of its graph into one file."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from archlearn.errors import FileError
+from archlearn.graphs.tracing import ExampleInputs, trace
+from archlearn.storage.certificates import write_certificate
+from archlearn.storage.describing import describe
+from archlearn.storage.files import DTYPES, FORMAT, VERSION, write
+from archlearn.storage.layers import LayerClass
+from archlearn.storage.rebuilding import rebuild
+
+
+def save(
+    model: nn.Module,
+    path: str | PathLike[str],
+    example_inputs: object = None,
+    *,
+    modules: Mapping[str, LayerClass] | None = None,
+) -> None:
+    """Write a model into one safetensors file that `load` needs none of your code to read.
+
+    The model is saved by what its `forward` calls, so its own class need not be there when it
+    is loaded. The file appears at `path` whole or not at all.
+
+    Args:
+        model: Any model whose `forward` can be traced. It is unchanged.
+        path: Where to write. A file that is there is replaced.
+        example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments. Needed
+            only where `forward` has arguments that must keep their defaults.
+        modules: Leaf classes of your own, by the names under which `load` will be given them.
+            Their constructor arguments are read from attributes of the same names.
+
+    Raises:
+        FileError: If a layer or a call cannot be written; nothing is written then.
+        TracingError: If the model's `forward` cannot be followed.
+    """
+    path, known = Path(path), dict(modules or {})
+    inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
+    traces = trace(model, inputs, leaves=known.values())
+    try:
+        description, tensors = describe(model, traces, known)
+        _check_dtypes(tensors)
+        rebuild(description, known)  # what load would refuse is not written
+    except FileError as error:
+        raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error
+    metadata = {"format": FORMAT, "version": str(VERSION), "description": description.to_json()}
+    certificate = write_certificate(model)
+    if certificate is not None:
+        metadata["certificate"] = certificate
+    write(path, tensors, metadata)
+
+
+def _check_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES.values():
+            raise FileError(f"the tensor {name!r} is {dtype}, which a file cannot hold; convert it")
