@@ -1,0 +1,63 @@
+"""The networks of the torchvision benchmark, with no number in them that hides a mistake."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from benchmarks.torchvision_import import import_models
+
+N_CLASSES = 1000
+# The smallest images that each family takes; the rest take 64 x 64.
+_SIZES = {"vit": 224, "maxvit": 224, "inception": 96, "vgg": 32}
+_BATCH = 2
+
+
+def example(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return a small batch of random images that the model takes."""
+    size = next((size for family, size in _SIZES.items() if name.startswith(family)), 64)
+    return torch.randn(_BATCH, 3, size, size, dtype=dtype)
+
+
+def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return a model in evaluation mode with random weights, none of them neutral."""
+    torch.manual_seed(seed)
+    without_slow_start = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    net = import_models().get_model(name, weights=None, **without_slow_start).to(dtype).eval()
+    _disturb_constants_(net)
+    _calibrate_(net, example(name, dtype))
+    return net
+
+
+def relative_difference(first: Tensor, second: Tensor) -> float:
+    """Return the largest difference between two outputs, as a share of the largest number."""
+    return float((first - second).abs().max() / first.abs().max())
+
+
+def spread(output: Tensor) -> float:
+    """Return how much the images of a batch differ in an output, as a share of its size.
+
+    An output that does not depend on the image would agree with anything.
+    """
+    return float((output[0] - output[1]).abs().max() / output.abs().max())
+
+
+@torch.no_grad()
+def _disturb_constants_(net: nn.Module) -> None:
+    # A scale of one, a bias of zero or a layer scale of 1e-6 would hide what was done to it.
+    for parameter in net.parameters():
+        if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            parameter += 0.2 * torch.randn_like(parameter)
+
+
+@torch.no_grad()
+def _calibrate_(net: nn.Module, images: Tensor) -> None:
+    # Statistics of real activations keep the signal alive through a hundred layers.
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    net(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
