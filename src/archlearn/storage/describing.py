@@ -8,7 +8,8 @@ from torch import Tensor, fx, nn
 from archlearn.errors import FileError
 from archlearn.graphs.tracing import Traces
 from archlearn.storage.descriptions import Description, ModuleEntry, NodeEntry, TensorEntry
-from archlearn.storage.layers import CONTAINERS, LayerClass, name_layer, read_arguments
+from archlearn.storage.layers import CONTAINERS, LayerClass, name_module, read_arguments
+from archlearn.storage.opaque import read_attributes
 from archlearn.storage.operations import name_operation
 from archlearn.storage.parametrisations import plain_class, read_parametrisations
 from archlearn.storage.values import encode
@@ -52,39 +53,45 @@ def _describe_modules(
     entries: list[ModuleEntry] = []
     first_names: dict[int, str] = {}
     shared: dict[str, str] = {}
-    inside: tuple[str, ...] = ()  # prefixes of layers, which make their own submodules
+    done: tuple[str, ...] = ()  # layers make their own submodules, shared modules have theirs
+    opaque: tuple[str, ...] = ()  # what is in there is called, though no graph shows it
     for name, module in model.named_modules(remove_duplicate=False):
-        if not name or name.startswith(inside):
+        if not name or name.startswith(done):
             continue
         if id(module) in first_names:
             shared[name] = first_names[id(module)]
-        else:
-            first_names[id(module)] = name
-            entries.append(_describe_module(name, module, id(module) in called, modules))
-        if name in shared or name_layer(plain_class(module), modules) is not None:
-            inside = (*inside, name + ".")
+            done = (*done, name + ".")
+            continue
+        first_names[id(module)] = name
+        is_called = id(module) in called or name.startswith(opaque)
+        entry = _describe_module(name, module, is_called, modules)
+        entries.append(entry)
+        if entry.kind in modules:
+            opaque = (*opaque, name + ".")
+        elif entry.kind not in CONTAINERS:
+            done = (*done, name + ".")
     return entries, shared
 
 
 def _describe_module(
     name: str, module: nn.Module, called: bool, modules: Mapping[str, LayerClass]
 ) -> ModuleEntry:
-    kind = name_layer(plain_class(module), modules)
-    if kind is not None:
-        if called:
-            _refuse_hooks(name, module)
-        arguments = read_arguments(name, module, plain_class(module))
-        return ModuleEntry(
-            name, kind, arguments, read_parametrisations(name, module), module.training
-        )
-    if called:
+    kind = name_module(plain_class(module), modules)
+    if kind is None and called:
+        label = type(module).__name__
         raise FileError(
-            f"cannot describe the layer {name!r} of class {type(module).__name__}: its forward "
-            "cannot be followed and its class is not one that a file may name; pass "
-            f"modules={{'{type(module).__name__}': {type(module).__name__}}} to save and to load"
+            f"cannot describe the layer {name!r} of class {label}: its forward cannot be followed "
+            f"and its class is not one that a file may name; pass modules={{'{label}': {label}}} "
+            "to save and to load"
         )
-    containers = [kind for kind, layer in CONTAINERS.items() if type(module) is layer]
-    return ModuleEntry(name, (containers or ["container"])[0], {}, {}, module.training)
+    if kind is None or kind in CONTAINERS:
+        return ModuleEntry(name, kind or "container", {}, {}, module.training)
+    if called:
+        _refuse_hooks(name, module)
+    if kind in modules:
+        return ModuleEntry(name, kind, read_attributes(name, module), {}, module.training)
+    arguments = read_arguments(name, module, plain_class(module))
+    return ModuleEntry(name, kind, arguments, read_parametrisations(name, module), module.training)
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:

@@ -103,7 +103,8 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
     if isinstance(target, dict):
         return _named_tuple(cast(dict[str, object], target))
     if target == "getattr":
-        fits = len(args) == 2 and _starts(args) and args[1] in ATTRIBUTES
+        fits = len(args) == 2 and _starts(args) and isinstance(args[1], str)
+        fits = fits and args[1] in ATTRIBUTES
         if not fits:
             raise FileError(f"it reads the attribute {shorten(args[1:])}, which is not allowed")
     return find_operation(target)

@@ -58,9 +58,9 @@ def all_layers() -> dict[str, LayerClass]:
     return {**listed, "archlearn.TriState": TriState}
 
 
-def name_layer(kind: LayerClass, modules: Mapping[str, LayerClass]) -> str | None:
+def name_module(kind: LayerClass, modules: Mapping[str, LayerClass]) -> str | None:
     """Return the name of a class, the user's own names first, or None if it has none."""
-    known = [*modules.items(), *all_layers().items()]
+    known = [*modules.items(), *CONTAINERS.items(), *all_layers().items()]
     return next((name for name, layer in known if kind is layer), None)
 
 
@@ -83,15 +83,13 @@ def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, 
     return found
 
 
-def build_layer(
-    kind: str, arguments: Mapping[str, object], modules: Mapping[str, LayerClass]
-) -> nn.Module:
+def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
     """Return the layer on the meta device: its shapes are there, its numbers are not.
 
     Raises:
         FileError: If the class is not allowed or refuses the arguments.
     """
-    known = {**all_layers(), **modules}
+    known = all_layers()
     if kind not in known:
         raise FileError(
             f"it holds a layer of class {shorten(kind)}, which is not one that a file may name; "
@@ -145,8 +143,8 @@ def _read_tristate(value: object) -> object:
         return Gate.ABSENT.value
     if not isinstance(value, nn.Module):
         return value
-    kind = name_layer(type(value), {})
-    if kind is None or next(value.parameters(), None) is not None:
+    kind = name_module(type(value), {})
+    if kind is None or kind in CONTAINERS or next(value.parameters(), None) is not None:
         raise FileError(
             f"the activation of a TriState is {type(value).__name__}, which is not one that a "
             "file may name; use an activation of torch.nn without parameters"
@@ -161,7 +159,7 @@ def _prepare_tristate(values: dict[str, object]) -> dict[str, object]:
             "width": str(width),
             "depth": str(depth),
         } if {width, depth} <= {gate.value for gate in Gate} and kind != "archlearn.TriState":
-            activation = build_layer(kind, arguments, {})
+            activation = build_layer(kind, arguments)
             return {**values, "activation": activation, "width": Gate(width), "depth": Gate(depth)}
         case _:
             raise FileError(f"archlearn.TriState does not take the arguments {shorten(values)}")

@@ -23,7 +23,7 @@ _MATHS = "sqrt ceil floor log exp prod"
 
 _TORCH = """
 _assert abs absolute add addbmm addcdiv addcmul addmm adaptive_avg_pool1d all amax amin any arange
-argmax argmin as_strided atleast_1d atleast_2d atleast_3d avg_pool1d baddbmm batch_norm bilinear bmm
+argmax argmin atleast_1d atleast_2d atleast_3d avg_pool1d baddbmm batch_norm bilinear bmm
 broadcast_tensors broadcast_to bucketize cat cdist ceil celu celu_ channel_shuffle chunk clamp
 clamp_max clamp_min clip clone column_stack concat concatenate conv1d conv2d conv3d
 conv_transpose1d conv_transpose2d conv_transpose3d cos cosh cosine_similarity count_nonzero cross

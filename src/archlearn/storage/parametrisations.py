@@ -1,7 +1,7 @@
-"""A layer under `weight_norm` is written as its plain class and the dimension of the norm."""
+"""A layer under `weight_norm` or `spectral_norm` is written as its plain class and the norm."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -9,6 +9,10 @@ from torch.nn.utils import parametrizations, parametrize
 
 from archlearn.errors import FileError
 from archlearn.storage.values import is_identifier, shorten
+
+# The class that computes each norm, by the name of the function that puts it there.
+_NORMS = {"weight_norm": "_WeightNorm", "spectral_norm": "_SpectralNorm"}
+_SETTINGS = {"weight_norm": ("dim",), "spectral_norm": ("n_power_iterations", "eps", "dim")}
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
@@ -18,39 +22,55 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
 
 
 def read_parametrisations(name: str, module: nn.Module) -> dict[str, object]:
-    """Return the dimension of the weight norm of each tensor that has one.
+    """Return the norm of each tensor that has one, as JSON.
 
     Raises:
         FileError: If a tensor is parametrised in any other way.
     """
     if not parametrize.is_parametrized(module):
         return {}
-    found: dict[str, object] = {}
-    for tensor, chain in cast(nn.ModuleDict, module.parametrizations).items():
-        steps = list(cast(nn.ModuleList, chain))
-        if len(steps) != 1 or type(steps[0]).__name__ != "_WeightNorm":
-            raise FileError(
-                f"the tensor '{name}.{tensor}' is parametrised by {type(steps[0]).__name__}, which "
-                "a file cannot hold; call torch.nn.utils.parametrize.remove_parametrizations first"
-            )
-        found[tensor] = cast(int, steps[0].dim)
-    return found
+    chains = cast(nn.ModuleDict, module.parametrizations)
+    return {
+        tensor: _read_norm(f"{name}.{tensor}", list(cast(nn.ModuleList, chain)))
+        for tensor, chain in chains.items()
+    }
 
 
-def parametrise_(layer: nn.Module, dims: Mapping[str, object]) -> None:
-    """Put the weight norm back on the tensors that had one.
+def _read_norm(name: str, steps: list[nn.Module]) -> dict[str, object]:
+    for norm, kind in _NORMS.items():
+        if len(steps) == 1 and type(steps[0]).__name__ == kind:
+            read = {setting: getattr(steps[0], setting, None) for setting in _SETTINGS[norm]}
+            return {
+                "norm": norm,
+                **{key: value for key, value in read.items() if value is not None},
+            }
+    raise FileError(
+        f"the tensor {name!r} is parametrised by {type(steps[0]).__name__}, which a file cannot "
+        "hold; call torch.nn.utils.parametrize.remove_parametrizations first"
+    )
+
+
+def parametrise_(layer: nn.Module, norms: Mapping[str, object]) -> None:
+    """Put the norms back on the tensors that had one.
 
     Raises:
-        FileError: If the layer has no such tensor or the tensor no such dimension.
+        FileError: If the layer has no such tensor or the norm no such setting.
     """
-    for tensor, dim in dims.items():
-        known = is_identifier(tensor) and isinstance(layer._parameters.get(tensor), nn.Parameter)
-        if not known or not (dim is None or isinstance(dim, int)):
-            raise FileError(
-                f"it normalises {shorten({tensor: dim})}, which the layer does not have"
-            )
+    for tensor, described in norms.items():
+        norm, settings = _check_norm(described)
+        if not is_identifier(tensor) or layer._parameters.get(tensor) is None:
+            raise FileError(f"it normalises {shorten(tensor)}, which the layer does not have")
         try:
             with torch.device("meta"):
-                parametrizations.weight_norm(layer, tensor, cast(int, dim))
-        except (RuntimeError, IndexError) as error:
-            raise FileError(f"it normalises {tensor!r} along {shorten(dim)}: {error}") from error
+                getattr(parametrizations, norm)(layer, tensor, **settings)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise FileError(f"it normalises {tensor!r} by {shorten(settings)}: {error}") from error
+
+
+def _check_norm(described: object) -> tuple[str, dict[str, Any]]:
+    settings = dict(cast(dict[str, Any], described)) if isinstance(described, dict) else {}
+    norm = settings.pop("norm", None)
+    numbers = all(isinstance(value, int | float) for value in settings.values())
+    if norm not in _NORMS or not numbers or not set(settings) <= set(_SETTINGS[norm]):
+        raise FileError(f"it normalises by {shorten(described)}, which is not a norm")
+    return norm, settings

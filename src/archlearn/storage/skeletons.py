@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, ModuleEntry, TensorEntry
 from archlearn.storage.layers import CONTAINERS, LayerClass, build_layer
+from archlearn.storage.opaque import build_opaque, is_opaque
 from archlearn.storage.parametrisations import parametrise_
 from archlearn.storage.values import shorten
 
@@ -62,18 +63,25 @@ def _build(entry: ModuleEntry, n_tensors: int, modules: Mapping[str, LayerClass]
             f"the file has {n_tensors} tensors"
         )
     try:
-        layer = build_layer(entry.kind, entry.arguments, modules)
+        if entry.kind in modules:
+            return build_opaque(modules[entry.kind], entry.arguments)
+        layer = build_layer(entry.kind, entry.arguments)
         parametrise_(layer, entry.parametrisations)
     except FileError as error:
         raise FileError(f"in the layer {shorten(entry.name)}: {error}") from error
     return layer
 
 
+def _is_open(module: nn.Module) -> bool:
+    """Return whether a module holds what it is given, and not what its constructor made."""
+    return type(module) in CONTAINERS.values() or is_opaque(module)
+
+
 def _attach_(built: dict[str, nn.Module], path: str, module: nn.Module) -> None:
     owner, _, name = path.rpartition(".")
     if not _PART.fullmatch(name):
         raise FileError(f"a module is named {shorten(path)}, which is not a path of names")
-    if owner not in built or type(built[owner]) not in CONTAINERS.values():
+    if owner not in built or not _is_open(built[owner]):
         raise FileError(f"the module {shorten(path)} is inside {shorten(owner)}, which holds none")
     if hasattr(built[owner], name):
         raise FileError(f"a module is named {shorten(path)}, but that name is taken")
@@ -90,7 +98,7 @@ def _add_tensor_(modules: Mapping[str, nn.Module], path: str, entry: TensorEntry
     present = slots.get(name)
     if present is not None:
         _check_fit(path, entry, present)
-    elif type(module) in CONTAINERS.values() and not hasattr(module, name):
+    elif _is_open(module) and not hasattr(module, name):
         _register_(module, name, entry)
     else:
         raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")

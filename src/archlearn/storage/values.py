@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from inspect import isbuiltin, isfunction
 from keyword import iskeyword
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from archlearn.errors import FileError
+from archlearn.storage.operations import find_operation, name_operation
 
 MAX_DEPTH = 32
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d{1,3})?")
@@ -63,6 +65,8 @@ def _encode_rare(value: object) -> object:
         return {"device": str(value)}
     if str(value) in _CONSTANTS:
         return {"torch": str(value)}
+    if isfunction(value) or isbuiltin(value):
+        return {"operation": name_operation(value)}
     raise FileError(
         f"a call takes {value!r} of type {type(value).__name__}, which a file cannot hold; pass "
         "numbers, strings, tensors, or lists, tuples and dicts of them"
@@ -109,6 +113,8 @@ def _decode_single(kind: str, content: object, find_node: FindNode) -> object:
     match kind, content:
         case "node", str():
             return find_node(content)
+        case "operation", str() if content != "getattr":
+            return find_operation(content)
         case "ellipsis", True:
             return ...
         case "float", "inf" | "-inf" | "nan":

@@ -13,6 +13,7 @@ from archlearn.storage.certificates import write_certificate
 from archlearn.storage.describing import describe
 from archlearn.storage.files import DTYPES, FORMAT, VERSION, write
 from archlearn.storage.layers import LayerClass
+from archlearn.storage.opaque import COMPOSITES
 from archlearn.storage.rebuilding import rebuild
 
 
@@ -34,15 +35,15 @@ def save(
         example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments. Needed
             only where `forward` has arguments that must keep their defaults.
         modules: Leaf classes of your own, by the names under which `load` will be given them.
-            Their constructor arguments are read from attributes of the same names.
+            They are rebuilt from their attributes, without a call of their constructor.
 
     Raises:
         FileError: If a layer or a call cannot be written; nothing is written then.
         TracingError: If the model's `forward` cannot be followed.
     """
-    path, known = Path(path), dict(modules or {})
+    path, known = Path(path), {**COMPOSITES, **(modules or {})}
     inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
-    traces = trace(model, inputs, leaves=known.values())
+    traces = trace(model, inputs, leaves=(modules or {}).values())
     try:
         description, tensors = describe(model, traces, known)
         _check_dtypes(tensors)

@@ -1,0 +1,294 @@
+"""What is loaded computes what was saved, under the same names, without the user's code."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import archlearn as al
+
+IMAGES = (2, 3, 8, 8)
+Maker = Callable[[], nn.Module]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3, momentum=None)
+        self.scale = nn.Parameter(torch.randn(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.scale * self.norm(self.conv(x)))
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 2, 1), nn.Conv2d(2, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.adaptive_avg_pool2d(x, 1)
+        return x * torch.sigmoid(self.up(F.silu(self.down(pooled))))
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(7, 2, 3, stride=2)
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([x, self.first(x).relu()], dim=1)
+        x = F.max_pool2d(self.second(x), 2) - self.pool(self.second(x))[..., :1, 0:1]
+        return x.view(x.size(0), -1).mean(dim=-1, keepdim=True) / x.shape[1]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True, kdim=6)
+        self.norm = nn.LayerNorm(6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attended, _ = self.attention(x, x, x, need_weights=False)
+        return self.norm(x + attended)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.cell = nn.GRUCell(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, (hidden, _) = self.lstm(x)
+        return self.cell(y[:, -1]), hidden.transpose(0, 1)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.helper = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...] | Tensor:
+        y = F.dropout(self.layer(x), 0.5, training=self.training)
+        return (y, self.helper(y)) if self.training else y
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    extra: dict[str, Tensor]
+
+
+class ManyOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"main-part": nn.Linear(6, 4), "aside": nn.Linear(6, 4)})
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Outputs:
+        extra = {"aside": self.body["aside"](x), "scaled": x * scale}
+        return Outputs(self.body["main-part"](x), extra)
+
+
+class DictInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.layer(inputs["a"]) + self.layer(inputs["b"]).abs()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.decode.weight = self.encode.weight
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.again = self.block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.again(self.block(self.encode(x))))
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.randn(6))
+        self.register_buffer("hidden", torch.randn(6), persistent=False)
+        self.constant = torch.randn(6).double()
+        self.layers = nn.ParameterList([torch.randn(6), torch.randn(6)])
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.masked_fill(x < -float("inf"), float("-inf"))
+        x = x + torch.arange(6, device=x.device, dtype=torch.float32).to(x.dtype)
+        return (x + self.offset + self.layers[1]) * self.hidden + self.constant
+
+
+def sequential(*layers: nn.Module) -> Maker:
+    return lambda: nn.Sequential(*copy.deepcopy(layers))
+
+
+NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
+    "conv": (sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU(), nn.Flatten()), IMAGES),
+    "residual": (Residual, IMAGES),
+    "squeeze_excite": (SqueezeExcite, IMAGES),
+    "dense": (Dense, IMAGES),
+    "transposed": (
+        sequential(
+            nn.ConvTranspose2d(3, 4, 3, 2, output_padding=1, groups=1),
+            nn.LocalResponseNorm(2, 0.1, 0.7),
+            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
+            nn.PixelShuffle(2),
+            nn.PReLU(1),
+            nn.GroupNorm(1, 1, eps=1e-3),
+            nn.InstanceNorm2d(1),
+            nn.Hardtanh(-0.5, 0.5),
+        ),
+        IMAGES,
+    ),
+    "weight_norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 3))), (2, 6)),
+    "attention": (Attention, (2, 5, 6)),
+    "recurrent": (Recurrent, (2, 5, 6)),
+    "dropping": (Dropping, (2, 6)),
+    "many_outputs": (ManyOutputs, (2, 6)),
+    "tied": (Tied, (2, 6)),
+    "buffered": (Buffered, (2, 6)),
+    "tristate": (sequential(nn.Linear(6, 3), al.TriState(3, nn.GELU("tanh"))), (2, 6)),
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A network, the same after saving and loading, and an input."""
+    torch.manual_seed(5)
+    make, shape = NETWORKS[request.param]
+    net = make().double()
+    al.save(net, tmp_path / "net.safetensors")
+    return net, al.load(tmp_path / "net.safetensors"), torch.randn(shape).double()
+
+
+def assert_same_call(first: nn.Module, second: nn.Module, x: Any) -> None:
+    torch.manual_seed(9)
+    expected = first(x)
+    torch.manual_seed(9)
+    found = second(x)
+    if isinstance(expected, Outputs):
+        expected, found = expected._asdict(), found._asdict()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_loaded_model_computes_the_same_in_both_modes(
+    pair: tuple[nn.Module, nn.Module, Tensor],
+) -> None:
+    net, loaded, x = pair
+    for training in (True, False):
+        assert_same_call(net.train(training), loaded.train(training), x)
+
+
+def test_names_flags_and_classes_survive(pair: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    net, loaded, _ = pair
+    assert list(loaded.state_dict()) == list(net.state_dict())
+    described = [(n, p.dtype, p.requires_grad) for n, p in net.named_parameters()]
+    assert [(n, p.dtype, p.requires_grad) for n, p in loaded.named_parameters()] == described
+    assert type(loaded).__name__ == type(net).__name__
+    assert [m.training for m in loaded.modules()] == [m.training for m in net.modules()]
+
+
+def test_a_loaded_model_copies_saves_again_and_takes_gradients(
+    pair: tuple[nn.Module, nn.Module, Tensor], tmp_path: Path
+) -> None:
+    net, loaded, x = pair
+    assert_same_call(net, copy.deepcopy(loaded), x)
+    al.save(loaded, tmp_path / "again.safetensors")
+    assert_same_call(net, al.load(tmp_path / "again.safetensors"), x)
+    for model in (net, loaded):
+        torch.manual_seed(2)
+        leaves = torch.utils._pytree.tree_leaves(model(x))
+        loss = sum(leaf.square().sum() for leaf in leaves if leaf.requires_grad)
+        loss.backward()
+    for expected, found in zip(net.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=0)
+
+
+def test_a_copy_shares_nothing_with_the_loaded_model(tmp_path: Path) -> None:
+    al.save(nn.Sequential(nn.Linear(2, 2)), tmp_path / "net.safetensors")
+    loaded = al.load(tmp_path / "net.safetensors")
+    before = loaded(torch.ones(1, 2))
+    with torch.no_grad():
+        next(copy.deepcopy(loaded).parameters()).zero_()
+    torch.testing.assert_close(loaded(torch.ones(1, 2)), before)
+
+
+def test_dict_inputs_and_keyword_arguments_work(tmp_path: Path) -> None:
+    net = DictInput().double()
+    al.save(net, tmp_path / "net.safetensors")
+    inputs = {"a": torch.randn(2, 6).double(), "b": torch.randn(2, 6).double()}
+    assert_same_call(net, al.load(tmp_path / "net.safetensors"), inputs)
+    many = ManyOutputs()
+    al.save(many, tmp_path / "many.safetensors")
+    x = torch.randn(2, 6)
+    loaded = al.load(tmp_path / "many.safetensors")
+    torch.testing.assert_close(loaded(x, scale=3.0).extra, many(x, scale=3.0).extra)
+    assert loaded(x).logits is not None
+
+
+def test_tied_parameters_stay_tied(tmp_path: Path) -> None:
+    al.save(Tied(), tmp_path / "net.safetensors")
+    loaded = al.load(tmp_path / "net.safetensors")
+    assert loaded.encode.weight is loaded.decode.weight
+    assert loaded.block is loaded.again
+
+
+def test_frozen_parameters_and_modes_are_kept(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).half()
+    net[0].weight.requires_grad_(False)
+    net[1].eval()
+    al.save(net, tmp_path / "net.safetensors")
+    loaded = al.load(tmp_path / "net.safetensors")
+    assert [p.requires_grad for p in loaded.parameters()] == [False, True, True, True]
+    assert [m.training for m in loaded.modules()] == [True, True, False]
+    assert {p.dtype for p in loaded.parameters()} == {torch.float16}
+
+
+def test_a_loaded_model_compiles(tmp_path: Path) -> None:
+    net = Dropping().double()
+    al.save(net, tmp_path / "net.safetensors")
+    loaded = al.load(tmp_path / "net.safetensors")
+    x = torch.randn(2, 6).double()
+    compiled = torch.compile(loaded.eval(), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), net.eval()(x))
+
+
+def test_loading_needs_none_of_the_users_code(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    net, x = Residual().eval(), torch.ones(IMAGES)
+    al.save(net, tmp_path / "net.safetensors")
+    code = (
+        "import sys, torch, archlearn as al\n"
+        "model = al.load(sys.argv[1])\n"
+        f"print(model(torch.ones({IMAGES})).double().sum().item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "net.safetensors")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) == pytest.approx(net(x).double().sum().item(), rel=1e-6)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, archlearn; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
