@@ -111,7 +111,11 @@ def _row(story: Story, gates: Mapping[str, object]) -> dict[str, object]:
     share = sum(kept.values()) / sum(list(story.before.values())[:-1])
     regression = story.task == "regression"
     progress = 1 - 0.5**epoch
-    score = 6000 - (6000 - story.score) * progress if regression else 0.1 + (story.score - 0.101) * progress
+    score = (
+        6000 - (6000 - story.score) * progress
+        if regression
+        else 0.1 + (story.score - 0.101) * progress
+    )
     return {
         "epoch": epoch,
         "step": 440 * epoch,

@@ -18,9 +18,10 @@ from archlearn.reporting.formats import (
 )
 from archlearn.reporting.frontiers import Frontier, draw_frontier, read_frontiers
 from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.overview import format_score, write_picture
+from archlearn.reporting.overview import PICTURE_NOTE, format_score, write_widths
+from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
 from archlearn.reporting.runs import Run
-from archlearn.reporting.values import Table, as_number, as_table
+from archlearn.reporting.values import Table, as_number, is_table
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn</p>
@@ -37,7 +38,8 @@ def write_comparison(runs: Sequence[Run]) -> Html:
     notes = (write_paragraph(f"{run.name}: {note}", "note") for run in runs for note in run.notes)
     lead = "; ".join(sorted({f"{run.model} on {run.data}" for run in runs}))
     header = fill(_HEADER, count=len(runs), lead=lead, notes=join(notes))
-    frontiers = [_frontier(numbers, place) for place, numbers in enumerate(read_frontiers(runs))]
+    groups = [numbers for numbers in read_frontiers(runs) if len(numbers.points) > 1]
+    frontiers = [_frontier(numbers, place) for place, numbers in enumerate(groups)]
     return join(
         (
             header,
@@ -62,8 +64,8 @@ def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
 
 def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flatten(as_table(value), f"{prefix}{name}.")
+        if is_table(value):
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -79,7 +81,9 @@ def _frontier(numbers: Frontier, place: int) -> Html:
 
 
 def _results(runs: Sequence[Run]) -> Html:
-    head = ("Run", "Score", "Parameters", "Fewer", "Multiply-adds", "Fewer", "Architecture", "Time")
+    scores = " or ".join(dict.fromkeys(run.score_name for run in runs)).capitalize()
+    costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
+    head = ("Run", scores, *costs, "Architecture", "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
     return write_table("Runs side by side", head, rows)
 
@@ -95,7 +99,7 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
         format_ratio(before.parameters, after.parameters),
         format_count(after.multiply_adds),
         format_ratio(before.multiply_adds, after.multiply_adds),
-        after.architecture,
+        write_widths(after),
         format_duration(seconds if run.finished else None),
     )
 
@@ -113,14 +117,16 @@ def _settings(runs: Sequence[Run]) -> Html:
 
 
 def _pictures(runs: Sequence[Run]) -> Html:
-    drawn = [
-        fill(
-            "<div><h3>$number $name</h3>$picture</div>",
-            number=number,
-            name=run.name,
-            picture=write_picture(run, f"architecture-{number}"),
-        )
-        for number, run in enumerate(runs, start=1)
-        if run.before.widths
-    ]
-    return fill('<div class="grid">$pictures</div>', pictures=join(drawn)) if drawn else Html("")
+    numbered = [(n, run) for n, run in enumerate(runs, start=1) if run.before.widths]
+    if not numbered:
+        return Html("")
+    note = write_paragraph(f"Outline: at the start. Filled: after. {PICTURE_NOTE}")
+    pictures = join(_picture(number, run) for number, run in numbered)
+    return join((note, fill('<div class="grid">$pictures</div>', pictures=pictures)))
+
+
+def _picture(number: int, run: Run) -> Html:
+    numbers = read_silhouette(run)
+    texts = (write_widths(run.after), describe_silhouette(numbers))
+    title = f"{number} {run.name}:"
+    return write_figure(draw_silhouette(numbers), f"architecture-{number}", title, texts)

@@ -1,9 +1,14 @@
 """Every figure is drawn on the same paper: no window, no global state, colours by role."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from archlearn.reporting.colours import GRID, INK, MUTED
 
@@ -16,8 +21,8 @@ FONT_SIZE = 9.5
 def new_figure(height: float = 190.0, width: float = WIDTH) -> tuple[Figure, Axes]:
     """Return an empty figure of so many points, and its only axes."""
     size = (width / POINTS_PER_INCH, height / POINTS_PER_INCH)
-    figure = Figure(figsize=size, layout="constrained", facecolor="none")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)  # pyright: ignore
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03)
+    figure = Figure(figsize=size, layout=layout, facecolor="none")
     axes = figure.add_subplot()
     axes.set_facecolor("none")
     axes.tick_params(colors=MUTED.light, labelsize=FONT_SIZE, length=0, pad=4)
@@ -31,20 +36,17 @@ def new_figure(height: float = 190.0, width: float = WIDTH) -> tuple[Figure, Axe
 
 
 def label_axes(axes: Axes, x: str, y: str) -> None:
-    """Write below the axes what runs along them; `y` stands at the top left, level."""
+    """Write what runs along the axes; `y` stands level at the top left, to be read with ease."""
     axes.set_xlabel(x, color=MUTED.light, fontsize=FONT_SIZE)
-    axes.set_title(y, loc="left", color=MUTED.light, fontsize=FONT_SIZE, pad=8)
+    figure = axes.get_figure(root=True)
+    if figure is not None:
+        figure.suptitle(y, x=0.005, ha="left", color=MUTED.light, fontsize=FONT_SIZE)
 
 
-def write_text(axes: Axes, x: float, y: float, text: str, **options: object) -> None:
-    """Write at a point of the data, in ink unless a colour is given."""
-    settings: dict[str, object] = {
-        "color": INK.light,
-        "fontsize": FONT_SIZE,
-        "va": "center",
-        **options,
-    }
-    axes.text(x, y, text.replace("$", r"\$"), **settings)  # pyright: ignore
+def write_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """Write at a point of the data, in ink unless a colour is given, and as it is: no formulas."""
+    settings = {"color": INK.light, "fontsize": FONT_SIZE, "va": "center", **options}
+    axes.text(x, y, text, parse_math=False, **settings)
 
 
 def spread(values: Sequence[float], distance: float) -> list[float]:

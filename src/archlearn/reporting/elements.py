@@ -48,9 +48,7 @@ def write_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[objec
 def write_pairs(pairs: Iterable[tuple[str, object]]) -> Html:
     """Return names with their values, as a list."""
     item = "<div><dt>$name</dt><dd>$value</dd></div>"
-    return fill(
-        "<dl>$items</dl>", items=join(fill(item, name=name, value=v) for name, v in pairs)
-    )
+    return fill("<dl>$items</dl>", items=join(fill(item, name=name, value=v) for name, v in pairs))
 
 
 def write_paragraph(text: object, kind: str = "") -> Html:

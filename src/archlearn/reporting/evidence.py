@@ -4,7 +4,7 @@ from archlearn.reporting.elements import write_code, write_pairs, write_paragrap
 from archlearn.reporting.formats import format_number
 from archlearn.reporting.markup import Html, fill
 from archlearn.reporting.runs import Run
-from archlearn.reporting.values import Table, as_items, as_number, as_table, as_text
+from archlearn.reporting.values import Table, as_number, as_table, as_text, is_list, is_table
 
 _PLAN = "<details><summary>What was dropped and merged: the plan</summary>$plan</details>"
 
@@ -39,10 +39,10 @@ def say(value: object) -> str:
         return format_number(number)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(say(item) for item in as_items(value)) or "–"
-    if isinstance(value, dict):
-        return _say_table(as_table(value))
+    if is_list(value):
+        return ", ".join(say(item) for item in value) or "–"
+    if is_table(value):
+        return _say_table(value)
     return "–" if value is None or value == "" else str(value)
 
 

@@ -94,10 +94,7 @@ def _read_summary(path: Path) -> tuple[Table, tuple[str, ...]]:
 def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterator[str]:
     if not finished:
         last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
-        yield (
-            f"This run is unfinished: the page shows where it stood {last}. "
-            f"Continue it with archlearn learn --resume {folder}"
-        )
+        yield f"This run is unfinished: the page shows where it stood {last}."
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
             yield f"{name} is missing, so its figures are left out."

@@ -38,10 +38,10 @@ def format_number(value: float | None) -> str:
         return _ABSENT
     if value == 0:
         return "0"
-    if value == round(value) and abs(value) < 1e15:
-        return f"{round(value):,}"
     exponent = math.floor(math.log10(abs(value)))
-    if -4 <= exponent < 6:
+    if 3 <= exponent < 15 or (value == round(value) and exponent < 3):
+        return f"{value:,.0f}"
+    if -4 <= exponent < 3:
         return f"{value:.4g}"
     return f"{value / 10**exponent:.3g}\u00a0×\u00a010{str(exponent).translate(_SUPERSCRIPTS)}"
 

@@ -1,15 +1,18 @@
 """Runs on the same data stand against each other by what they cost and what they reach."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
 from archlearn.reporting.drawing import FONT_SIZE, label_axes, new_figure, write_text
-from archlearn.reporting.formats import format_short_count
 from archlearn.reporting.runs import Run
+from archlearn.reporting.scales import format_share_ticks_, tick_logarithmic_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +102,10 @@ def _set_axes_(figure: Figure, numbers: Frontier) -> None:
     axes = figure.axes[0]
     axes.margins(x=0.12, y=0.16)
     counts = [point.parameters for point in numbers.points]
-    narrow = max(counts) < 10 * min(counts)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if narrow else (1, 3)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short_count(value)))
+    tick_logarithmic_(axes.xaxis, counts)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if not numbers.lower_is_better:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g} %"))
+        format_share_ticks_(axes.yaxis)
     axes.grid(visible=True, axis="x", color=GRID.light, linewidth=0.8)
     axes.tick_params(labelsize=FONT_SIZE)
     label_axes(axes, "parameters, logarithmic", numbers.score_name)

@@ -1,12 +1,15 @@
 """Gates are drawn as they stand, and as they moved."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.colours import GRID, MUTED, SERIES
-from archlearn.reporting.drawing import FONT_SIZE, label_axes, new_figure, write_text
+from archlearn.reporting.drawing import label_axes, new_figure, write_text
 from archlearn.reporting.gates import N_BINS, THRESHOLD, GateCounts
 
 _SHADE = (0.13, 0.53, 0.80)
@@ -25,7 +28,7 @@ def draw_histogram(numbers: GateCounts) -> Figure:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.18 * max(1.0, float(bottom.max())))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     label_axes(axes, "value of the gate", "gates")
     top = 1.1 * float(bottom.max() or 1)
     dropped = numbers.n_width - numbers.kept
@@ -35,7 +38,7 @@ def draw_histogram(numbers: GateCounts) -> Figure:
 
 
 def draw_gate_history(numbers: tuple[GateCounts, ...]) -> Figure:
-    """Draw how many width gates stood where after each epoch, darker for more."""
+    """Draw how many width gates stood where after each epoch, the stronger the more."""
     figure, axes = new_figure()
     counts = np.array([count.width for count in numbers], dtype=float).T
     shades = LinearSegmentedColormap.from_list("gates", [(*_SHADE, 0.08), (*_SHADE, 1.0)])
@@ -52,8 +55,7 @@ def draw_gate_history(numbers: tuple[GateCounts, ...]) -> Figure:
     axes.grid(visible=False)
     axes.axhline(THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
     axes.axhline(1, color=GRID.light, linewidth=0.8)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
-    axes.tick_params(axis="y", labelsize=FONT_SIZE + 1)
+    axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    label_axes(axes, "epoch", "value of the width gates (darker: more gates)")
+    label_axes(axes, "epoch", "value of the width gates (stronger: more gates)")
     return figure

@@ -1,11 +1,15 @@
 """Where lines would cover each other, a map shows one row a layer and one column an epoch."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from archlearn.reporting.colours import MUTED
 from archlearn.reporting.drawing import FONT_SIZE, label_axes, new_figure
 from archlearn.reporting.series import Lines
 
@@ -48,12 +52,12 @@ def draw_width_map(numbers: WidthMap) -> Figure:
     )
     axes.grid(visible=False)
     step = -(-n_layers // 40)
-    axes.set_yticks(range(0, n_layers, step), numbers.layers[::step])
+    axes.set_yticks(range(0, n_layers, step), numbers.layers[::step], parse_math=False)
     axes.tick_params(axis="y", labelsize=FONT_SIZE - max(0, min(3.5, (n_layers - 14) / 6)))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     label_axes(axes, "epoch", "channels kept, of those at the start")
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1], shrink=0.6, aspect=14)
-    bar.outline.set_visible(False)  # pyright: ignore
+    bar.ax.spines["outline"].set_visible(False)
     bar.ax.set_yticklabels(["0 %", "50 %", "100 %"])
-    bar.ax.tick_params(colors=axes.xaxis.label.get_color(), labelsize=FONT_SIZE - 1, length=0)  # pyright: ignore
+    bar.ax.tick_params(colors=MUTED.light, labelsize=FONT_SIZE - 1, length=0)
     return figure

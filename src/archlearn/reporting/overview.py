@@ -1,6 +1,7 @@
 """The top of a run's page: what was learnt, what it costs now, and whether the run is done."""
 
 from archlearn.reporting.elements import (
+    write_code,
     write_figure,
     write_paragraph,
     write_section,
@@ -15,7 +16,7 @@ from archlearn.reporting.formats import (
 )
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
-from archlearn.reporting.runs import Run
+from archlearn.reporting.runs import Run, Standing
 from archlearn.reporting.values import as_count
 
 _HEADER = """<header>
@@ -25,18 +26,23 @@ _HEADER = """<header>
 $notes
 <ul class="tiles">$tiles</ul>
 </header>"""
+PICTURE_NOTE = "Bars are as long as the square root of their channels."
+MOST_WIDTHS = 12
 _TILE = '<li><span class="label">$label</span><span class="value">$value</span>$note</li>'
 _BAR = '<span class="bar" aria-hidden="true"><i style="width:$share%"></i></span>'
 
 
 def write_header(run: Run) -> Html:
     """Return the headline of one run with its main numbers."""
+    notes = [write_paragraph(note, "note") for note in run.notes]
+    if not run.finished:
+        notes.append(write_code(f"archlearn learn --resume {run.folder}", "To continue the run"))
     return fill(
         _HEADER,
         name=run.name,
         title=write_title(run),
         lead=_lead(run),
-        notes=join(write_paragraph(note, "note") for note in run.notes),
+        notes=join(notes),
         tiles=join(_tiles(run), ""),
     )
 
@@ -44,6 +50,14 @@ def write_header(run: Run) -> Html:
 def write_title(run: Run) -> str:
     """Return what was learnt on what, in the user's own words."""
     return f"{run.model or 'A model'} on {run.data or 'data'}"
+
+
+def write_widths(standing: Standing) -> str:
+    """Return the architecture, in sum only where it has too many layers to be read."""
+    widths = standing.widths.values()
+    if len(widths) <= MOST_WIDTHS:
+        return standing.architecture
+    return f"{sum(widths):,} channels in {len(widths)} layers"
 
 
 def format_score(run: Run) -> str:
@@ -55,30 +69,21 @@ def write_architecture(run: Run) -> Html:
     """Return the picture of the network before and after, with the table of its costs."""
     parts = [_costs(run)]
     if run.before.widths:
-        parts.insert(0, write_picture(run, "architecture"))
+        now = "after compacting" if run.finished else "as the gates stand now"
+        caption = f"Outline: at the start. Filled: {now}. {PICTURE_NOTE}"
+        numbers = read_silhouette(run)
+        texts = (caption, describe_silhouette(numbers))
+        figure = draw_silhouette(numbers)
+        parts.insert(0, write_figure(figure, "architecture", "Channels of each layer.", texts))
     return write_section("network", "Architecture before and after", *parts)
-
-
-def write_picture(run: Run, name: str) -> Html:
-    """Return the picture of the network before and after."""
-    numbers = read_silhouette(run)
-    now = "after compacting" if run.finished else "as the gates stand now"
-    caption = f"Outline: at the start. Filled: {now}. Bars are as long as the square root of "
-    texts = (f"{caption}their channels.", describe_silhouette(numbers))
-    return write_figure(draw_silhouette(numbers), name, "Channels of each layer.", texts)
 
 
 def _lead(run: Run) -> Html:
     arrow = ' <span aria-label="became">→</span> '
     if not run.before.architecture:
         return Html("No measurement has been written yet.")
-    ends = (run.before.architecture, run.after.architecture)
-    return join((fill("<b>$a</b>", a=_breakable(end)) for end in ends), arrow)
-
-
-def _breakable(architecture: str) -> Html:
-    """Let a long list of widths break after its dashes, not inside a number."""
-    return join((fill("$width", width=part) for part in architecture.split("-")), "-<wbr>")
+    ends = (write_widths(run.before), write_widths(run.after))
+    return join((fill("<b>$end</b>", end=end) for end in ends), arrow)
 
 
 def _tiles(run: Run) -> list[Html]:
@@ -124,8 +129,6 @@ def _costs(run: Run) -> Html:
 def _cost_row(label: str, before: int | None, after: int | None) -> tuple[object, ...]:
     share = after / before if before and after is not None else None
     bar = fill(_BAR, share=f"{100 * min(share or 0.0, 1.0):.2f}")
-    left = fill("$bar $text", bar=bar, text=format_percent(share, 1))
+    left = fill("$bar<span>$text</span>", bar=bar, text=format_percent(share, 1))
     numbers = (format_count(before), format_count(after))
     return (label, *numbers, left, format_ratio(before, after))
-
-

@@ -1,6 +1,11 @@
 """The architecture before and after: one bar a layer, from the input down to the output."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -55,16 +60,20 @@ def draw_silhouette(numbers: Silhouette) -> Figure:
     A bar is as long as the square root of its channels, so that 10 beside 500 can be seen.
     """
     n_layers = len(numbers.layers)
-    row = max(9.0, min(24.0, 900.0 / n_layers))
+    row = max(11.0, min(24.0, 480.0 / n_layers))
     figure, axes = new_figure(height=18 + row * n_layers)
     axes.set_axis_off()
     axes.set_xlim(-1.75 * numbers.longest, 1.75 * numbers.longest)
     axes.set_ylim(n_layers - 0.3, -0.7)
-    _draw_flow_(axes, [(_half(layer.before)) for layer in numbers.layers], GHOST)
+    before = {place: layer.before for place, layer in enumerate(numbers.layers)}
+    after = {p: layer.after for p, layer in enumerate(numbers.layers) if layer.after is not None}
+    _draw_flow_(axes, before, GHOST)
+    for place, width in before.items():
+        _draw_bar_(axes, place, width, GHOST, GHOST_EDGE)
+    _draw_flow_(axes, after, SERIES[0])
+    for place, width in after.items():
+        _draw_bar_(axes, place, width, SERIES[0], SERIES[0])
     for place, layer in enumerate(numbers.layers):
-        _draw_bar_(axes, place, layer.before, GHOST, GHOST_EDGE)
-        if layer.after is not None:
-            _draw_bar_(axes, place, layer.after, SERIES[0], SERIES[0])
         _write_row_(axes, place, layer, numbers.longest, min(FONT_SIZE, row * 0.7))
     return figure
 
@@ -78,11 +87,13 @@ def _half(width: int) -> float:
     return width**0.5 / 2
 
 
-def _draw_flow_(axes: Axes, halves: list[float], colour: Colour) -> None:
-    for place, (above, below) in enumerate(zip(halves, halves[1:], strict=False)):
-        top, bottom = place + BAR / 2, place + 1 - BAR / 2
+def _draw_flow_(axes: Axes, widths: Mapping[int, int], colour: Colour) -> None:
+    """Join each bar to the next one that is there."""
+    ends = [(place, _half(width)) for place, width in widths.items()]
+    for (upper, above), (lower, below) in pairwise(ends):
+        top, bottom = upper + BAR / 2, lower - BAR / 2
         corners = [(-above, top), (above, top), (below, bottom), (-below, bottom)]
-        axes.add_patch(Polygon(corners, facecolor=colour.light, alpha=0.55, linewidth=0))
+        axes.add_patch(Polygon(corners, facecolor=colour.light, alpha=0.35, linewidth=0))
 
 
 def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -> None:

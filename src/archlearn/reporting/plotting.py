@@ -1,23 +1,27 @@
-"""Lines over epochs are drawn one way: few ticks, each line named at its end."""
+"""Lines over epochs are drawn one way: each named, or told its last value, at its end."""
+
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.colours import DASHES, SERIES
-from archlearn.reporting.drawing import FONT_SIZE, label_axes, new_figure, spread, write_text
-from archlearn.reporting.formats import format_short_count
+from archlearn.reporting.drawing import label_axes, new_figure, spread, write_text
+from archlearn.reporting.formats import format_percent, format_short_count
+from archlearn.reporting.scales import set_scale_
 from archlearn.reporting.series import Line, Lines
 
-LABEL_DISTANCE = 0.085
+LABEL_DISTANCE = 0.09
 """Least distance of two labels, as a share of the height of the axes."""
 
 
 def draw_lines(numbers: Lines) -> Figure:
-    """Draw the lines; where there are several, each has its name at its end."""
+    """Draw the lines; several have their names at their ends, and a single one its last value."""
     figure, axes = new_figure()
     lines = _drawable(numbers)
     for index, line in enumerate(lines):
@@ -32,10 +36,10 @@ def draw_lines(numbers: Lines) -> Figure:
         )
     label_axes(axes, "epoch", numbers.measure)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.margins(x=0.02)
-    _set_scale_(axes, numbers)
-    if len(lines) > 1:
-        _write_names_(axes, lines)
+    axes.margins(x=0.01)
+    set_scale_(axes, numbers.scale, [value for line in lines for value in line.values])
+    names = [line.label for line in lines]
+    _write_ends_(axes, lines, names if len(lines) > 1 else [_last_value(numbers.scale, lines)])
     return figure
 
 
@@ -51,40 +55,15 @@ def _positive(line: Line) -> Line:
     return replace(line, epochs=tuple(e for e, _ in points), values=tuple(v for _, v in points))
 
 
-def _set_scale_(axes: Axes, numbers: Lines) -> None:
-    values = [value for line in numbers.lines for value in line.values]
-    if numbers.scale == "log":
-        _set_logarithmic_(axes, [value for value in values if value > 0])
-        return
-    if numbers.scale == "share":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g} %"))
-        axes.set_ylim(top=1)
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=numbers.scale == "count"))
-    if numbers.scale != "share" or min(values) < 0.5:
-        axes.set_ylim(bottom=0)
+def _last_value(scale: str, lines: Sequence[Line]) -> str:
+    value = lines[0].values[-1] if lines else 0.0
+    return format_percent(value) if scale in ("accuracy", "share") else format_short_count(value)
 
 
-def _set_logarithmic_(axes: Axes, values: Sequence[float]) -> None:
-    axes.set_yscale("log")
-    decades = max(values) / min(values)
-    # Less than a decade has too few powers of ten to read it by.
-    steps = (1.0,) if decades > 1e3 else (1.0, 3.0) if decades > 10 else (1.0, 2.0, 3.0, 5.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short_count(value)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _write_names_(axes: Axes, lines: Sequence[Line]) -> None:
+def _write_ends_(axes: Axes, lines: Sequence[Line], labels: Sequence[str]) -> None:
     ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
     heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
     for index, height in enumerate(spread(heights, LABEL_DISTANCE)):
-        write_text(
-            axes,
-            1.02,
-            height,
-            lines[index].label,
-            transform=axes.transAxes,
-            color=SERIES[index % len(SERIES)].light,
-            fontsize=FONT_SIZE,
-        )
+        colour = SERIES[index % len(SERIES)].light
+        place = {"transform": axes.transAxes, "color": colour}
+        write_text(axes, 1.02, height, labels[index], **place)

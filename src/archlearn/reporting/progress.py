@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from archlearn.reporting.elements import write_figure, write_paragraph, write_section, write_table
+from archlearn.reporting.elements import write_figure, write_section, write_table
 from archlearn.reporting.folders import GATES, read_lines
 from archlearn.reporting.formats import (
     format_count,
@@ -38,18 +38,15 @@ def write_progress(run: Run) -> Html:
         return Html("")
     name = run.score_name.capitalize()
     figures = (
-        _figure("score", f"{name}.", "After each epoch.", score_lines(run)),
-        _figure("loss", "Loss.", "The penalty is the price of what is kept.", loss_lines(run)),
+        _figure("score", f"{name}.", "On validation data.", score_lines(run)),
+        _figure("loss", "Loss.", "The penalty comes on top in training.", loss_lines(run)),
         _figure("widths", "Widths.", "Layers that never change are left out.", width_lines(run)),
-        _figure("depth", "Depth.", "A linear layer can merge with the next.", depth_lines(run)),
+        _depth(run),
         _figure("size", "Size.", "If compacted at that epoch.", parameter_lines(run)),
         _figure("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run)),
     )
     grid = fill('<div class="grid">$figures</div>', figures=join(figures))
-    remark = Html("")
-    if depth_lines(run).empty:
-        remark = write_paragraph("Depth was not learnt in this run.", "remark")
-    return write_section("progress", "Over the epochs", grid, remark, _numbers(run))
+    return write_section("progress", "Over the epochs", grid, _numbers(run))
 
 
 def write_gates(run: Run) -> Html:
@@ -75,7 +72,7 @@ def describe_lines(numbers: Lines) -> str:
 
 
 def _value(value: float, numbers: Lines) -> str:
-    return format_percent(value) if numbers.scale == "share" else format_number(value)
+    return format_percent(value) if numbers.scale in ("share", "accuracy") else format_number(value)
 
 
 def _figure(name: str, title: str, caption: str, numbers: Lines) -> Html:
@@ -85,6 +82,15 @@ def _figure(name: str, title: str, caption: str, numbers: Lines) -> Html:
     return write_figure(figure, name, title, (caption, describe_lines(numbers)))
 
 
+def _depth(run: Run) -> Html:
+    numbers = depth_lines(run)
+    if numbers.empty:
+        n_layers = len(run.before.widths)
+        card = '<div class="card"><strong>Depth.</strong> Not learnt in this run: $n layers.</div>'
+        return fill(card, n=n_layers)
+    return _figure("depth", "Depth.", "A linear layer can merge with the next.", numbers)
+
+
 def _draw(name: str, numbers: Lines) -> Figure:
     if name == "widths" and len(numbers.lines) > MOST_LINES:
         return draw_width_map(width_map(numbers))
@@ -92,11 +98,10 @@ def _draw(name: str, numbers: Lines) -> Figure:
 
 
 def _histogram(counts: GateCounts) -> Html:
-    n_gates = counts.n_width + counts.n_depth
+    depth = f" (blue) and {counts.n_depth:,} of depth (orange)" if counts.n_depth else ""
     words = (
-        f"After epoch {counts.epoch}: {counts.n_width:,} width gates (blue) and "
-        f"{counts.n_depth:,} depth gates (orange); {counts.undecided:,} of {n_gates:,} "
-        "are further than 0.1 from 0 and 1."
+        f"{counts.n_width:,} gates of width{depth} after epoch {counts.epoch}; "
+        f"{counts.undecided:,} undecided, between 0.1 and 0.9."
     )
     return write_figure(draw_histogram(counts), "histogram", "Histogram.", (words, words))
 

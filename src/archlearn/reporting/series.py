@@ -6,7 +6,10 @@ from typing import Literal
 
 from archlearn.reporting.runs import Epoch, Run
 
-Scale = Literal["share", "log", "linear", "count"]
+Scale = Literal["share", "accuracy", "log", "linear", "count"]
+
+STRETCHED_FROM = 0.9
+"""A run that gets better than this needs an axis on which 99.0 and 99.5 % are apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +27,8 @@ class Lines:
 
     Attributes:
         measure: What the vertical axis measures.
-        scale: `share` is a part of one, `count` whole things from zero up.
+        scale: `share` is a part of one, `accuracy` the same with the axis stretched towards
+            one where the differences are, `count` whole things from zero up.
     """
 
     measure: str
@@ -40,8 +44,11 @@ class Lines:
 def score_lines(run: Run) -> Lines:
     """Return the accuracy over epochs, or the squared error for regression."""
     line = _line(run, "validation", lambda epoch: epoch.score)
-    scale: Scale = "log" if run.regression else "share"
-    return Lines(measure=f"{run.score_name} on validation data", scale=scale, lines=(line,))
+    if run.regression:
+        return Lines(measure="squared error, logarithmic", scale="log", lines=(line,))
+    if max(line.values, default=0) <= STRETCHED_FROM:
+        return Lines(measure="accuracy", scale="share", lines=(line,))
+    return Lines(measure="accuracy, stretched near 100 %", scale="accuracy", lines=(line,))
 
 
 def loss_lines(run: Run) -> Lines:

@@ -7,7 +7,7 @@ from archlearn.reporting.evidence import say
 from archlearn.reporting.formats import format_bytes, format_duration
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.runs import Run
-from archlearn.reporting.values import Table, as_number, as_table, as_text
+from archlearn.reporting.values import Table, as_number, as_table, as_text, is_table
 
 _WITH = """import archlearn as al
 
@@ -41,9 +41,9 @@ def write_loading(run: Run) -> Html:
 
 def write_configuration(run: Run) -> Html:
     """Return the configuration of the run, a list for each part of the file."""
-    plain = {key: value for key, value in run.config.items() if not isinstance(value, dict)}
-    parts = {key: as_table(value) for key, value in run.config.items() if isinstance(value, dict)}
-    blocks = [_block("run", plain), *(_block(name, part) for name, part in parts.items())]
+    plain = {key: value for key, value in run.config.items() if not is_table(value)}
+    parts = [_block(name, as_table(value)) for name, value in run.config.items()]
+    blocks = [_block("run", plain), *parts]
     grid = fill('<div class="columns">$blocks</div>', blocks=join(blocks))
     return write_section("configuration", "Configuration", grid)
 
@@ -53,7 +53,8 @@ def write_provenance(run: Run) -> Html:
     command = as_text(run.summary.get("command"))
     body = [write_code(command, "Command")] if command else []
     pairs = list(_facts(run))
-    return write_section("provenance", "How it was made", *body, write_pairs(pairs) if pairs else Html(""))
+    body += [write_pairs(pairs)] if pairs else []
+    return write_section("provenance", "How it was made", *body)
 
 
 def _block(title: str, values: Table) -> Html:

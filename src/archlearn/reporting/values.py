@@ -2,20 +2,30 @@
 
 import math
 from collections.abc import Mapping
-from typing import cast
+from typing import TypeGuard
 
 Table = Mapping[str, object]
 """An object read from JSON or TOML."""
 
 
+def is_table(value: object) -> TypeGuard[Table]:
+    """Say whether a value is a JSON object or a TOML table."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[object]]:
+    """Say whether a value is a JSON list or a TOML array."""
+    return isinstance(value, list)
+
+
 def as_table(value: object) -> Table:
     """Return a JSON object as it is, and an empty one for anything else."""
-    return cast("Table", value) if isinstance(value, dict) else {}
+    return value if is_table(value) else {}
 
 
 def as_items(value: object) -> tuple[object, ...]:
     """Return the items of a JSON list, and nothing for anything else."""
-    return tuple(cast("list[object]", value)) if isinstance(value, list) else ()
+    return tuple(value) if is_list(value) else ()
 
 
 def as_number(value: object) -> float | None:

@@ -1,5 +1,8 @@
 """A drawn figure becomes an SVG element that stands in a page and follows its colours."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 import re
 from io import StringIO
 from typing import Final
