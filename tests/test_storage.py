@@ -261,6 +261,20 @@ def test_frozen_parameters_and_modes_are_kept(tmp_path: Path) -> None:
     assert {p.dtype for p in loaded.parameters()} == {torch.float16}
 
 
+def test_a_sequential_of_layers_comes_back_as_one(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
+    al.save(net, tmp_path / "net.safetensors")
+    loaded, x = al.load(tmp_path / "net.safetensors"), torch.randn(4, 2)
+    assert type(loaded) is nn.Sequential
+    torch.testing.assert_close(loaded[:1](x), net[:1](x), rtol=0, atol=0)
+
+
+def test_a_sequential_of_the_users_modules_runs_by_its_graph(tmp_path: Path) -> None:
+    net, x = nn.Sequential(Residual(), nn.Flatten()), torch.randn(IMAGES)
+    al.save(net, tmp_path / "net.safetensors")
+    assert_same_call(net.eval(), al.load(tmp_path / "net.safetensors").eval(), x)
+
+
 def test_a_loaded_model_compiles(tmp_path: Path) -> None:
     net = Dropping().double()
     al.save(net, tmp_path / "net.safetensors")

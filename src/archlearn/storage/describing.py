@@ -31,6 +31,7 @@ def describe(
     training = None if traces.training is None else _describe_graph(traces.training)
     description = Description(
         class_name=type(model).__name__,
+        kind="torch.nn.Sequential" if type(model) is nn.Sequential else "container",
         training=model.training,
         modules=entries,
         shared_modules=shared_modules,

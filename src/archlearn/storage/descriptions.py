@@ -56,6 +56,7 @@ class Description:
 
     Attributes:
         class_name: What the model's class was called.
+        kind: "torch.nn.Sequential" if the model is just that, else "container".
         modules: In the order of `named_modules`, each object once.
         shared_modules: Further names of modules, to the first name.
         tensors: In the order in which the model holds them, each object once.
@@ -65,6 +66,7 @@ class Description:
     """
 
     class_name: str
+    kind: str
     training: bool
     modules: list[ModuleEntry]
     shared_modules: dict[str, str]
@@ -88,6 +90,7 @@ class Description:
         graph = data["training_graph"]
         return cls(
             class_name=_text(data["class_name"]),
+            kind=_choice(data["kind"], ("container", "torch.nn.Sequential")),
             training=_flag(data["training"]),
             modules=_each(data["modules"], _module),
             shared_modules=_names(data["shared_modules"]),

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, TensorEntry
 from archlearn.storage.graphs import rebuild_graph
-from archlearn.storage.layers import LayerClass
+from archlearn.storage.layers import CONTAINERS, LayerClass
 from archlearn.storage.skeletons import add_tensors_, build_modules
 from archlearn.storage.values import is_identifier, shorten
 
@@ -23,13 +23,11 @@ def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.M
     root = build_modules(description, modules)
     add_tensors_(root, description)
     evaluation = rebuild_graph(root, description.evaluation)
-    training = description.training_graph
-    return bind(
-        root,
-        description.class_name,
-        evaluation,
-        None if training is None else rebuild_graph(root, training),
-    )
+    described = description.training_graph
+    training = None if described is None else rebuild_graph(root, described)
+    if _is_chain(description):
+        return root
+    return bind(root, description.class_name, evaluation, training)
 
 
 def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tensor]) -> None:
@@ -54,6 +52,13 @@ def bind(
         forward = _choose(forward, type(fx.GraphModule(root, training, class_name)).forward)
     root.__class__ = type(class_name, (nn.Module,), {"forward": forward, "__module__": __name__})
     return root
+
+
+def _is_chain(description: Description) -> bool:
+    """Return whether the model is a `Sequential` of layers, which needs no other forward."""
+    plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
+    kinds = [description.kind, *(entry.kind for entry in description.modules)]
+    return plain.isdisjoint(kinds)
 
 
 def _choose(evaluation: Any, training: Any) -> Any:

@@ -22,7 +22,7 @@ def build_modules(description: Description, modules: Mapping[str, LayerClass]) -
     Raises:
         FileError: If a name or a layer is not allowed, or a place is taken.
     """
-    built = {"": nn.Module()}
+    built = {"": CONTAINERS[description.kind]()}
     for entry in description.modules:
         _attach_(built, entry.name, _build(entry, len(description.tensors), modules))
     for name, first in description.shared_modules.items():

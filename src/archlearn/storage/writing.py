@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from archlearn.errors import FileError
-from archlearn.graphs.tracing import ExampleInputs, trace
+from archlearn.graphs.tracing import ExampleInputs, Traces, trace
 from archlearn.storage.certificates import write_certificate
 from archlearn.storage.describing import describe
 from archlearn.storage.files import DTYPES, FORMAT, VERSION, write
@@ -43,7 +43,12 @@ def save(
     """
     path, known = Path(path), {**COMPOSITES, **(modules or {})}
     inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
-    traces = trace(model, inputs, leaves=(modules or {}).values())
+    _refuse_gates(model, path)
+    traces = _find_traces(model, inputs, tuple((modules or {}).values()))
+    if not path.parent.is_dir():
+        raise FileError(
+            f"cannot save to {path}: {str(path.parent)!r} is not a folder; make it first"
+        )
     try:
         description, tensors = describe(model, traces, known)
         _check_dtypes(tensors)
@@ -55,6 +60,24 @@ def save(
     if certificate is not None:
         metadata["certificate"] = certificate
     write(path, tensors, metadata)
+
+
+def _find_traces(
+    model: nn.Module, inputs: ExampleInputs | None, leaves: tuple[LayerClass, ...]
+) -> Traces:
+    """Return the graphs that a compact model was given, or follow the model's own forward."""
+    graphs = vars(type(model)).get("_archlearn_graphs")
+    if graphs is None:
+        return trace(model, inputs, leaves)
+    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, {})
+
+
+def _refuse_gates(model: nn.Module, path: Path) -> None:
+    if hasattr(model, "archlearn_gates"):
+        raise FileError(
+            f"cannot save {type(model).__name__} to {str(path)!r}: it still has gates; save "
+            "archlearn.compact(model), or keep model.state_dict() as a checkpoint"
+        )
 
 
 def _check_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
