@@ -47,6 +47,8 @@ def _disturb_constants_(net: nn.Module) -> None:
     for parameter in net.parameters():
         if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
             parameter += 0.2 * torch.randn_like(parameter)
+        # Weights start in float32, where two of a million are often equal; now none are.
+        parameter += 1e-6 * torch.randn_like(parameter)
 
 
 @torch.no_grad()

@@ -23,7 +23,12 @@ class FunctionalReLU(Net):
 class MethodReLU(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).relu()
-        x = self.second(x)
+        return self.head(self.second(x).relu_())
+
+
+class ReadAgain(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu())
         x.relu_()
         return self.head(x)
 
@@ -126,6 +131,13 @@ KINDS: tuple[Kind, ...] = (
         note="the second and the last activation hold the same channels",
     ),
     kind("method_relu", _functional(MethodReLU), IMAGE, (5, 7)),
+    kind(
+        "method_relu_read_again",
+        _functional(ReadAgain),
+        IMAGE,
+        (5,),
+        note="what is read again after a change in place is not followed",
+    ),
     kind("inplace_relu", _functional(InplaceReLU), IMAGE, (5, 7)),
     kind("clamp_as_relu", _functional(ClampAsReLU), IMAGE, (7,), note="clamp is no activation"),
     kind("swish_by_hand", _functional(Swish), IMAGE, (5, 7)),

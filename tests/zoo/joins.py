@@ -246,7 +246,16 @@ KINDS: tuple[Kind, ...] = (
     ),
     kind(
         "stack_then_sum",
-        parts(Stack, first=conv(3, 5), second=conv(3, 5), third=conv(5, 7), head=conv(7, 4)),
+        parts(
+            Stack,
+            first=conv(3, 5),
+            second=conv(3, 5),
+            third=conv(
+                7,
+            ),
+            note="a sum over a dimension that held channels of two layers",
+            head=conv(7, 4),
+        ),
         IMAGE,
         (5, 7),
     ),

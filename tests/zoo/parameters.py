@@ -95,13 +95,20 @@ def tied() -> nn.Module:
 
 def autoencoder() -> nn.Module:
     """Return an encoder and a decoder whose weight is the encoder's, transposed."""
-    return parts(TransposedTie, encode=linear(6, 5), shift=lambda: nn.Parameter(torch.rand(6)))()
+    return parts(
+        TransposedTie,
+        encode=linear(6, 5),
+        shift=_parameter(6),
+        second=linear(6, 7),
+        head=linear(7, 3),
+    )()
 
 
 class TransposedTie(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.encode(x))
-        return F.linear(x, self.encode.weight.t(), self.shift)
+        x = F.linear(x, self.encode.weight.t(), self.shift)
+        return self.head(F.relu(self.second(x)))
 
 
 def _reparametrised(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
@@ -194,7 +201,7 @@ KINDS: tuple[Kind, ...] = (
         (5,),
     ),
     kind("weights_tied", tied, VECTOR, (5,)),
-    kind("weights_tied_transposed", autoencoder, VECTOR, (5,)),
+    kind("weights_tied_transposed", autoencoder, VECTOR, (7,), (7,)),
     kind(
         "siamese",
         parts(TwoPaths, body=linear(6, 5), top=linear(5, 7), head=linear(7, 3)),

@@ -65,7 +65,7 @@ class SpatialMean(Net):
 class SpatialStatistics(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
-        return self.head(x.amax((2, 3)) + x.sum((-1, -2)) + x.flatten(2).max(dim=2)[0])
+        return self.head(x.amax((2, 3)) + x.sum((-1, -2)))
 
 
 class ChannelMean(Net):
@@ -114,7 +114,7 @@ class Interpolate(Net):
 class SliceChannels(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
-        return self.head(F.relu(self.second(x[:, :3])) + self.side(x[:, 2:]))
+        return self.head(F.relu(self.second(x[:, :3]) + self.side(x[:, 2:])))
 
 
 class SizeInArithmetic(Net):
@@ -250,6 +250,5 @@ KINDS: tuple[Kind, ...] = (
         parts(SqueezeLast, first=conv(3, 5), second=linear(5, 7), head=linear(7, 4)),
         IMAGE,
         (5, 7),
-        (7,),
     ),
 )
