@@ -4,12 +4,14 @@ from tests.zoo import (
     activations,
     attention,
     convolutions,
+    flattening,
     halves,
     interfaces,
     joins,
     norms,
     parameters,
     pooling,
+    residuals,
     shapes,
 )
 from tests.zoo.kinds import BATCH, Inputs, Kind, call, in_double, randomise_
@@ -17,10 +19,12 @@ from tests.zoo.refused import REFUSED, Refused
 
 ALL: tuple[Kind, ...] = (
     *activations.KINDS,
+    *flattening.KINDS,
     *shapes.KINDS,
     *pooling.KINDS,
     *norms.KINDS,
     *convolutions.KINDS,
+    *residuals.KINDS,
     *joins.KINDS,
     *halves.KINDS,
     *attention.KINDS,

@@ -1,8 +1,5 @@
-"""What stands between a gate and its reader: reshapes, pooling, padding, slices."""
+"""What stands between a gate and its reader: means, padding, slices, permutations."""
 
-from collections.abc import Callable
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,49 +7,6 @@ from tests.zoo.kinds import Kind, Net, batch, kind, parts
 from tests.zoo.layers import conv, linear
 
 IMAGE = batch(3, 8, 8)
-
-
-class _Body(Net):
-    """Two convolutions; subclasses say how the image becomes a vector."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
-        x = F.max_pool2d(F.relu(self.second(x)), 4)
-        return self.head(F.relu(self.hidden(self.flat(x))))
-
-    def flat(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class Flatten(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        return torch.flatten(x, 1)
-
-
-class ViewBatch(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1)
-
-
-class ViewLiteral(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        return x.view(-1, 28)
-
-
-class ViewSizeLiteral(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        return x.view(x.size(0), 28)
-
-
-class ViewAllSizes(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        return x.view(n, c * h * w)
-
-
-class Reshape(_Body):
-    def flat(self, x: Tensor) -> Tensor:
-        return torch.reshape(x, (x.shape[0], -1))
 
 
 class SpatialMean(Net):
@@ -148,14 +102,7 @@ class SqueezeLast(Net):
         return self.head(y)
 
 
-def _flat(cls: type[_Body]) -> Callable[[], nn.Module]:
-    return parts(cls, first=conv(3, 5), second=conv(5, 7), hidden=linear(28, 9), head=linear(9, 4))
-
-
-FLATTENERS = (Flatten, ViewBatch, ViewLiteral, ViewSizeLiteral, ViewAllSizes, Reshape)
-
 KINDS: tuple[Kind, ...] = (
-    *(kind(f"flat_{c.__name__.lower()}", _flat(c), IMAGE, (5, 7, 9), (9,)) for c in FLATTENERS),
     kind(
         "spatial_mean",
         parts(SpatialMean, first=conv(3, 5), second=linear(5, 7), head=linear(7, 4)),
