@@ -7,7 +7,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +87,7 @@ class Browser:
 
 
 @contextmanager
-def run_browser(profile: Path) -> Iterator[Browser]:
+def run_browser(profile: Path) -> Generator[Browser]:
     """Start Chromium with an empty page, and end it afterwards."""
     assert CHROMIUM is not None
     profile.mkdir(parents=True, exist_ok=True)

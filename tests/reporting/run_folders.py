@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CONFIG = """model = "{model}"
@@ -74,7 +74,7 @@ def write_run(folder: Path, story: Story = LENET, *, finished: bool = True) -> P
     gates = [_gates(story, epoch) for epoch in range(n_epochs + 1)]
     rows = [_row(story, record) for record in gates]
     write_lines(folder / "metrics.jsonl", rows)
-    write_lines(folder / "gates.jsonl", gates)
+    write_lines(folder / "gates.jsonl", [asdict(record) for record in gates])
     if finished:
         (folder / "summary.json").write_text(json.dumps(_summary(story), indent=1))
         (folder / "compact.safetensors").write_bytes(bytes(4 * story.costs[1][0]))
@@ -86,45 +86,46 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _gates(story: Story, epoch: int) -> dict[str, object]:
+@dataclass(frozen=True)
+class Gates:
+    """The gates after one epoch."""
+
+    epoch: int
+    width: Mapping[str, Sequence[float]]
+    depth: Mapping[str, float]
+
+
+def _gates(story: Story, epoch: int) -> Gates:
     """Move each gate from its start to its end, at a pace of its own."""
     paces = random.Random(story.seed)
     width: dict[str, list[float]] = {}
     for name, n_before in list(story.before.items())[:-1]:
         n_after = story.after.get(name, n_before)
         ends = [1.0] * n_after + [0.0] * (n_before - n_after)
-        share = [min(1.0, epoch / story.epochs * paces.uniform(0.95, 3)) for _ in ends]
+        moved = [min(1.0, epoch / story.epochs * paces.uniform(0.95, 3)) for _ in ends]
         width[name] = [
-            round(0.55 + (end - 0.55) * s, 4) for end, s in zip(ends, share, strict=True)
+            round(0.55 + (end - 0.55) * share, 4) for end, share in zip(ends, moved, strict=True)
         ]
     share = min(1.0, 1.5 * epoch / story.epochs)
     depth = {name: round(0.45 + 0.55 * share, 4) for name in story.merged}
-    return {"epoch": epoch, "width": width, "depth": depth}
+    return Gates(epoch, width, depth)
 
 
-def _row(story: Story, gates: Mapping[str, object]) -> dict[str, object]:
-    epoch, width, depth = gates["epoch"], gates["width"], gates["depth"]
-    assert isinstance(epoch, int) and isinstance(width, dict) and isinstance(depth, dict)
-    values = [g for layer in width.values() for g in layer] + list(depth.values())
-    kept = {name: sum(g >= 0.5 for g in layer) for name, layer in width.items()}
+def _row(story: Story, gates: Gates) -> dict[str, object]:
+    values = [g for layer in gates.width.values() for g in layer] + list(gates.depth.values())
+    kept = {name: sum(g >= 0.5 for g in layer) for name, layer in gates.width.items()}
     output = list(story.before)[-1]
     share = sum(kept.values()) / sum(list(story.before.values())[:-1])
-    regression = story.task == "regression"
-    progress = 1 - 0.5**epoch
-    score = (
-        6000 - (6000 - story.score) * progress
-        if regression
-        else 0.1 + (story.score - 0.101) * progress
-    )
+    epoch = gates.epoch
     return {
         "epoch": epoch,
         "step": 440 * epoch,
         "train_loss": None if epoch == 0 else 2.3 * 0.6**epoch + 0.004,
         "penalty": 0.02 * share,
         "validation_loss": 2.3 * 0.65**epoch + 0.02,
-        "validation_error" if regression else "validation_accuracy": score,
+        **_score(story, 1 - 0.5**epoch),
         "widths": {**kept, output: story.before[output]},
-        "linear": {name: gate >= 0.5 for name, gate in depth.items()},
+        "linear": {name: gate >= 0.5 for name, gate in gates.depth.items()},
         "binarisation_gap": sum(min(g, 1 - g) for g in values) / len(values),
         "binarised_share": sum(min(g, 1 - g) < 0.1 for g in values) / len(values),
         "parameters": round(story.costs[0][0] * share),
@@ -133,6 +134,12 @@ def _row(story: Story, gates: Mapping[str, object]) -> dict[str, object]:
         "gate_rate": 0.3,
         "seconds": 15.1 * epoch,
     }
+
+
+def _score(story: Story, progress: float) -> dict[str, object]:
+    if story.task == "regression":
+        return {"validation_error": 6000 - (6000 - story.score) * progress}
+    return {"validation_accuracy": 0.1 + (story.score - 0.101) * progress}
 
 
 def _summary(story: Story) -> dict[str, object]:
@@ -161,7 +168,7 @@ def _summary(story: Story) -> dict[str, object]:
         },
         "plan": "conv1: keep 11 of 20\nconv2: keep 25 of 50\nfc1: keep 29 of 500",
         "strengths": {"width_cost": story.width_cost},
-        "command": f"archlearn learn --model {story.model} --data {story.data} --out runs/{story.name}",
+        "command": f"archlearn learn --model {story.model} --data {story.data}",
         "hardware": {"device": "cpu", "name": "x86_64", "processes": 1, "threads": 2},
         "versions": {"archlearn": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.2"},
         "seed": story.seed,

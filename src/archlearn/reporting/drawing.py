@@ -45,7 +45,12 @@ def label_axes(axes: Axes, x: str, y: str) -> None:
 
 def write_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
     """Write at a point of the data, in ink unless a colour is given, and as it is: no formulas."""
-    settings = {"color": INK.light, "fontsize": FONT_SIZE, "va": "center", **options}
+    settings: dict[str, Any] = {
+        "color": INK.light,
+        "fontsize": FONT_SIZE,
+        "va": "center",
+        **options,
+    }
     axes.text(x, y, text, parse_math=False, **settings)
 
 

@@ -13,10 +13,11 @@ def format_count(value: float | None) -> str:
 
 def format_short_count(value: float) -> str:
     """Write 431080 as `431k`, three digits at most, for the ticks of an axis."""
+    shown = float(f"{value:.3g}")
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+        if shown >= size:
+            return f"{shown / size:.4g}{letter}"
+    return f"{shown:.3g}"
 
 
 def format_percent(share: float | None, digits: int = 2) -> str:
@@ -43,14 +44,15 @@ def format_number(value: float | None) -> str:
         return f"{value:,.0f}"
     if -4 <= exponent < 3:
         return f"{value:.4g}"
-    return f"{value / 10**exponent:.3g}\u00a0×\u00a010{str(exponent).translate(_SUPERSCRIPTS)}"
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{float(digits):.3g}\u00a0×\u00a010{str(int(power)).translate(_SUPERSCRIPTS)}"
 
 
 def format_duration(seconds: float | None) -> str:
     """Write 181.2 seconds as `3 min 1 s`."""
     if seconds is None:
         return _ABSENT
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g}\u00a0s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -63,6 +65,6 @@ def format_bytes(n_bytes: float | None) -> str:
     if n_bytes is None:
         return _ABSENT
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.3g}\u00a0{unit}"
+        if float(f"{n_bytes:.3g}") >= size:
+            return f"{float(f'{n_bytes:.3g}') / size:.4g}\u00a0{unit}"
     return f"{n_bytes:.0f}\u00a0bytes"

@@ -1,0 +1,198 @@
+"""A report is one page with everything in it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from archlearn.errors import InputError
+from archlearn.reporting import write_report
+from tests.reporting.run_folders import LENET, write_run
+
+VOID = {"meta", "wbr", "br"}
+
+
+class Outline(HTMLParser):
+    """The identifiers and the text of a page, and whether its elements are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [found["id"] or ""] if "id" in found else []
+        self.links += [found[key] or "" for key in ("href", "src") if key in found]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if self.open[-1:] != ["style"] else ""
+
+
+def read(path: Path) -> Outline:
+    outline = Outline()
+    outline.feed(path.read_text("utf-8"))
+    outline.text = " ".join(outline.text.split())
+    assert outline.open == []
+    assert len(set(outline.ids)) == len(outline.ids)
+    return outline
+
+
+def report(folders: Sequence[Path]) -> Outline:
+    return read(write_report(folders, folders[0].parent / "pages" / "report.html"))
+
+
+def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
+    story = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=["conv2"])
+    page = report([write_run(tmp_path / "a", story)])
+    figures = {"architecture", "score", "loss", "widths", "depth", "size", "gap"}
+    assert figures | {"histogram", "history"} <= set(page.ids)
+    for words in (
+        "lenet on mnist",
+        "20-50-500-10 → 11-29-10",
+        "99.32 %",
+        "19,115",
+        "of 431,080, 22.6× fewer",
+        "402,130",
+        "50 → merged",
+        "3.3 × 10⁻¹⁵",
+        "al.load(",
+        "safe_open(",
+        "weight_decay",
+        "2.13.0+cpu",
+        "3 min 1 s",
+        "archlearn learn --model lenet",
+    ):
+        assert words in page.text
+
+
+def test_a_page_asks_nothing_of_the_network_and_runs_nothing(tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / "a"), write_run(tmp_path / "b")])
+    single = report([tmp_path / "a"])
+    for outline in (page, single):
+        assert not {"script", "link", "iframe", "object"} & set(outline.tags)
+        assert all(link.startswith(("#", "data:image/png;base64,")) for link in outline.links)
+
+
+def test_an_unfinished_run_has_a_page_that_says_so(tmp_path: Path) -> None:
+    page = report([write_run(tmp_path / "a", finished=False)])
+    assert "This run is unfinished: the page shows where it stood after epoch 6." in page.text
+    assert f"archlearn learn --resume {tmp_path / 'a'}" in page.text
+    assert "There is no certificate" in page.text
+    assert "There is no compact model in the folder yet" in page.text
+    assert {"architecture", "score", "histogram"} <= set(page.ids)
+
+
+def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.toml").write_text('model = "lenet"\ndata = "mnist"\n')
+    page = report([folder])
+    assert "No measurement has been written yet" in page.text
+    assert "svg" not in page.tags
+
+
+def test_a_run_of_one_epoch_has_a_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", replace(LENET, epochs=2), finished=False)
+    for name in ("metrics.jsonl", "gates.jsonl"):
+        first = (folder / name).read_text().splitlines()[0]
+        (folder / name).write_text(first + "\n")
+    page = report([folder])
+    assert {"score", "gap", "histogram"} <= set(page.ids)
+
+
+def test_a_run_that_learns_nothing_has_a_page(tmp_path: Path) -> None:
+    costs = LENET.costs[0]
+    folder = write_run(tmp_path / "a", replace(LENET, after=LENET.before, costs=(costs, costs)))
+    (folder / "gates.jsonl").write_text('{"epoch": 0, "width": {}, "depth": {}}\n')
+    page = report([folder])
+    assert "unchanged" in page.text
+    assert "histogram" not in page.ids
+
+
+def test_perfect_and_hopeless_accuracies_can_be_drawn(tmp_path: Path) -> None:
+    for score in (1.0, 0.0):
+        folder = write_run(tmp_path / str(score), replace(LENET, score=score))
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        changed = [re.sub(r'(_accuracy": )[\d.e-]+', rf"\g<1>{score}", line) for line in lines]
+        (folder / "metrics.jsonl").write_text("\n".join(changed))
+        assert "score" in report([folder]).ids
+
+
+def test_a_network_of_many_layers_is_shown_as_a_map(tmp_path: Path) -> None:
+    before = {f"features.{n}.conv": 32 for n in range(40)} | {"out": 10}
+    after = {name: width // 2 for name, width in before.items()} | {"out": 10}
+    page = report([write_run(tmp_path / "a", replace(LENET, before=before, after=after))])
+    assert "1,290 channels in 41 layers → 650 channels in 41 layers" in page.text
+    assert "image" in page.tags
+
+
+def test_regression_speaks_of_errors(tmp_path: Path) -> None:
+    story = replace(LENET, data="diabetes", task="regression", score=2874.3)
+    page = report([write_run(tmp_path / "a", story)])
+    assert "Squared error 2,874" in page.text.replace("error2", "error 2")
+    assert "Accuracy" not in page.text
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a"),
+        write_run(tmp_path / "b", replace(LENET, name="small", width_cost=1e-3, score=0.99)),
+        write_run(tmp_path / "c", finished=False),
+    ]
+    page = report(runs)
+    assert "3 runs side by side" in page.text
+    assert {"frontier-0", "architecture-1", "architecture-2", "architecture-3"} <= set(page.ids)
+    assert "strengths.width_cost" in page.text
+    assert "c: This run is unfinished" in page.text
+
+
+def test_what_a_run_is_called_cannot_become_markup(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>&$x"
+    story = replace(
+        LENET,
+        name=hostile,
+        data=hostile,
+        before={hostile: 20, "out": 10},
+        after={hostile: 5, "out": 10},
+    )
+    folder = write_run(tmp_path / "a", story)
+    for folders in ([folder], [folder, folder]):
+        page = report(folders)
+        assert "script" not in page.tags
+        assert hostile in page.text
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no runs"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_a_folder_is_refused_as_the_file_to_write(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="that is a folder"):
+        write_report([write_run(tmp_path / "a")], tmp_path)
+
+
+def test_the_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "pages" / "report.html"
+    out.parent.mkdir()
+    out.write_text("old")
+    assert write_report([write_run(tmp_path / "a")], out) == out
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    assert "lenet on mnist" in out.read_text("utf-8")

@@ -1,0 +1,110 @@
+"""The lines of a figure hold the numbers that the run wrote, worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from archlearn.reporting.folders import read_run
+from archlearn.reporting.maps import width_map
+from archlearn.reporting.runs import Run
+from archlearn.reporting.series import (
+    depth_lines,
+    gap_lines,
+    loss_lines,
+    parameter_lines,
+    score_lines,
+    width_lines,
+)
+from tests.reporting.run_folders import write_lines
+
+ROWS = [
+    {
+        "epoch": 0,
+        "train_loss": None,
+        "validation_loss": 2.5,
+        "validation_accuracy": 0.125,
+        "penalty": 0.5,
+        "widths": {"a": 8, "b": 4, "out": 2},
+        "linear": {"a": False, "b": False},
+        "binarisation_gap": 0.45,
+        "parameters": 100,
+    },
+    {
+        "epoch": 1,
+        "train_loss": 1.5,
+        "validation_loss": 1.25,
+        "validation_accuracy": 0.5,
+        "penalty": 0.25,
+        "widths": {"a": 6, "b": 4, "out": 2},
+        "linear": {"a": True, "b": False},
+        "binarisation_gap": 0.2,
+        "parameters": 80,
+    },
+    {
+        "epoch": 2,
+        "train_loss": 0.75,
+        "validation_loss": None,
+        "validation_accuracy": 0.875,
+        "penalty": 0.125,
+        "widths": {"a": 2, "b": 4, "out": 2},
+        "linear": {"a": True, "b": True},
+        "binarisation_gap": 0.0,
+        "parameters": 40,
+    },
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "config.toml").write_text('model = "mlp"\ntask = "classification"\n')
+    write_lines(tmp_path / "metrics.jsonl", ROWS)
+    return read_run(tmp_path)
+
+
+def test_loss_leaves_out_what_was_not_measured(run: Run) -> None:
+    training, validation, penalty = loss_lines(run).lines
+    assert (training.epochs, training.values) == ((1, 2), (1.5, 0.75))
+    assert (validation.epochs, validation.values) == ((0, 1), (2.5, 1.25))
+    assert penalty.values == (0.5, 0.25, 0.125)
+
+
+def test_accuracy_gap_and_parameters_are_as_written(run: Run) -> None:
+    assert score_lines(run).lines[0].values == (0.125, 0.5, 0.875)
+    assert gap_lines(run).lines[0].values == (0.45, 0.2, 0.0)
+    assert parameter_lines(run).lines[0].values == (100, 80, 40)
+
+
+def test_widths_are_shares_of_the_start_and_constant_layers_are_left_out(run: Run) -> None:
+    (line,) = width_lines(run).lines
+    assert line.label == "a"
+    assert line.values == (1.0, 0.75, 0.25)
+
+
+def test_depth_counts_the_layers_that_are_not_linear(run: Run) -> None:
+    assert depth_lines(run).lines[0].values == (3, 2, 1)
+
+
+def test_depth_is_empty_where_it_is_not_learnt(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('model = "mlp"\n')
+    write_lines(tmp_path / "metrics.jsonl", [{**row, "linear": {}} for row in ROWS])
+    assert depth_lines(read_run(tmp_path)).empty
+
+
+def test_axis_is_stretched_only_for_high_accuracies(tmp_path: Path, run: Run) -> None:
+    assert score_lines(run).scale == "share"
+    write_lines(tmp_path / "metrics.jsonl", [{**ROWS[1], "validation_accuracy": 0.97}])
+    assert score_lines(read_run(tmp_path)).scale == "accuracy"
+
+
+def test_regression_shows_the_error(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('task = "regression"\n')
+    write_lines(tmp_path / "metrics.jsonl", [{"epoch": 1, "validation_error": 2874.5}])
+    numbers = score_lines(read_run(tmp_path))
+    assert numbers.lines[0].values == (2874.5,)
+    assert numbers.scale == "log"
+
+
+def test_map_has_a_row_for_each_line_and_a_column_for_each_epoch(run: Run) -> None:
+    numbers = width_map(width_lines(run))
+    assert (numbers.layers, numbers.epochs) == (("a",), (0, 1, 2))
+    assert numbers.shares == ((1.0, 0.75, 0.25),)
