@@ -17,3 +17,7 @@ class CheckpointError(FileError):
 
 class RunStoppedError(ArchlearnError):
     """A run cannot go on, but what it has done is safe and can be resumed."""
+
+
+class RunInterruptedError(RunStoppedError):
+    """A run was told to stop, and saved itself first."""

@@ -1,0 +1,85 @@
+"""The commands and what happens when one of them fails.
+
+Nothing here imports torch: a command does that when it runs, so that help is shown at once.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from archlearn import __version__
+from archlearn.cli import (
+    compact_command,
+    data_command,
+    demo_command,
+    evaluate_command,
+    inspect_command,
+    learn_command,
+    report_command,
+)
+from archlearn.errors import ArchlearnError
+
+FAILED, STOPPED, INTERRUPTED = 1, 3, 130
+
+app = App(
+    name="archlearn",
+    help="Learn a network's widths and depth in one training run, then compact it exactly.",
+    help_format="plaintext",
+    version=__version__,
+    exit_on_error=False,
+    print_error=False,
+)
+app.command(learn_command.learn, help_epilogue=learn_command.EXAMPLES)
+app.command(inspect_command.inspect, help_epilogue=inspect_command.EXAMPLES)
+app.command(compact_command.compact, help_epilogue=compact_command.EXAMPLES)
+app.command(evaluate_command.evaluate, help_epilogue=evaluate_command.EXAMPLES)
+app.command(report_command.report, help_epilogue=report_command.EXAMPLES)
+app.command(data_command.data, help_epilogue=data_command.EXAMPLES)
+app.command(demo_command.demo, help_epilogue=demo_command.EXAMPLES)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave with its exit code.
+
+    0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed.
+    """
+    _log_warnings()
+    try:
+        app(arguments)
+    except CycloptsError as error:
+        _say(f"error: {error}")
+        sys.exit(FAILED)
+    except ArchlearnError as error:
+        _say(f"error: {error}" if not _can_resume(error) else f"stopped: {error}")
+        sys.exit(_exit_code(error))
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(INTERRUPTED)
+
+
+def _can_resume(error: ArchlearnError) -> bool:
+    from archlearn.training.errors import RunStoppedError
+
+    return isinstance(error, RunStoppedError)
+
+
+def _exit_code(error: ArchlearnError) -> int:
+    from archlearn.training.errors import RunInterruptedError
+
+    if isinstance(error, RunInterruptedError):
+        return INTERRUPTED
+    return STOPPED if _can_resume(error) else FAILED
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _log_warnings() -> None:
+    """Let warnings of the library be seen, once for all processes."""
+    first = os.environ.get("RANK", "0") == "0"
+    level = logging.WARNING if first else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s: %(message)s")

@@ -1,0 +1,35 @@
+"""`archlearn demo`."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+EPOCHS = 12
+
+EXAMPLES = """Examples:
+  archlearn demo
+  archlearn demo --out /tmp/demo
+"""
+
+
+def demo(*, out: Path = Path("runs/demo")) -> None:
+    """Learn LeNet's architecture on MNIST, and show the network before and after.
+
+    Takes a few minutes on two cores. A demo that was stopped half-way is taken up again.
+
+    Args:
+        out: The run's folder.
+    """
+    from archlearn.cli.running import resume_run, start_run
+    from archlearn.training.recording import CONFIG, SUMMARY
+    from archlearn.training.settings import HardwareSettings, RunSettings
+
+    if (out / SUMMARY).exists():
+        sys.stdout.write(f"an earlier demo in {out} makes room for this one\n")
+        shutil.rmtree(out)
+    if (out / CONFIG).exists():
+        resume_run(out, {})
+        return
+    threads = HardwareSettings(threads=os.cpu_count())
+    start_run(RunSettings(epochs=EPOCHS, hardware=threads), out)

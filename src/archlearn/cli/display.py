@@ -1,0 +1,198 @@
+"""A run is shown as it goes: live on a terminal, in plain lines anywhere else."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
+
+
+@contextmanager
+def make_display() -> Iterator[Observer]:
+    """Yield the display that fits the output; only the first of several processes shows one."""
+    if os.environ.get("RANK", "0") != "0":
+        yield SilentObserver()
+        return
+    console = Console()
+    if not console.is_terminal:
+        yield PlainDisplay()
+        return
+    display = LiveDisplay(console)
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+class PlainDisplay:
+    """One line at the start, one an epoch, and what came out of it."""
+
+    def started(self, start: RunStart) -> None:
+        """Say what is learnt from what."""
+        _write(describe_start(start))
+
+    def stepped(self, step: int) -> None:
+        """Say nothing of single steps."""
+
+    def epoch_ended(self, end: EpochEnd) -> None:
+        """Say how far the run is."""
+        row = end.row
+        widths = "-".join(str(width) for width in row["widths"].values())
+        _write(
+            f"epoch {row['epoch']:3d}  loss {number(row['train_loss'])}  {describe_score(row)}  "
+            f"{widths}  gap {row['binarisation_gap']:.3f}  parameters {row['parameters']:,} "
+            f"(projected {end.projected:,})  left {duration(end.seconds_left)}"
+        )
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """Say what came out of it."""
+        _write(describe_end(summary))
+
+
+class LiveDisplay:
+    """A table that changes in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False)
+        self._start: RunStart | None = None
+        self._end: EpochEnd | None = None
+        self._step = 0
+        self._shown = 0.0
+        self._first: Mapping[str, int] = {}
+
+    def started(self, start: RunStart) -> None:
+        """Say what is learnt from what, and begin to show it."""
+        self._console.print(describe_start(start), highlight=False)
+        self._start = start
+        self._live.start()
+
+    def stepped(self, step: int) -> None:
+        """Move the bar, a few times a second."""
+        self._step = step
+        if time.monotonic() - self._shown > 0.2:
+            self._show()
+
+    def epoch_ended(self, end: EpochEnd) -> None:
+        """Show the new numbers."""
+        self._first = self._first or end.row["widths"]
+        self._end = end
+        self._step = end.row["step"]
+        self._show()
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """Say what came out of it."""
+        self.close()
+        self._console.print(describe_end(summary), highlight=False)
+
+    def close(self) -> None:
+        """Leave the last picture on the screen."""
+        self._live.stop()
+
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        if self._start is None:
+            return
+        parts: list[Any] = [ProgressBar(total=self._start.n_steps, completed=self._step, width=60)]
+        if self._end is not None:
+            parts += [_headline(self._end, self._start), _widths(self._end.row, self._first)]
+        self._live.update(Group(*parts), refresh=True)
+
+
+def _headline(end: EpochEnd, start: RunStart) -> Text:
+    row = end.row
+    return Text(
+        f"epoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
+        f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
+        f"gates: {row['binarisation_gap']:.3f} from binary, "
+        f"{row['binarised_share']:.0%} settled   "
+        f"parameters {row['parameters']:,}, projected {end.projected:,}"
+    )
+
+
+def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("layer", "kept", "", ""):
+        table.add_column(title, justify="right" if title == "kept" else "left")
+    for name, width in row["widths"].items():
+        before = max(1, first.get(name, width))
+        linear = "linear" if row["linear"].get(name) else ""
+        table.add_row(
+            name, f"{width}/{before}", ProgressBar(total=before, completed=width, width=30), linear
+        )
+    return table
+
+
+def describe_start(start: RunStart) -> str:
+    """Return what a run starts from, in a line or two."""
+    settings = start.settings
+    before = f"{start.architecture}, " if start.architecture else ""
+    lines = [
+        f"{settings.model} on {settings.data} ({start.data_source}): {before}"
+        f"{start.parameters:,} parameters",
+        f"{settings.epochs} epochs, batches of {settings.batch_size}, width cost "
+        f"{settings.strengths.width_cost:.3g}, gate rate {settings.gates.gate_rate:.3g}, "
+        f"seed {settings.seed}",
+    ]
+    if start.first_epoch:
+        lines.append(f"resumed after epoch {start.first_epoch}")
+    return "\n".join(lines)
+
+
+def describe_end(summary: Mapping[str, Any]) -> str:
+    """Return what came out of a run: before and after."""
+    before, after = summary["before"], summary["after"]
+    share = after["parameters"] / before["parameters"]
+    return "\n".join(
+        [
+            f"before   {before.get('architecture', '')}  {before['parameters']:,} parameters, "
+            f"{before['multiply_adds']:,} multiply-adds",
+            f"after    {after.get('architecture', '')}  {after['parameters']:,} parameters "
+            f"({share:.1%}), {after['multiply_adds']:,} multiply-adds",
+            f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
+            f"{duration(summary['seconds'])}",
+        ]
+    )
+
+
+def _describe_test(summary: Mapping[str, Any]) -> str:
+    if summary["test_accuracy"] is not None:
+        return f"{summary['test_accuracy']:.2%} right"
+    return f"mean squared error {summary['test_error']:.4g}"
+
+
+def describe_score(row: Mapping[str, Any]) -> str:
+    """Return the score on the validation part."""
+    accuracy = row.get("validation_accuracy")
+    if accuracy is not None:
+        return f"validation {accuracy:.2%}"
+    return f"validation error {row['validation_error']:.4g}"
+
+
+def number(value: float | None) -> str:
+    """Return a number with four digits, or a dash."""
+    return "     –" if value is None else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as minutes and seconds, or a dash."""
+    if not math.isfinite(seconds):
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,51 @@
+"""`archlearn evaluate`."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+EXAMPLES = """Examples:
+  archlearn evaluate runs/a
+  archlearn evaluate small.safetensors --data mnist
+"""
+
+
+def evaluate(
+    target: Path,
+    /,
+    *,
+    data: str | None = None,
+    split: Literal["test", "validation", "train"] = "test",
+) -> None:
+    """Measure a compact model on data.
+
+    Args:
+        target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
+        data: The data set; a run knows its own.
+        split: The part to measure on.
+    """
+    from archlearn.storage import load
+    from archlearn.training.data.building import build_dataset
+    from archlearn.training.data.choosing import load_examples
+    from archlearn.training.errors import SettingsError
+    from archlearn.training.evaluating import evaluate as evaluate_network
+    from archlearn.training.objectives import objective_of
+    from archlearn.training.recording import COMPACT, read_run_settings
+    from archlearn.training.settings import RunSettings
+
+    settings = read_run_settings(target) if target.is_dir() else RunSettings()
+    if data is None and not target.is_dir():
+        raise SettingsError(f"say what to measure {target} on: --data mnist")
+    dataset = build_dataset(
+        load_examples(data or settings.data),
+        validation_share=settings.validation,
+        limit=settings.limit,
+    )
+    network = load(target / COMPACT if target.is_dir() else target)
+    score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
+    measured = (
+        f"{score.accuracy:.2%} right"
+        if score.accuracy is not None
+        else f"mean squared error {score.error:.4g}"
+    )
+    sys.stdout.write(f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples\n")

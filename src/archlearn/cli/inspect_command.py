@@ -1,0 +1,50 @@
+"""`archlearn inspect`."""
+
+import sys
+
+EXAMPLES = """Examples:
+  archlearn inspect lenet
+  archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
+  archlearn inspect convnet --data cifar-10
+"""
+
+
+def inspect(
+    model: str = "lenet",
+    /,
+    *,
+    data: str | None = None,
+    shape: str = "1x28x28",
+    outputs: int = 10,
+) -> None:
+    """Show every layer of a network: what can be learnt of it, what not, and why.
+
+    Args:
+        model: A built-in network, or package.module:function.
+        data: Take shape and outputs from this data set.
+        shape: Shape of one example, as 3x32x32.
+        outputs: Number of classes, or of numbers to predict.
+    """
+    import torch
+
+    from archlearn.inspection import inspect as inspect_model
+    from archlearn.models.choosing import build_network
+
+    sizes, n_outputs = _parse_shape(shape), outputs
+    if data is not None:
+        from archlearn.training.data.building import build_dataset
+        from archlearn.training.data.choosing import load_examples
+
+        dataset = build_dataset(load_examples(data), validation_share=0.1)
+        sizes, n_outputs = dataset.input_shape, dataset.n_outputs
+    network = build_network(model, sizes, n_outputs)
+    sys.stdout.write(f"{inspect_model(network, torch.zeros(2, *sizes))}\n")
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    from archlearn.training.errors import SettingsError
+
+    parts = text.lower().split("x")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise SettingsError(f"--shape {text!r} is no shape; write 1x28x28 or 10")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,52 @@
+"""The options of `learn` are made of the settings' dataclasses; None means not given."""
+
+import dataclasses
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import flat_settings
+
+_TITLES = {
+    "": "Run",
+    "optimiser": "Weights",
+    "gates": "Gates",
+    "strengths": "Strengths",
+    "hardware": "Hardware",
+    "record": "Record",
+}
+
+
+def _make_options() -> type:
+    hints = get_type_hints(RunSettings)
+    order = {section: place for place, section in enumerate(_TITLES)}
+    groups = {s: Group(t, sort_key=1 + order[s]) for s, t in _TITLES.items()}
+    fields: list[tuple[str, Any, Any]] = []
+    for section, name, item in flat_settings():
+        hint = get_type_hints(hints[section])[name] if section else hints[name]
+        parameter = Parameter(help=_help(item), group=groups[section], show_default=False)
+        default = dataclasses.field(default=None)
+        fields.append((name, Annotated[hint | None, parameter], default))
+    made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
+    # Left at "types", cyclopts takes the class for one of the standard library's.
+    made.__module__ = __name__
+    return made
+
+
+def _help(item: dataclasses.Field[Any]) -> str:
+    text = item.metadata["help"]
+    if item.default is None or item.default == ():
+        return text
+    shown = f"{item.default:g}" if isinstance(item.default, float) else str(item.default).lower()
+    return f"{text} [default: {shown}]"
+
+
+Options: Any = _make_options()
+NONE_GIVEN: Any = Options()
+
+
+def given(options: Any) -> dict[str, Any]:
+    """Return the options that were given, by name."""
+    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,160 @@
+"""On a GPU a small network is bound by launches, so the whole step becomes one CUDA graph.
+
+Data, their order, the rates and the number of the step all lie on the device. A replay then
+costs the host one call for several steps. The body of the step can also run uncaptured, on any
+device, which is how it is held to the ordinary step in the tests.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from archlearn.gating import clip_gates_
+from archlearn.training.stepping import Work, penalty_of
+
+MOST_STEPS_IN_A_GRAPH = 20
+_WARM_UP = 3
+
+
+class DeviceStep:
+    """One training step that asks nothing of the host."""
+
+    def __init__(self, work: Work, device: torch.device, *, bf16: bool = False) -> None:
+        self.work = work
+        self._bf16 = bf16
+        self._device = device
+        self.train = work.train.to(device)
+        self.order = torch.zeros(len(work.train), dtype=torch.long, device=device)
+        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._within = torch.arange(work.batch_size, device=device)
+        steps = range(work.schedule.n_steps)
+        self._weight_rates = torch.tensor([work.schedule.weight_rate(s) for s in steps]).to(device)
+        self._gate_rates = torch.tensor([work.schedule.gate_rate_at(s) for s in steps]).to(device)
+        for optimiser in work.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = torch.zeros((), device=device)
+
+    def run(self) -> None:
+        """Do the step at the current place and move on by one."""
+        work = self.work
+        self._set_rates()
+        indices = self.order.index_select(0, self.place * work.batch_size + self._within)
+        inputs = work.objective.inputs(self.train.inputs.index_select(0, indices))
+        targets = self.train.targets.index_select(0, indices)
+        for optimiser in work.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        with self._autocast():
+            loss = work.objective.loss(work.model(inputs), targets)
+        cost = penalty_of(work)
+        (loss + cost).backward()
+        for optimiser in work.optimisers:
+            optimiser.step()
+        if work.strengths is not None:
+            clip_gates_(work.model)
+        self.sums += torch.stack([loss.detach(), cost.detach()]).double()
+        self.place += 1
+        self.step += 1
+
+    def _set_rates(self) -> None:
+        for optimiser, rates in zip(
+            self.work.optimisers, (self._weight_rates, self._gate_rates), strict=False
+        ):
+            for group in optimiser.param_groups:
+                group["lr"].copy_(rates.index_select(0, self.step).squeeze(0))
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self._bf16:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+
+class CapturedStepper:
+    """Replays a captured graph of several steps, and one of a single step for the rest."""
+
+    def __init__(self, body: DeviceStep, steps_per_epoch: int) -> None:
+        self._body = body
+        self._next_step = -1
+        self._steps_per_epoch = steps_per_epoch
+        self._chunk = largest_divisor(steps_per_epoch, MOST_STEPS_IN_A_GRAPH)
+        body.work.model.train()
+        random_state = torch.cuda.get_rng_state()
+        kept = _keep(body)
+        try:
+            _warm_up(body)
+            self._single = _capture(body, 1)
+            self._several = _capture(body, self._chunk) if self._chunk > 1 else self._single
+        finally:
+            _give_back(body, kept)
+            torch.cuda.set_rng_state(random_state)
+
+    def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
+        """Take the examples in this order from now on; the sums are those so far."""
+        self._body.order.copy_(order)
+        self._body.sums.copy_(torch.tensor([loss_sum, penalty_sum], dtype=torch.float64))
+        self._body.work.model.train()
+
+    def advance(self, place: int, step: int) -> int:
+        """Replay several steps where they fit, else one."""
+        if place == 0 or step != self._next_step:
+            self._body.place.fill_(place)
+            self._body.step.fill_(step)
+        whole = place % self._chunk == 0 and place + self._chunk <= self._steps_per_epoch
+        count = self._chunk if whole else 1
+        (self._several if whole else self._single).replay()
+        self._next_step = step + count
+        return count
+
+    def sums(self) -> tuple[float, float]:
+        """Return the sums of losses and penalties over the epoch's steps so far."""
+        loss, cost = self._body.sums.tolist()
+        return loss, cost
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
+
+
+def _state(body: DeviceStep) -> list[Tensor]:
+    """Return every tensor that a step changes."""
+    work = body.work
+    tensors = [*work.model.state_dict().values(), body.place, body.step, body.sums]
+    for optimiser in work.optimisers:
+        for state in optimiser.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return tensors
+
+
+def _keep(body: DeviceStep) -> list[Tensor]:
+    return [tensor.clone() for tensor in _state(body)]
+
+
+@torch.no_grad()
+def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
+    """Undo what warming up and capturing changed; what is new of the optimiser becomes zero."""
+    for tensor, value in zip(_state(body), kept, strict=False):
+        tensor.copy_(value)
+    for tensor in _state(body)[len(kept) :]:
+        tensor.zero_()
+
+
+def _warm_up(body: DeviceStep) -> None:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            body.place.zero_()
+            body.step.zero_()
+            body.run()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _capture(body: DeviceStep, count: int) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            body.run()
+    return graph

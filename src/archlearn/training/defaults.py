@@ -1,0 +1,110 @@
+"""Settings left open follow from the number of steps, the initial widths and the loss.
+
+A gate moves by rate x strength at each step, so what decides whether gates can settle is the
+product of rate, strength and number of steps; that product is held constant here. The width
+cost is such that all neurons together cost a fixed part of the loss of a guess, as the paper's
+supplement advises: ten times the neurons, a tenth of the cost. `docs/defaults.md` shows what the
+same defaults do on several data sets.
+"""
+
+import math
+from dataclasses import replace
+
+from archlearn.training.data.datasets import Dataset, Task
+from archlearn.training.schedules import Schedule
+from archlearn.training.settings import RunSettings
+
+COST_OF_ALL_NEURONS = 0.075
+"""Width cost x number of neurons, as a part of the loss of a guess."""
+TRAVEL = 1.5
+"""Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
+ENOUGH_STEPS = 6000
+_BATCH = 125
+_FEWEST_BATCHES = 10
+_RATES = {"sgd": 0.02, "adam": 1e-3}
+
+
+def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettings:
+    """Return settings with batch size, epochs, rate and warm-up filled in.
+
+    Args:
+        settings: What was asked for.
+        n_train: Number of train examples.
+        n_parts: Processes times accumulated parts; a batch is a multiple of it.
+    """
+    batch = settings.batch_size
+    if batch is None:
+        batch = min(_BATCH, max(1, n_train // _FEWEST_BATCHES))
+        batch = max(1, batch // n_parts) * n_parts
+    steps = steps_per_epoch(n_train, batch)
+    epochs = settings.epochs or max(1, math.ceil(ENOUGH_STEPS / steps))
+    optimiser = settings.optimiser
+    rate = optimiser.learning_rate
+    if rate is None:
+        rate = _RATES[optimiser.optimiser]
+        rate *= batch / _BATCH if optimiser.optimiser == "sgd" and batch > _BATCH else 1.0
+    warmup = optimiser.warmup_epochs
+    if warmup is None:
+        warmup = min(max(1.0, 0.05 * epochs), 0.1 * epochs)
+    optimiser = replace(optimiser, learning_rate=rate, warmup_epochs=warmup)
+    return replace(settings, batch_size=batch, epochs=epochs, optimiser=optimiser)
+
+
+def steps_per_epoch(n_train: int, batch_size: int) -> int:
+    """Return the number of whole batches; what is left over waits for another epoch's order."""
+    return max(1, n_train // batch_size)
+
+
+def loss_of_a_guess(task: Task, n_outputs: int) -> float:
+    """Return the loss of a network that knows nothing: ln(classes), or the variance 1."""
+    return math.log(max(2, n_outputs)) if task == "classification" else 1.0
+
+
+def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
+    """Return settings with width cost and gate rate filled in.
+
+    Args:
+        settings: Settings whose sizes are known.
+        dataset: What is learnt from.
+        n_neurons: Neurons and channels that have a width gate.
+    """
+    strengths, gates = settings.strengths, settings.gates
+    cost = strengths.width_cost
+    if cost is None:
+        guess = loss_of_a_guess(dataset.task, dataset.n_outputs)
+        cost = COST_OF_ALL_NEURONS * guess / max(1, n_neurons)
+    rate = gates.gate_rate
+    if rate is None:
+        n_steps = count_steps(settings, len(dataset.train))
+        active = n_steps * max(0.0, 1.0 - gates.start_after - gates.freeze_for)
+        rate = TRAVEL / (cost * active) if cost > 0 and active > 0 else 0.0
+    return replace(
+        settings,
+        strengths=replace(strengths, width_cost=cost),
+        gates=replace(gates, gate_rate=rate),
+    )
+
+
+def count_steps(settings: RunSettings, n_train: int) -> int:
+    """Return the steps of the whole run."""
+    assert settings.epochs is not None
+    assert settings.batch_size is not None
+    return settings.epochs * steps_per_epoch(n_train, settings.batch_size)
+
+
+def make_schedule(settings: RunSettings, n_train: int) -> Schedule:
+    """Return the rates over a run whose settings are all filled in."""
+    optimiser, gates = settings.optimiser, settings.gates
+    assert settings.epochs is not None
+    assert optimiser.learning_rate is not None
+    assert optimiser.warmup_epochs is not None
+    assert gates.gate_rate is not None
+    n_steps = count_steps(settings, n_train)
+    return Schedule(
+        n_steps=n_steps,
+        n_warmup=round(optimiser.warmup_epochs * n_steps / settings.epochs),
+        gates_from=round(gates.start_after * n_steps),
+        gates_until=round((1.0 - gates.freeze_for) * n_steps),
+        learning_rate=optimiser.learning_rate,
+        gate_rate=gates.gate_rate,
+    )

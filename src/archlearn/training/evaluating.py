@@ -1,0 +1,68 @@
+"""A network is scored on a split: mean loss, and accuracy or squared error."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.training.data.datasets import Split
+from archlearn.training.objectives import Objective
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """How well a network does.
+
+    Attributes:
+        accuracy: Share of right classes; None for a regression.
+        error: Mean squared error in the targets' own units; None for classes.
+    """
+
+    loss: float
+    accuracy: float | None
+    error: float | None
+    n_examples: int
+
+
+@torch.no_grad()
+def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor:
+    """Return loss sum, score sum and number of examples, in evaluation mode.
+
+    The mode of every submodule is afterwards what it was.
+    """
+    device = objective.mean.device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        for raw, targets in zip(
+            split.inputs.split(_BATCH), split.targets.split(_BATCH), strict=True
+        ):
+            raw, targets = raw.to(device), targets.to(device)
+            outputs = network(objective.inputs(raw))
+            loss = objective.loss(outputs, targets).double() * len(targets)
+            score = objective.score_sum(outputs, targets)
+            sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return sums
+
+
+def score_of(sums: Tensor, task: str) -> Score:
+    """Return the score that sums over all examples amount to."""
+    loss, score, count = sums.tolist()
+    classification = task == "classification"
+    return Score(
+        loss=loss / count,
+        accuracy=score / count if classification else None,
+        error=None if classification else score / count,
+        n_examples=int(count),
+    )
+
+
+def evaluate(network: nn.Module, split: Split, objective: Objective) -> Score:
+    """Return the score of a network on a split, on the objective's device."""
+    return score_of(sum_scores(network, split, objective), objective.task)

@@ -1,0 +1,138 @@
+"""At the end of a run the network is compacted, tested once, saved and summed up."""
+
+import copy
+import dataclasses
+import platform
+from typing import Any
+
+import torch
+from torch import nn
+
+import archlearn
+from archlearn.costs import count_costs
+from archlearn.storage import save
+from archlearn.surgery.architecture import Architecture, read_architecture
+from archlearn.surgery.compacting import compact
+from archlearn.surgery.planning import plan
+from archlearn.training.checkpoints import Position
+from archlearn.training.evaluating import Score, evaluate
+from archlearn.training.hardware import describe_hardware
+from archlearn.training.objectives import objective_of
+from archlearn.training.optimising import has_gates
+from archlearn.training.preparing import Session, gate_network
+from archlearn.training.recording import COMPACT, METRICS, SUMMARY, read_lines, write_json
+
+
+def finish(session: Session, position: Position, command: str) -> dict[str, Any]:
+    """Write the compact model and the summary of a run, and return the summary.
+
+    The compact model is a plain module in ordinary memory layout on the CPU. The test examples
+    are looked at here for the first and only time.
+    """
+    model = copy.deepcopy(session.work.model).cpu().to(memory_format=torch.contiguous_format)
+    small, merged, evidence = _compact(model, session)
+    save(small, session.folder / COMPACT)
+    objective = objective_of(session.dataset)
+    score = evaluate(small, session.dataset.test, objective)
+    before, after = _describe(session.network, session), _describe(small, session)
+    after["bytes"] = (session.folder / COMPACT).stat().st_size
+    if has_gates(model):
+        after |= _architecture(read_architecture(model))
+    summary = {
+        "format": 1,
+        "finished": True,
+        "name": session.folder.name,
+        **_what(session),
+        "before": before,
+        "after": after,
+        "merged": merged,
+        **_scores(session, score),
+        **evidence,
+        **_circumstances(session, position, command),
+    }
+    write_json(session.folder / SUMMARY, summary)
+    return summary
+
+
+def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], dict[str, Any]]:
+    """Return the compact model, the layers merged away, and plan and certificate."""
+    if not has_gates(model):
+        return model, [], {"certificate": {}, "plan": ""}
+    chosen = plan(model, session.example, pay=session.settings.strengths.pay)
+    small = compact(model, chosen)
+    certificate = dataclasses.asdict(small.certificate)  # pyright: ignore[reportArgumentType]
+    return small, [], {"certificate": certificate, "plan": str(chosen)}
+
+
+def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
+    """Return the architecture and costs of a plain network."""
+    costs = count_costs(network, session.example)
+    described: dict[str, Any] = {
+        "parameters": costs.parameters,
+        "multiply_adds": costs.multiply_adds,
+    }
+    if session.settings.gates.learn != "nothing" and network is session.network:
+        gated = gate_network(network, session.example, session.settings)
+        described |= _architecture(read_architecture(gated))
+    return described
+
+
+def _architecture(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "architecture": str(architecture),
+        "widths": [{"name": layer.name, "width": layer.width} for layer in architecture.layers],
+    }
+
+
+def _what(session: Session) -> dict[str, Any]:
+    dataset, objective = session.dataset, objective_of(session.dataset)
+    return {
+        "model": session.settings.model,
+        "data": session.settings.data,
+        "data_source": dataset.source,
+        "task": dataset.task,
+        "normalisation": {
+            "mean": objective.mean.reshape(-1).tolist(),
+            "std": objective.std.reshape(-1).tolist(),
+            "target_mean": objective.target_mean.reshape(-1).tolist(),
+            "target_std": objective.target_std.reshape(-1).tolist(),
+        },
+    }
+
+
+def _scores(session: Session, score: Score) -> dict[str, Any]:
+    rows = read_lines(session.folder / METRICS)
+    last = rows[-1] if rows else {}
+    return {
+        "test_accuracy": score.accuracy,
+        "test_error": score.error,
+        "test_loss": score.loss,
+        "n_test": score.n_examples,
+        "validation_accuracy": last.get("validation_accuracy"),
+        "validation_error": last.get("validation_error"),
+    }
+
+
+def _circumstances(session: Session, position: Position, command: str) -> dict[str, Any]:
+    settings, strengths = session.settings, session.work.strengths
+    return {
+        "strengths": {} if strengths is None else _plain(strengths),
+        "command": command,
+        "hardware": describe_hardware(session.fabric, settings.hardware.precision),
+        "versions": {
+            "archlearn": archlearn.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "seed": settings.seed,
+        "epochs": session.n_epochs,
+        "steps": position.step,
+        "seconds": round(position.seconds, 3),
+        "resumed": position.resumed,
+        "files": {"compact": COMPACT},
+    }
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    table = dataclasses.asdict(settings)
+    return {name: getattr(value, "value", value) for name, value in table.items()}

@@ -1,0 +1,219 @@
+"""The loop: steps, then a line of metrics, then a checkpoint, until the last epoch.
+
+It can be left at any moment. What is on the disk is then the state after some finished step,
+and going on from there gives, bit for bit, what never stopping would have given.
+"""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from archlearn.training.checkpoints import Position, write_checkpoint
+from archlearn.training.errors import RunInterruptedError, RunStoppedError
+from archlearn.training.evaluating import Score, score_of, sum_scores
+from archlearn.training.interrupting import Interruption
+from archlearn.training.measuring import Observatory, Snapshot, read_gates
+from archlearn.training.observing import EpochEnd, Observer
+from archlearn.training.preparing import Session
+from archlearn.training.randomness import capture_random_states, order_of_epoch
+from archlearn.training.recording import GATES, METRICS, append_line
+from archlearn.training.states import RANDOM, collect_tensors
+
+_STEPS_BETWEEN_CHECKS = 50
+
+
+class Loop:
+    """Carries a session from a position to its end."""
+
+    def __init__(
+        self, session: Session, position: Position, observer: Observer, stop: Interruption
+    ) -> None:
+        self._session = session
+        self._observer = observer
+        self._stop = stop
+        self._observatory = Observatory(session.work.model)
+        self._started = time.monotonic() - position.seconds
+        self._first_step = position.step
+        self._sitting = time.monotonic()
+        self._saved = time.monotonic()
+        self.position = position
+
+    def run(self) -> None:
+        """Do all epochs that are left.
+
+        Raises:
+            RunStoppedError: If the run was interrupted or its loss is no number any more.
+        """
+        if self.position.step == 0:
+            self._record(None, None)
+        while self.position.epoch < self._session.n_epochs:
+            self._run_epoch()
+        self.position = replace(self.position, seconds=time.monotonic() - self._started)
+
+    def _run_epoch(self) -> None:
+        session, epoch = self._session, self.position.epoch
+        order = order_of_epoch(len(session.dataset.train), session.settings.seed, epoch)
+        session.stepper.begin_epoch(order, self.position.loss_sum, self.position.penalty_sum)
+        place = self.position.step - epoch * session.steps_per_epoch
+        while place < session.steps_per_epoch:
+            done = session.stepper.advance(place, self.position.step)
+            place += done
+            self.position = replace(self.position, step=self.position.step + done)
+            self._observer.stepped(self.position.step)
+            self._look_after(place)
+        self._end_epoch()
+
+    def _look_after(self, place: int) -> None:
+        """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
+        alone = self._session.fabric.world_size == 1
+        every = 1 if alone and self._session.fabric.device.type == "cpu" else _STEPS_BETWEEN_CHECKS
+        if self.position.step % every == 0:
+            self._check_loss(self._session.stepper.sums()[0])
+        if place == self._session.steps_per_epoch:
+            return
+        if alone and (self._is_due() or self._stop.asked):
+            self._save()
+        if alone and self._stop.asked:
+            raise self._interrupted()
+
+    def _end_epoch(self) -> None:
+        session = self._session
+        n_steps = session.steps_per_epoch
+        loss, cost = (total / n_steps for total in session.stepper.sums())
+        self._check_loss(loss)
+        self.position = replace(
+            self.position, epoch=self.position.epoch + 1, loss_sum=0.0, penalty_sum=0.0
+        )
+        self._record(loss, cost)
+        finished = self.position.epoch == session.n_epochs
+        # All processes must agree, and only the first one's clock and signals count.
+        wanted = session.fabric.broadcast(self._is_due() or self._stop.asked or finished)
+        if wanted:
+            self._save()
+        if session.fabric.broadcast(self._stop.asked) and not finished:
+            raise self._interrupted()
+
+    def _record(self, loss: float | None, cost: float | None) -> None:
+        """Write the lines of an epoch, and tell the observer."""
+        session, position = self._session, self.position
+        score = self._validate()
+        if not session.fabric.is_global_zero:
+            return
+        width, depth = read_gates(session.work.model)
+        snapshot = self._observatory.measure(width, depth, self._epochs_to_move())
+        seconds = time.monotonic() - self._started
+        row = make_row(session, position, score, snapshot) | {
+            "train_loss": loss,
+            "penalty": cost,
+            "seconds": round(seconds, 3),
+        }
+        append_line(session.folder / METRICS, row)
+        gates = {"width": rounded(width), "depth": {n: v[0] for n, v in rounded(depth).items()}}
+        append_line(session.folder / GATES, {"epoch": position.epoch, **gates})
+        left = self._seconds_left()
+        end = EpochEnd(row=row, projected=snapshot.projected, seconds_left=left)
+        self._observer.epoch_ended(end)
+
+    def _validate(self) -> Score:
+        """Return the score on the validation part, each process taking its share."""
+        session = self._session
+        fabric, split = session.fabric, session.dataset.validation
+        mine = torch.arange(fabric.global_rank, len(split), fabric.world_size)
+        sums = sum_scores(session.work.model, split.take(mine), session.objective)
+        total = fabric.all_reduce(sums, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return score_of(total, session.objective.task)
+
+    def _epochs_to_move(self) -> float:
+        until = self._session.work.schedule.gates_until
+        return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
+
+    def _seconds_left(self) -> float:
+        done = self.position.step - self._first_step
+        if done <= 0:
+            return math.nan
+        spent = time.monotonic() - self._sitting
+        return spent / done * (self._session.work.schedule.n_steps - self.position.step)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved >= self._session.settings.record.checkpoint_seconds
+
+    def _check_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        rate = self._session.settings.optimiser.learning_rate or 0.0
+        raise RunStoppedError(
+            f"the loss became {loss} by step {self.position.step} (epoch "
+            f"{self.position.epoch + 1}); the last checkpoint is from before that; go on from it "
+            f"with a smaller rate: archlearn learn --resume {self._session.folder} "
+            f"--learning-rate {rate / 4:g}"
+        )
+
+    def _interrupted(self) -> RunInterruptedError:
+        folder: Path = self._session.folder
+        return RunInterruptedError(
+            f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
+            f"{self._session.n_epochs}); go on with: archlearn learn --resume {folder}"
+        )
+
+    def _save(self) -> None:
+        """Write a checkpoint with the random states of all processes."""
+        session = self._session
+        loss, cost = session.stepper.sums()
+        within = self.position.step > self.position.epoch * session.steps_per_epoch
+        position = replace(
+            self.position,
+            loss_sum=loss if within else 0.0,
+            penalty_sum=cost if within else 0.0,
+            seconds=time.monotonic() - self._started,
+        )
+        states = _random_states(session)
+        self._saved = time.monotonic()
+        if session.fabric.is_global_zero:
+            tensors = collect_tensors(session.work.model, session.work.optimisers)
+            write_checkpoint(session.folder, position, tensors | states)
+
+
+def _random_states(session: Session) -> dict[str, Tensor]:
+    """Return the random states of all processes, named by rank."""
+    own = capture_random_states()
+    if session.fabric.world_size == 1:
+        return {f"{RANDOM}0/{name}": state for name, state in own.items()}
+    gathered = {name: session.fabric.all_gather(state) for name, state in own.items()}
+    return {
+        f"{RANDOM}{rank}/{name}": states[rank].cpu()
+        for name, states in gathered.items()
+        for rank in range(session.fabric.world_size)
+    }
+
+
+def make_row(
+    session: Session, position: Position, score: Score, snapshot: Snapshot
+) -> dict[str, object]:
+    """Return one line of metrics."""
+    last = max(0, position.step - 1)
+    classes = session.objective.task == "classification"
+    measured = "validation_accuracy" if classes else "validation_error"
+    return {
+        "epoch": position.epoch,
+        "step": position.step,
+        "validation_loss": score.loss,
+        measured: score.accuracy if classes else score.error,
+        "widths": snapshot.widths,
+        "linear": snapshot.linear,
+        "binarisation_gap": snapshot.gap,
+        "binarised_share": snapshot.binary_share,
+        "parameters": snapshot.costs.parameters,
+        "multiply_adds": snapshot.costs.multiply_adds,
+        "learning_rate": session.work.schedule.weight_rate(last),
+        "gate_rate": session.work.schedule.gate_rate_at(last),
+    }
+
+
+def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Return gates as lists of numbers with four decimals."""
+    return {name: [round(v, 4) for v in gate.reshape(-1).tolist()] for name, gate in gates.items()}

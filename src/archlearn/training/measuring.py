@@ -1,0 +1,102 @@
+"""What the gates say at a moment: widths, depth, costs, and where they are heading."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.costs import Costs, count_costs
+from archlearn.gates import is_open
+from archlearn.gating import depth_gates, width_gates
+from archlearn.surgery.architecture import read_architecture
+
+Gates = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """The architecture as the gates have it now.
+
+    Attributes:
+        widths: Channels kept, by layer.
+        linear: Whether a depth gate stands at linear, by site.
+        gap: Mean distance of gates from binary.
+        binary_share: Share of gates within a tenth of 0 or 1.
+        costs: What the network costs as it stands.
+        projected: Parameters at the end if gates go on as in the last epoch.
+    """
+
+    widths: dict[str, int]
+    linear: dict[str, bool]
+    gap: float
+    binary_share: float
+    costs: Costs
+    projected: int
+
+
+def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
+    """Return copies of width and depth gates on the CPU, in one transfer."""
+    width, depth = width_gates(model), depth_gates(model)
+    everything = [*width.values(), *depth.values()]
+    if not everything:
+        return {}, {}
+    flat = torch.cat([gate.detach().reshape(-1).float() for gate in everything]).cpu()
+    pieces = iter(flat.split([gate.numel() for gate in everything]))
+    return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+
+
+class Observatory:
+    """Measures gates on a copy of the model on the CPU, so that training is not disturbed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._copy = copy.deepcopy(model).cpu()
+        self._known: dict[bytes, Costs] = {}
+        self._last: Tensor | None = None
+
+    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> Snapshot:
+        """Return what the gates say.
+
+        Args:
+            width: Width gates, from `read_gates`.
+            depth: Depth gates.
+            epochs_to_move: Epochs in which gates will still move.
+        """
+        flat = torch.cat([*width.values(), *depth.values(), torch.empty(0)])
+        drift = torch.zeros_like(flat) if self._last is None else flat - self._last
+        self._last = flat
+        future = (flat + drift * epochs_to_move).clamp(0, 1)
+        projected = self._costs(*_split(future, width, depth))
+        costs = self._costs(width, depth)
+        distance = torch.minimum(flat, 1 - flat)
+        return Snapshot(
+            widths={layer.name: layer.width for layer in read_architecture(self._copy).layers},
+            linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
+            gap=distance.mean().item() if len(flat) else 0.0,
+            binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
+            costs=costs,
+            projected=projected.parameters,
+        )
+
+    @torch.no_grad()
+    def _costs(self, width: Gates, depth: Gates) -> Costs:
+        """Return the costs with these gates, which the copy holds from then on."""
+        for own, given in ((width_gates(self._copy), width), (depth_gates(self._copy), depth)):
+            for name, gate in own.items():
+                gate.copy_(given[name].reshape(gate.shape))
+        key = _key(width, depth)
+        if key not in self._known:
+            self._known[key] = count_costs(self._copy)
+        return self._known[key]
+
+
+def _split(flat: Tensor, width: Gates, depth: Gates) -> tuple[Gates, Gates]:
+    sizes = [gate.numel() for gate in (*width.values(), *depth.values())]
+    pieces = iter(flat.split(sizes)) if sizes else iter(())
+    return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+
+
+def _key(width: Mapping[str, Tensor], depth: Mapping[str, Tensor]) -> bytes:
+    """Return the binary values of all gates as bytes: costs depend on nothing else."""
+    return b"|".join(is_open(gate).numpy().tobytes() for gate in (*width.values(), *depth.values()))

@@ -1,0 +1,187 @@
+"""Settings become a session: data, a gated model, optimisers and a stepper, ready to go."""
+
+import copy
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from archlearn.gating import add_gates, width_gates
+from archlearn.learning import Learn
+from archlearn.models.choosing import build_network
+from archlearn.penalties import Price, Strengths
+from archlearn.training.capturing import CapturedStepper, DeviceStep
+from archlearn.training.data.building import build_dataset
+from archlearn.training.data.choosing import load_examples
+from archlearn.training.data.datasets import Dataset
+from archlearn.training.data.fetching import Progress
+from archlearn.training.defaults import (
+    derive_sizes,
+    derive_strengths,
+    make_schedule,
+    steps_per_epoch,
+)
+from archlearn.training.errors import SettingsError
+from archlearn.training.hardware import start_fabric
+from archlearn.training.objectives import Objective, objective_of
+from archlearn.training.optimising import has_gates, make_optimisers
+from archlearn.training.randomness import seed_everything
+from archlearn.training.settings import RunSettings
+from archlearn.training.stepping import EagerStepper, Stepper, Work
+
+logger = logging.getLogger(__name__)
+
+_LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
+_MOST_BYTES_ON_DEVICE = 8 << 30
+_MOST_PARAMETERS_TO_CAPTURE = 20_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """All that a run needs while it goes on.
+
+    Attributes:
+        settings: Every setting filled in.
+        example: Two normalised inputs, on the CPU.
+        network: The plain network before gates and training, on the CPU.
+        work: The gated model, its optimisers and what it learns from.
+    """
+
+    folder: Path
+    settings: RunSettings
+    fabric: Fabric
+    dataset: Dataset
+    objective: Objective
+    example: Tensor
+    network: nn.Module
+    work: Work
+    stepper: Stepper
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of steps of an epoch."""
+        return steps_per_epoch(len(self.dataset.train), self.work.batch_size)
+
+    @property
+    def n_epochs(self) -> int:
+        """Return the number of epochs of the whole run."""
+        return self.work.schedule.n_steps // self.steps_per_epoch
+
+
+def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
+    """Return a session at the beginning of its first epoch."""
+    fabric = start_fabric(settings.hardware)
+    with fabric.rank_zero_first():
+        examples = load_examples(settings.data, progress)
+    dataset = build_dataset(examples, validation_share=settings.validation, limit=settings.limit)
+    n_parts = fabric.world_size * settings.hardware.accumulate
+    settings = derive_sizes(settings, len(dataset.train), n_parts)
+    _check_batch(settings, len(dataset.train), n_parts)
+    seed_everything(settings.seed, 0)
+    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    model = gate_network(network, example, settings)
+    n_neurons = sum(gate.numel() for gate in width_gates(model).values())
+    settings = derive_strengths(settings, dataset, n_neurons)
+    work = _make_work(settings, dataset, model, fabric)
+    seed_everything(settings.seed, fabric.global_rank)
+    work, stepper = make_stepper(work, fabric, settings)
+    return Session(
+        folder=folder,
+        settings=settings,
+        fabric=fabric,
+        dataset=dataset,
+        objective=work.objective,
+        example=example,
+        network=network,
+        work=work,
+        stepper=stepper,
+    )
+
+
+def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> nn.Module:
+    """Return a gated copy, or a plain one where nothing of the architecture is learnt."""
+    gates = settings.gates
+    if gates.learn == "nothing":
+        return copy.deepcopy(network)
+    learn = {"*": _LEARNT[gates.learn], **dict.fromkeys(gates.leave, Learn.NOTHING)}
+    everything = gates.learn == "all" and not gates.leave
+    return add_gates(
+        network,
+        example,
+        learn=None if everything else learn,
+        width_start=gates.width_start,
+        depth_start=gates.depth_start,
+    )
+
+
+def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
+    batch = settings.batch_size
+    if batch is None or batch < 1 or batch > n_train or batch % n_parts:
+        raise SettingsError(
+            f"batches of {batch} were asked for, but there are {n_train} train examples and "
+            f"{n_parts} processes times accumulated parts; choose a multiple of {n_parts} that "
+            f"is at most {n_train}"
+        )
+
+
+def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric: Fabric) -> Work:
+    assert settings.batch_size is not None
+    if len(dataset.input_shape) == 3:
+        model = model.to(memory_format=torch.channels_last)
+    model.to(fabric.device)
+    capture = can_capture(settings, model, dataset, fabric)
+    return Work(
+        model=model,
+        optimisers=make_optimisers(model, settings.optimiser, on_device=capture),
+        train=dataset.train,
+        objective=objective_of(dataset).to(fabric.device),
+        schedule=make_schedule(settings, len(dataset.train)),
+        strengths=strengths_of(settings) if has_gates(model) else None,
+        batch_size=settings.batch_size,
+        accumulate=settings.hardware.accumulate,
+    )
+
+
+def strengths_of(settings: RunSettings) -> Strengths:
+    """Return the paper's four lambdas from the settings."""
+    asked = settings.strengths
+    assert asked.width_cost is not None
+    return Strengths.from_width_cost(
+        asked.width_cost,
+        asked.ratio,
+        depth_share=asked.depth_share,
+        price=Price[asked.price.upper()],
+    )
+
+
+def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabric: Fabric) -> bool:
+    """Return whether the step is one that a CUDA graph can hold and is worth it."""
+    size = dataset.train.inputs.numel() * dataset.train.inputs.element_size()
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        settings.hardware.capture == "auto"
+        and fabric.device.type == "cuda"
+        and fabric.world_size == 1
+        and settings.hardware.accumulate == 1
+        and settings.hardware.precision in ("32-true", "bf16-mixed")
+        and size <= _MOST_BYTES_ON_DEVICE
+        and n_parameters <= _MOST_PARAMETERS_TO_CAPTURE
+    )
+
+
+def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Work, Stepper]:
+    """Return a captured step where the optimisers are made for one, else an ordinary one."""
+    if not work.optimisers[0].defaults.get("fused"):
+        return work, EagerStepper(work, fabric)
+    body = DeviceStep(work, fabric.device, bf16=settings.hardware.precision == "bf16-mixed")
+    try:
+        n_steps = steps_per_epoch(len(work.train), work.batch_size)
+        return work, CapturedStepper(body, n_steps)
+    except RuntimeError as error:
+        logger.warning("the step cannot be captured, so it runs call by call: %s", error)
+    work = replace(work, optimisers=make_optimisers(work.model, settings.optimiser))
+    return work, EagerStepper(work, fabric)

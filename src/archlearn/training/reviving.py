@@ -1,0 +1,50 @@
+"""A run's gated model as its last checkpoint has it, for surgery after the fact."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from archlearn.models.choosing import build_network
+from archlearn.training.checkpoints import Position, read_checkpoint
+from archlearn.training.data.building import build_dataset
+from archlearn.training.data.choosing import load_examples
+from archlearn.training.data.datasets import Dataset
+from archlearn.training.errors import CheckpointError, SettingsError
+from archlearn.training.objectives import objective_of
+from archlearn.training.preparing import gate_network
+from archlearn.training.recording import read_run_settings
+from archlearn.training.states import restore_tensors_
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revived:
+    """A gated model with what it was trained on."""
+
+    model: nn.Module
+    example: Tensor
+    dataset: Dataset
+    position: Position
+
+
+def revive(folder: Path) -> Revived:
+    """Return the gated model of a run at its last checkpoint, on the CPU.
+
+    Raises:
+        SettingsError: If there is no run, or it learns nothing of the architecture.
+        CheckpointError: If the run has no checkpoint yet.
+    """
+    settings = read_run_settings(folder)
+    if settings.gates.learn == "nothing":
+        raise SettingsError(f"the run {folder} learns no architecture (learn = 'nothing')")
+    found = read_checkpoint(folder)
+    if found is None:
+        raise CheckpointError(f"the run {folder} has no checkpoint yet; let it run for a while")
+    dataset = build_dataset(
+        load_examples(settings.data), validation_share=settings.validation, limit=settings.limit
+    )
+    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    model = gate_network(network, example, settings)
+    restore_tensors_(found[1], model, ())
+    return Revived(model=model, example=example, dataset=dataset, position=found[0])

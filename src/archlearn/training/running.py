@@ -1,0 +1,126 @@
+"""A run from its settings to its summary, or from wherever it was stopped."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from archlearn.costs import count_costs
+from archlearn.surgery.architecture import read_architecture
+from archlearn.training.checkpoints import Position, read_checkpoint
+from archlearn.training.data.fetching import Progress, no_progress
+from archlearn.training.disks import explaining_full_disks
+from archlearn.training.errors import SettingsError
+from archlearn.training.finishing import finish
+from archlearn.training.interrupting import Interruption
+from archlearn.training.looping import Loop
+from archlearn.training.observing import Observer, RunStart, SilentObserver
+from archlearn.training.optimising import has_gates
+from archlearn.training.preparing import Session, prepare
+from archlearn.training.recording import (
+    GATES,
+    METRICS,
+    cut_lines,
+    read_run_settings,
+    start_folder,
+    write_settings,
+)
+from archlearn.training.settings import RunSettings
+from archlearn.training.states import restore_random, restore_tensors_
+from archlearn.training.tables import changed_fixed, override
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audience:
+    """Who watches a run, and the command that started it."""
+
+    observer: Observer
+    progress: Progress = no_progress
+    command: str = ""
+
+
+def learn(
+    settings: RunSettings, folder: Path, audience: Audience | None = None
+) -> Mapping[str, Any]:
+    """Learn an architecture and return the summary of the run.
+
+    Raises:
+        SettingsError: If settings do not fit, or the folder holds a run.
+        RunStoppedError: If the run stops before its end; it can be resumed.
+    """
+    with explaining_full_disks(folder):
+        if os.environ.get("RANK", "0") == "0":
+            start_folder(folder, settings)
+        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+
+
+def resume(
+    folder: Path, given: Mapping[str, Any] | None = None, audience: Audience | None = None
+) -> Mapping[str, Any]:
+    """Go on with a run that was stopped, and return its summary.
+
+    Args:
+        folder: The run's folder.
+        given: Settings to change from now on, by their bare names.
+        audience: Who watches.
+
+    Raises:
+        SettingsError: If there is no run, or a setting cannot be changed any more.
+    """
+    before = read_run_settings(folder)
+    settings = override(before, given or {})
+    changed = changed_fixed(before, settings)
+    if changed:
+        raise SettingsError(
+            f"{', '.join(changed)} cannot be changed when a run is resumed; start another one"
+        )
+    with explaining_full_disks(folder):
+        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+
+
+def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
+    with Interruption() as stop:
+        session = prepare(settings, folder, audience.progress)
+        position = _take_up(session)
+        audience.observer.started(_describe_start(session, position))
+        loop = Loop(session, position, audience.observer, stop)
+        loop.run()
+        session.fabric.barrier()
+        if not session.fabric.is_global_zero:
+            return {}
+        summary = finish(session, loop.position, audience.command)
+        audience.observer.finished(summary)
+        return summary
+
+
+def _take_up(session: Session) -> Position:
+    """Return where the run stands, with everything set to what it was there."""
+    if session.fabric.is_global_zero:
+        write_settings(session.folder, session.settings)
+    found = read_checkpoint(session.folder)
+    session.fabric.barrier()
+    position = Position() if found is None else found[0]
+    if session.fabric.is_global_zero:
+        for name in (METRICS, GATES):
+            cut_lines(session.folder / name, -1 if found is None else position.epoch)
+    if found is None:
+        return position
+    restore_tensors_(found[1], session.work.model, session.work.optimisers)
+    restore_random(found[1], session.fabric.global_rank)
+    return replace(position, resumed=position.resumed + 1)
+
+
+def _describe_start(session: Session, position: Position) -> RunStart:
+    model = session.work.model
+    costs = count_costs(session.network, session.example)
+    gated = has_gates(model)
+    return RunStart(
+        folder=session.folder,
+        settings=session.settings,
+        data_source=session.dataset.source,
+        architecture=str(read_architecture(model)) if gated else "",
+        parameters=costs.parameters,
+        n_steps=session.work.schedule.n_steps,
+        first_epoch=position.epoch,
+    )

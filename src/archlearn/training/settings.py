@@ -1,0 +1,119 @@
+"""A run is described by frozen dataclasses; what is left at None follows from the data.
+
+Nothing here imports torch, so that the command line can show its help at once.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(default: Any, text: str, *, fixed: bool = False) -> Any:
+    """Return a dataclass field with its help.
+
+    Args:
+        default: The value used when nothing is said.
+        text: One line for the command line's help and the documentation.
+        fixed: Whether a resumed run must keep the value it was started with.
+    """
+    return field(default=default, metadata={"help": text, "fixed": fixed})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimiserSettings:
+    """How the weights are learnt."""
+
+    optimiser: Literal["sgd", "adam"] = setting("sgd", "What updates weights.", fixed=True)
+    learning_rate: float | None = setting(
+        None, "Highest rate of the weights. [default: 0.02 at batches of 125; Adam 1e-3]"
+    )
+    momentum: float = setting(0.9, "Momentum of SGD; gates never have any.")
+    weight_decay: float = setting(5e-4, "Decay of the weights; gates never have any.")
+    warmup_epochs: float | None = setting(
+        None, "Epochs of linear warm-up before the cosine. [default: 1, at most a tenth]"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSettings:
+    """What is learnt of the architecture, and when."""
+
+    learn: Literal["all", "width", "depth", "nothing"] = setting(
+        "all", "What is learnt: widths, depth, both, or nothing (a baseline).", fixed=True
+    )
+    leave: tuple[str, ...] = setting(
+        (), "Layers (names or globs) whose architecture is left alone.", fixed=True
+    )
+    gate_rate: float | None = setting(
+        None, "Learning rate of the gates. [default: from steps and width cost]"
+    )
+    start_after: float = setting(0.05, "Part of the run before gates begin to move.")
+    freeze_for: float = setting(0.3, "Last part of the run in which gates stand still.")
+    width_start: float = setting(0.55, "Where width gates start.", fixed=True)
+    depth_start: float = setting(0.45, "Where depth gates start.", fixed=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrengthSettings:
+    """How hard the terms of the penalty pull (the paper's four lambdas)."""
+
+    width_cost: float | None = setting(
+        None, "Price of a kept neuron, lambda 3. [default: from initial widths and loss]"
+    )
+    ratio: float = setting(0.4, "Width cost over binarising strength, lambda 3 / lambda 1.")
+    depth_share: float = setting(0.1, "Depth strengths as a part of the width ones.")
+    price: Literal["neurons", "parameters", "multiply_adds"] = setting(
+        "neurons", "What a kept neuron is charged by."
+    )
+    pay: Literal["parameters", "multiply_adds"] = setting(
+        "parameters", "A linear layer is merged when this becomes less."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareSettings:
+    """Where and how the arithmetic is done."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Which device.")
+    precision: Literal["32-true", "bf16-mixed", "64-true"] = setting(
+        "32-true", "Number format.", fixed=True
+    )
+    accumulate: int = setting(1, "Parts in which a batch is worked off.", fixed=True)
+    threads: int | None = setting(None, "Threads on the CPU. [default: torch's choice]")
+    capture: Literal["auto", "no"] = setting(
+        "auto", "Capture the step as one CUDA graph where that can be done."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSettings:
+    """What is written while a run goes on."""
+
+    checkpoint_seconds: float = setting(20.0, "Least time between two checkpoints.")
+    tensorboard: bool = setting(False, "Write TensorBoard logs too (archlearn[tensorboard]).")
+    report: bool = setting(True, "Write report.html at the end.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """Everything that decides how a run goes."""
+
+    model: str = setting("lenet", "Built-in network, or package.module:function.", fixed=True)
+    data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
+    seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
+    epochs: int | None = setting(
+        None, "Passes over the train data. [default: enough for 6,000 steps]", fixed=True
+    )
+    batch_size: int | None = setting(
+        None,
+        "Examples a step, over all processes. [default: 125, less if data are few]",
+        fixed=True,
+    )
+    validation: float = setting(
+        1 / 12, "Part of the train data that is set apart to validate on.", fixed=True
+    )
+    limit: int | None = setting(None, "Use only so many train examples.", fixed=True)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    gates: GateSettings = field(default_factory=GateSettings)
+    strengths: StrengthSettings = field(default_factory=StrengthSettings)
+    hardware: HardwareSettings = field(default_factory=HardwareSettings)
+    record: RecordSettings = field(default_factory=RecordSettings)

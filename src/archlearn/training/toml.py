@@ -1,0 +1,74 @@
+"""Settings are kept as TOML: read by the standard library, written by these few lines."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archlearn.training.errors import SettingsError
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import from_table, to_table
+
+
+def format_settings(settings: RunSettings) -> str:
+    """Return settings as TOML."""
+    return format_table(to_table(settings))
+
+
+def format_table(table: Mapping[str, Any]) -> str:
+    """Return one level of tables as TOML: plain values first, then each table."""
+    lines = [_line(key, value) for key, value in table.items() if not isinstance(value, Mapping)]
+    for name, inner in table.items():
+        if isinstance(inner, Mapping):
+            lines += ["", f"[{name}]"]
+            lines += [_line(key, value) for key, value in inner.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: Any) -> str:
+    return f"{key} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case list():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+        case _:
+            return '"' + "".join(_escape(character) for character in str(value)) + '"'
+
+
+def _escape(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if ord(character) < 0x20 or ord(character) == 0x7F:
+        return f"\\u{ord(character):04x}"
+    return character
+
+
+def parse_settings(text: str, where: str) -> RunSettings:
+    """Return the settings that a TOML text holds.
+
+    Raises:
+        SettingsError: If it is not TOML, or a key or a value is not one of ours.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{where} is not TOML: {error}") from error
+    try:
+        return from_table(RunSettings, table)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def read_settings(path: Path) -> RunSettings:
+    """Return the settings that a TOML file holds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings {path}: {error}") from error
+    return parse_settings(text, str(path))
