@@ -1,0 +1,148 @@
+"""A checkpoint is whole or it is not loaded."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from archlearn.training.checkpoints import (
+    LATEST,
+    PREVIOUS,
+    Position,
+    read_checkpoint,
+    write_checkpoint,
+)
+from archlearn.training.errors import CheckpointError
+from archlearn.training.randomness import (
+    capture_random_states,
+    order_of_epoch,
+    restore_random_states,
+)
+
+
+def write_two(folder: Path) -> None:
+    for number in (1, 2):
+        tensors = {"model/a": torch.full((3, 4), float(number)), "model/empty": torch.empty(0)}
+        write_checkpoint(folder, Position(epoch=number, loss_sum=0.1 + 0.2), tensors)
+
+
+def test_newest_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path) is None
+    write_two(tmp_path)
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0] == Position(epoch=2, loss_sum=0.1 + 0.2)
+    assert torch.equal(found[1]["model/a"], torch.full((3, 4), 2.0))
+    assert {file.name for file in tmp_path.iterdir()} == {LATEST, PREVIOUS}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_truncated_checkpoint_is_passed_over(
+    tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_two(tmp_path)
+    content = (tmp_path / LATEST).read_bytes()
+    (tmp_path / LATEST).write_bytes(content[: int(len(content) * share)])
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].epoch == 1
+    assert "is torn" in caplog.text
+
+
+def test_single_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    content = bytearray((tmp_path / LATEST).read_bytes())
+    content[-5] ^= 1
+    (tmp_path / LATEST).write_bytes(bytes(content))
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].epoch == 1
+
+
+def test_nothing_is_loaded_when_all_are_torn(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    for name in (LATEST, PREVIOUS):
+        (tmp_path / name).write_bytes(b"rubbish")
+    with pytest.raises(CheckpointError, match="start the run anew"):
+        read_checkpoint(tmp_path)
+
+
+_WRITER = """
+import sys, torch
+from pathlib import Path
+from archlearn.training.checkpoints import Position, write_checkpoint
+for number in range(1, 10**9):
+    tensor = torch.full((200_000,), float(number))
+    write_checkpoint(Path(sys.argv[1]), Position(epoch=number), {"model/a": tensor})
+    if number == 1:
+        print("first", flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        command = [sys.executable, "-c", _WRITER, str(folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"first\n"
+            time.sleep(draw.random() * 0.1)
+            writer.kill()
+        found = read_checkpoint(folder)
+        assert found is not None
+        assert torch.equal(found[1]["model/a"], torch.full((200_000,), float(found[0].epoch)))
+
+
+def test_random_states_go_on_where_they_were() -> None:
+    random.gauss(0, 1)
+    np.random.randn()
+    states = capture_random_states()
+
+    def draw() -> tuple[float, float, float, float]:
+        return torch.rand(1).item(), np.random.randn(), random.gauss(0, 1), random.random()
+
+    first = [draw() for _ in range(3)]
+    restore_random_states(states)
+    assert [draw() for _ in range(3)] == first
+
+
+def test_order_follows_from_seed_and_epoch_alone() -> None:
+    torch.manual_seed(0)
+    first = order_of_epoch(100, seed=1, epoch=2)
+    torch.rand(5)
+    assert torch.equal(first, order_of_epoch(100, seed=1, epoch=2))
+    assert not torch.equal(first, order_of_epoch(100, seed=1, epoch=3))
+    assert not torch.equal(first, order_of_epoch(100, seed=2, epoch=2))
+    assert first.sort().values.tolist() == list(range(100))
+
+
+def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    script = (
+        "import resource, sys, torch\n"
+        "from pathlib import Path\n"
+        "from archlearn.training.checkpoints import Position, write_checkpoint\n"
+        "from archlearn.training.disks import explaining_full_disks\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "folder = Path(sys.argv[1])\n"
+        "with explaining_full_disks(folder):\n"
+        "    write_checkpoint(folder, Position(epoch=3), {'model/a': torch.zeros(9999)})\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "the disk is full" in ended.stderr
+    assert f"--resume {tmp_path}" in ended.stderr
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].epoch == 2
+    assert {file.name for file in tmp_path.iterdir()} == {LATEST, PREVIOUS}
+    assert os.listdir(tmp_path)

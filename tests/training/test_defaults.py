@@ -1,0 +1,71 @@
+"""Settings left open follow from steps, widths and loss."""
+
+import math
+
+import pytest
+import torch
+
+from archlearn.training.data.building import Examples, build_dataset
+from archlearn.training.data.datasets import Dataset, Split
+from archlearn.training.defaults import (
+    COST_OF_ALL_NEURONS,
+    TRAVEL,
+    count_steps,
+    derive_sizes,
+    derive_strengths,
+    make_schedule,
+)
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+
+
+def make_dataset(n: int) -> Dataset:
+    split = Split(torch.zeros(n, 1), torch.arange(n) % 10)
+    examples = Examples(name="x", source="x", train=split, test=split, validation=split)
+    return build_dataset(examples, validation_share=0.1)
+
+
+@pytest.mark.parametrize("n", [300, 1_300, 55_000])
+@pytest.mark.parametrize("n_neurons", [57, 570])
+def test_travel_of_gates_and_cost_of_all_neurons_are_the_same_everywhere(
+    n: int, n_neurons: int
+) -> None:
+    dataset = make_dataset(n)
+    settings = derive_strengths(derive_sizes(RunSettings(), n, 1), dataset, n_neurons)
+    cost, rate = settings.strengths.width_cost, settings.gates.gate_rate
+    assert cost is not None
+    assert rate is not None
+    assert cost * n_neurons == pytest.approx(COST_OF_ALL_NEURONS * math.log(10))
+    schedule = make_schedule(settings, n)
+    moved = sum(schedule.gate_rate_at(step) for step in range(schedule.n_steps)) * cost
+    assert moved == pytest.approx(TRAVEL, rel=0.01)
+
+
+def test_what_is_asked_for_is_not_changed() -> None:
+    asked = override(RunSettings(), {"epochs": 3, "batch_size": 50, "width_cost": 1e-3})
+    settings = derive_strengths(derive_sizes(asked, 1000, 1), make_dataset(1000), 10)
+    assert settings.epochs == 3
+    assert settings.batch_size == 50
+    assert settings.strengths.width_cost == 1e-3
+    assert count_steps(settings, 1000) == 60
+
+
+def test_batch_is_a_multiple_of_the_parts() -> None:
+    settings = derive_sizes(RunSettings(), 55_000, 4)
+    assert settings.batch_size == 124
+
+
+def test_rates_warm_up_fall_to_zero_and_gates_stand_still_at_both_ends() -> None:
+    asked = override(
+        RunSettings(),
+        {"epochs": 10, "batch_size": 10, "learning_rate": 1.0, "warmup_epochs": 1.0,
+         "gate_rate": 2.0, "start_after": 0.1, "freeze_for": 0.3, "width_cost": 1.0},
+    )  # fmt: skip
+    schedule = make_schedule(asked, 100)
+    rates = [schedule.weight_rate(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (place + 1) for place in range(10)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] < 1e-3
+    moving = [step for step in range(100) if schedule.gate_rate_at(step) > 0]
+    assert moving == list(range(10, 70))
+    assert schedule.gate_rate_at(40) == 2.0

@@ -1,0 +1,81 @@
+"""Settings go to TOML and back, and a misspelt key is answered with the right one."""
+
+from pathlib import Path
+
+import pytest
+
+from archlearn.training.errors import SettingsError
+from archlearn.training.settings import (
+    GateSettings,
+    OptimiserSettings,
+    RecordSettings,
+    RunSettings,
+)
+from archlearn.training.tables import changed_fixed, flat_settings, override
+from archlearn.training.toml import format_settings, parse_settings, read_settings
+
+
+def test_settings_survive_toml() -> None:
+    settings = RunSettings(
+        model='odd "name" \\ with\ttab',
+        epochs=7,
+        validation=0.1 + 0.2,
+        optimiser=OptimiserSettings(learning_rate=1e-05),
+        gates=GateSettings(leave=("conv1", "fc*")),
+        record=RecordSettings(tensorboard=True),
+    )
+    assert parse_settings(format_settings(settings), "x") == settings
+
+
+def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
+    with pytest.raises(SettingsError, match="no setting 'epoch'; did you mean 'epochs'"):
+        parse_settings("epoch = 3", "run.toml")
+    with pytest.raises(SettingsError, match=r"'learning_rate' \(in the table \[optimiser\]\)"):
+        parse_settings("learning_rat = 3", "run.toml")
+    with pytest.raises(SettingsError, match=r"'strengths.width_cst'; did you mean 'width_cost'"):
+        parse_settings("[strengths]\nwidth_cst = 3", "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('epochs = "three"', "'epochs' must be a whole number, but 'three' was given"),
+        ("epochs = 2.5", "must be a whole number"),
+        ("epochs = true", "must be a whole number"),
+        ('[gates]\nlearn = "widht"', "did you mean 'width'"),
+        ("gates = 3", "'gates' is a table"),
+        ("epochs = ", "run.toml is not TOML"),
+    ],
+)
+def test_wrong_values_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        parse_settings(text, "run.toml")
+
+
+def test_whole_numbers_are_numbers_too() -> None:
+    assert parse_settings("[strengths]\nwidth_cost = 1", "x").strengths.width_cost == 1.0
+
+
+def test_options_override_whatever_table_they_are_in() -> None:
+    settings = override(RunSettings(), {"width_cost": 1e-3, "epochs": 2, "leave": ("a",)})
+    assert settings.strengths.width_cost == 1e-3
+    assert settings.epochs == 2
+    assert settings.gates.leave == ("a",)
+    with pytest.raises(SettingsError, match="did you mean 'width_cost'"):
+        override(RunSettings(), {"width_costs": 1.0})
+
+
+def test_names_of_settings_are_unique_over_all_tables() -> None:
+    names = [name for _, name, _ in flat_settings()]
+    assert len(names) == len(set(names))
+
+
+def test_a_resumed_run_must_keep_what_is_fixed() -> None:
+    before = RunSettings()
+    after = override(before, {"seed": 3, "learning_rate": 0.1})
+    assert changed_fixed(before, after) == ["seed"]
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot read the settings .*nothing.toml"):
+        read_settings(tmp_path / "nothing.toml")
