@@ -19,3 +19,13 @@ def binarise(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
     """
     binary = (gate >= THRESHOLD).to(gate.dtype)
     return gate + (binary - gate).detach()
+
+
+def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
+    """Return binarised gates of which at least one is open, whatever they say.
+
+    If none has reached one half, the largest is open (the first of several): a layer that
+    lost all its channels would end the network.
+    """
+    is_kept = (gate >= THRESHOLD).scatter(0, gate.argmax(0, keepdim=True), True)
+    return gate + (is_kept.to(gate.dtype) - gate).detach()

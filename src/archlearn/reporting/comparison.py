@@ -93,7 +93,7 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
     on = "" if run.score_source == "test" else f" ({run.score_source})"
     seconds = as_number(run.summary.get("seconds"))
     return (
-        fill('<span class="number">$number</span> $name', number=number, name=run.name),
+        _label(number, run),
         f"{format_score(run)}{on}",
         format_count(after.parameters),
         format_ratio(before.parameters, after.parameters),
@@ -104,13 +104,17 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
     )
 
 
+def _label(number: int, run: Run) -> Html:
+    return fill('<span class="number">$number</span> $name', number=number, name=run.name)
+
+
 def _settings(runs: Sequence[Run]) -> Html:
     differences = find_differences(runs)
     if not differences:
         return write_paragraph("All runs were given the same settings.")
     head = ("Run", *differences)
     rows = (
-        (f"{place + 1} {run.name}", *(say(entries[place]) for entries in differences.values()))
+        (_label(place + 1, run), *(say(entries[place]) for entries in differences.values()))
         for place, run in enumerate(runs)
     )
     return write_table("Settings that differ between the runs", head, rows)

@@ -71,7 +71,7 @@ def find_best(points: Sequence[Point], *, lower_is_better: bool) -> tuple[Point,
 
 def draw_frontier(numbers: Frontier) -> Figure:
     """Draw each run as its number in the table, those that no other beats filled and joined."""
-    figure, axes = new_figure(height=260, width=520)
+    figure, axes = new_figure(height=225, width=380)
     axes.set_xscale("log")
     axes.plot(
         [point.parameters for point in numbers.best],
@@ -85,7 +85,7 @@ def draw_frontier(numbers: Frontier) -> Figure:
         axes.scatter(
             [point.parameters],
             [point.score],
-            s=230,
+            s=200,
             facecolor=(SERIES[0] if best else SURFACE).light,
             edgecolor=(SERIES[0] if best else MUTED).light,
             linewidth=1.2,

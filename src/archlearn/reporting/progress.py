@@ -28,6 +28,9 @@ from archlearn.reporting.series import (
     width_lines,
 )
 
+_NO_DEPTH = """<div class="card">
+<strong>Depth.</strong> Not learnt in this run; the network has $n_layers layers.
+</div>"""
 MOST_LINES = 6
 """More lines than this are drawn as a map."""
 
@@ -85,9 +88,7 @@ def _figure(name: str, title: str, caption: str, numbers: Lines) -> Html:
 def _depth(run: Run) -> Html:
     numbers = depth_lines(run)
     if numbers.empty:
-        n_layers = len(run.before.widths)
-        card = '<div class="card"><strong>Depth.</strong> Not learnt in this run: $n layers.</div>'
-        return fill(card, n=n_layers)
+        return fill(_NO_DEPTH, n_layers=len(run.before.widths))
     return _figure("depth", "Depth.", "A linear layer can merge with the next.", numbers)
 
 

@@ -14,10 +14,11 @@ _WITH = """import archlearn as al
 model = al.load("{path}")  # a plain nn.Module, ready to call
 model.eval()
 output = model(x)"""
-_WITHOUT = """from safetensors import safe_open
+_WITHOUT = """import json
+from safetensors import safe_open
 
 with safe_open("{path}", framework="pt") as file:
-    description = file.metadata()  # the graph, as JSON
+    graph = json.loads(file.metadata()["description"])  # what the layers are and how they join
     weights = {{name: file.get_tensor(name) for name in file.keys()}}"""
 
 

@@ -19,7 +19,8 @@ _SETTINGS: Final = {"svg.fonttype": "none", "svg.hashsalt": "archlearn", "path.s
 # A style element would hold for the whole page, and the metadata is links and dates.
 _LEFT_OUT: Final = ("}metadata", "}style")
 _SHADE = re.compile(r"#[0-9a-f]{6}\b")
-_FONT = re.compile(r"font: ((?:\S+ )*?[\d.]+px) [^;]*")
+# Versions of matplotlib write the family on its own, or behind the size.
+_FAMILY = re.compile(r"(font-family:|font: (?:[\w.-]+ )*[\d.]+px) [^;]*")
 _REFERENCE = re.compile(r"#(?=[A-Za-z])([\w.-]+)")
 
 
@@ -62,7 +63,7 @@ def _adapt_(element: ElementTree.Element, name: str) -> None:
     if "clip-path" in attributes:
         attributes["clip-path"] = _REFERENCE.sub(rf"#{name}-\1", attributes["clip-path"])
     if "style" in attributes:
-        attributes["style"] = _FONT.sub(r"font: \1 var(--font, sans-serif)", attributes["style"])
+        attributes["style"] = _FAMILY.sub(r"\1 var(--font, sans-serif)", attributes["style"])
         attributes["style"] = _SHADE.sub(_variable, attributes["style"])
     element.attrib.clear()
     element.attrib |= attributes

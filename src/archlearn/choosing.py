@@ -1,0 +1,214 @@
+"""What the user asks for meets what can be learnt exactly."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import InputError
+from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint, draw_blueprint
+from archlearn.graphs.ledger import Reason
+from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
+from archlearn.graphs.links import Link, find_link
+from archlearn.graphs.sites import Site
+from archlearn.graphs.tracing import ExampleInputs, Leaf
+from archlearn.learning import Learn
+
+_DEPTH_FIX = "nothing is needed if width is learnt"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is learnt in a model, and why the rest is not.
+
+    Attributes:
+        blueprint: All that is known of the model's channels.
+        links: The layers on both sides of each site whose depth is learnt.
+        no_link: Why depth is not learnt at each other site.
+        rows: For each linear op, the channels that it writes.
+    """
+
+    blueprint: Blueprint
+    links: dict[str, Link]
+    no_link: dict[str, Reason]
+    rows: tuple[tuple[str, Tensor], ...]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Choice":
+        return self
+
+    def width_reason(self, place: int, site: Site) -> Reason | None:
+        """Return why a site's width is not learnt, or None if any of its channels is."""
+        channels = self.blueprint.channels_of(place, site)
+        if channels is None:
+            return NO_CHANNELS
+        if site.node not in self.blueprint.gated[place]:
+            return NOT_ASKED
+        groups = self.blueprint.groups
+        if any(bool(torch.isin(channels, group.channels).any()) for group in groups):
+            return None
+        reasons = self.blueprint.reasons
+        return next((reasons[c] for c in channels.tolist() if c in reasons), NO_CHANNELS)
+
+    def neurons(self) -> Tensor:
+        """Return how many neurons go with one gate of each group."""
+        counts = [
+            sum(float(torch.isin(rows, group.channels).sum()) for _, rows in self.rows)
+            / len(group.channels)
+            for group in self.blueprint.groups
+        ]
+        return torch.tensor(counts).clamp(min=1.0) if counts else torch.zeros(0)
+
+    def linear_neurons(self) -> Tensor:
+        """Return how many of those a linear site frees, a row for each depth gate."""
+        table = torch.zeros(len(self.links), len(self.blueprint.groups))
+        for row, link in enumerate(self.links.values()):
+            for place, group in enumerate(self.blueprint.groups):
+                for layer, rows in self.rows:
+                    if layer == link.first:
+                        found = torch.isin(rows, group.channels).sum()
+                        table[row, place] = float(found) / len(group.channels)
+        return table
+
+
+def choose(
+    net: nn.Module,
+    inputs: ExampleInputs,
+    learn: Mapping[str, Learn] | None,
+    leaves: tuple[Leaf, ...] = (),
+) -> Choice:
+    """Return what is learnt in `net`.
+
+    Raises:
+        InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
+            be learnt at all.
+    """
+    wishes = _Wishes(learn)
+    blueprint = draw_blueprint(net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves)
+    links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
+    choice = Choice(blueprint, links, no_link, _find_rows(net, blueprint))
+    wishes.check(choice)
+    if not blueprint.groups and not links:
+        raise InputError(_nothing(choice, net))
+    return choice
+
+
+class _Wishes:
+    """The user's `learn=` mapping, and which of its keys have met a site."""
+
+    def __init__(self, learn: Mapping[str, Learn] | None) -> None:
+        self.learn = learn
+        self.met: dict[str, list[Site]] = {key: [] for key in learn or {}}
+        self.seen: dict[str, Site] = {}
+        for key, wish in (learn or {}).items():
+            if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError(
+                    f"learn[{key!r}] is {wish!r}; give Learn.WIDTH, Learn.DEPTH, both joined by "
+                    "|, or Learn.NOTHING"
+                )
+
+    def of(self, site: Site) -> Learn:
+        """Return what is asked for at a site; the last key that fits decides."""
+        self.seen[site.name] = site
+        if self.learn is None:
+            return Learn.WIDTH | Learn.DEPTH
+        asked = Learn.NOTHING
+        for key, wish in self.learn.items():
+            if any(fnmatchcase(name, key) for name in _names(site)):
+                self.met[key].append(site)
+                asked = wish
+        return asked
+
+    def check(self, choice: Choice) -> None:
+        """Raise if a key meets no site, or names one site and asks for what is not exact."""
+        for key, sites in self.met.items():
+            if not sites:
+                raise InputError(self._unknown(key))
+            if not any(sign in key for sign in "*?["):
+                self._check_exact(key, choice)
+
+    def _check_exact(self, key: str, choice: Choice) -> None:
+        wish = (self.learn or {})[key]
+        names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
+        for site in choice.blueprint.sites[0]:
+            if site.name not in names:
+                continue
+            reason = choice.width_reason(0, site)
+            if Learn.WIDTH in wish and reason is not None:
+                raise InputError(
+                    f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
+                    f"exact: {reason.text}; {reason.fix}"
+                )
+            if Learn.DEPTH in wish and site.name not in choice.links:
+                why = choice.no_link[site.name]
+                raise InputError(
+                    f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
+                    f"could follow: {why.text}; {why.fix}"
+                )
+
+    def _unknown(self, key: str) -> str:
+        known = sorted({name for site in self.seen.values() for name in _names(site)})
+        close = difflib.get_close_matches(key, known, n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+        return (
+            f"learn[{key!r}] fits no activation site; {hint} Sites are named after the layer in "
+            f"front of them: {', '.join(known[:20])}"
+        )
+
+
+def _names(site: Site) -> set[str]:
+    return {site.name, site.name.split("#")[0], site.module or site.name}
+
+
+def _find_links(
+    net: nn.Module, blueprint: Blueprint, wanted: Callable[[Site], bool]
+) -> tuple[dict[str, Link], dict[str, Reason]]:
+    found: dict[str, list[Link | str]] = {}
+    for place, graph in enumerate(blueprint.graphs):
+        for site in blueprint.sites[place]:
+            link = find_link(graph, net, site) if wanted(site) else NOT_ASKED.text
+            if site.activation.lower() == "glu":
+                link = "a gated linear unit halves its channels"
+            found.setdefault(site.name, []).append(link)
+    links: dict[str, Link] = {}
+    reasons: dict[str, Reason] = {}
+    for name, each in found.items():
+        refusal = next((link for link in each if isinstance(link, str)), None)
+        if refusal is not None:
+            reasons[name] = Reason(refusal, _DEPTH_FIX)
+        elif isinstance(each[0], Link):
+            links[name] = each[0]
+    return links, reasons
+
+
+def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor], ...]:
+    rows: dict[str, tuple[str, Tensor]] = {}
+    for place, graph in enumerate(blueprint.graphs):
+        for node in graph.nodes:
+            if node.op.startswith("call") and is_linear_op(node, net):
+                op = read_linear_op(node, net)
+                labels: Any = blueprint.followed[place].values[node.name]
+                if op is not None and op.weight not in rows:
+                    vector = labels.ids.movedim(op.channel_dim, -1)
+                    channels = vector[(0,) * (vector.dim() - 1)]
+                    rows[op.weight] = (op.layer, blueprint.root[channels])
+    return tuple(rows.values())
+
+
+def _nothing(choice: Choice, net: nn.Module) -> str:
+    sites = choice.blueprint.sites[0]
+    if not sites:
+        opaque = choice.blueprint.traces.opaque
+        inside = f" ({', '.join(opaque)} could not be followed)" if opaque else ""
+        return (
+            f"nothing can be learnt in {type(net).__name__}: it calls no activation that "
+            f"archlearn knows{inside}; use ReLU, GELU, SiLU or the like as modules or functions"
+        )
+    lines = []
+    for site in sites[:10]:
+        reason = choice.width_reason(0, site) or NO_CHANNELS
+        lines.append(f"  {site.name} ({site.activation}): {reason.text}; {reason.fix}")
+    return f"nothing can be learnt in {type(net).__name__}:\n" + "\n".join(lines)

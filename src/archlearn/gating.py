@@ -1,0 +1,126 @@
+"""Gates are put behind the activations of a copy of the user's model."""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from archlearn.binding import bind_graphs_
+from archlearn.choosing import choose
+from archlearn.errors import InputError
+from archlearn.graphs.cost_table import build_cost_table
+from archlearn.graphs.tracing import ExampleInputs, Leaf
+from archlearn.inserting import insert_gates
+from archlearn.learning import Learn
+from archlearn.stores import STORE, GateStore, find_store
+from archlearn.tristate import DEPTH_START, WIDTH_START, TriState
+
+_NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
+
+
+def add_gates(
+    net: nn.Module,
+    example_inputs: object,
+    *,
+    learn: Mapping[str, Learn] | None = None,
+    leaves: Iterable[Leaf] = (),
+    width_start: float = WIDTH_START,
+    depth_start: float = DEPTH_START,
+) -> nn.Module:
+    """Return a copy of `net` with a gate for everything that can be learnt exactly.
+
+    The copy is an instance of the user's class, computes what `net` computes while all gates
+    are as they start, and has the same parameters under the same names, and the gates.
+
+    Args:
+        net: Any model that runs on `example_inputs`; it is left untouched.
+        example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments.
+        learn: What to learn, by layer name or glob; what is not named is not learnt. Left out,
+            everything that can be learnt is.
+        leaves: Submodules, by name or class, that are not to be looked into.
+        width_start: Where width gates start; at one half or above, a channel is kept.
+        depth_start: Where depth gates start; below one half, a layer is non-linear.
+
+    Raises:
+        InputError: If the inputs do not fit, `learn` names no layer, or nothing can be learnt.
+        TracingError: If the model's own `forward` depends on data.
+    """
+    _check_gateable(net, width_start, depth_start)
+    gated = copy.deepcopy(net)
+    choice = choose(gated, ExampleInputs.of(example_inputs), learn, tuple(leaves))
+    store = GateStore(choice, width_start, depth_start)
+    store.set_cost_table(build_cost_table(choice.blueprint, gated))
+    reference = next(iter(gated.parameters()))
+    store.to(device=reference.device, dtype=reference.dtype)
+    gated.add_module(STORE, store)
+    graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
+    bind_graphs_(gated, graphs, "Gated")
+    return gated
+
+
+def width_gates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the width gates of a model by the name of their group."""
+    return dict(_gates(model, "width"))
+
+
+def depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the depth gates of a model by the name of their site."""
+    return dict(_gates(model, "depth"))
+
+
+@torch.no_grad()
+def clip_gates_(model: nn.Module) -> None:
+    """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
+    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+    torch._foreach_clamp_min_(gates, 0.0)
+    torch._foreach_clamp_max_(gates, 1.0)
+
+
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    *,
+    gate_lr: float | None = None,
+    weight_decay: float = 0.0,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Return weights and gates as two groups for any optimiser of torch.
+
+    Gates have their own rate and neither weight decay nor momentum: a gate's binary value may
+    flip back within a step or two, and momentum would carry it past.
+
+    Args:
+        model: A model with gates.
+        lr: The rate of the weights.
+        gate_lr: The rate of the gates; left out, 15 times that of the weights.
+        weight_decay: The weights' decay.
+        options: Further options for both groups.
+    """
+    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+    if not gates:
+        raise InputError("the model has no gates; call add_gates on it first")
+    known = {id(gate) for gate in gates}
+    weights = [p for p in model.parameters() if id(p) not in known]
+    rate = 15 * lr if gate_lr is None else gate_lr
+    return [
+        {"params": weights, "lr": lr, "weight_decay": weight_decay, **options},
+        {"params": gates, "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
+    ]
+
+
+def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
+    if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
+        raise InputError("the model has gates already; call add_gates on the model without them")
+    for name, start in (("width_start", width_start), ("depth_start", depth_start)):
+        if not 0 <= start <= 1:
+            raise InputError(f"{name} is {start}; a gate lies in [0, 1]")
+
+
+def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, module in model.named_modules():
+        if isinstance(module, GateStore):
+            yield from getattr(module, f"{kind}_gates")().items()
+        elif isinstance(module, TriState) and getattr(module, kind) is not None:
+            yield name, getattr(module, kind)

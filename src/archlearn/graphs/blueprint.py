@@ -1,0 +1,203 @@
+"""A blueprint says which channels of a network can be learnt, and what they are tied to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.graphs.channels import Followed, follow
+from archlearn.graphs.ledger import Ledger, Reason
+from archlearn.graphs.sites import Site, find_sites
+from archlearn.graphs.tracing import ExampleInputs, Leaf, Traces, trace
+
+Dims = dict[tuple[str, int], Tensor]
+NO_CHANNELS = Reason("no layer's channels reach it", "nothing is needed")
+NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
+TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Channels of one kind: they pass the same sites and live in the same parameters.
+
+    Attributes:
+        name: The first site that they pass.
+        channels: The smallest atom of each, in the order of that site.
+    """
+
+    name: str
+    channels: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """All that is known of a network's channels. It is never changed, and copies share it.
+
+    Attributes:
+        traces: The network's calls, without gates.
+        sites: The sites of each graph.
+        followed: The labels in each graph.
+        root: The channel of each atom.
+        dims: The channel of each index of each parameter's dimension.
+        elements: The channel of each element of parameters that are used as they are.
+        gated: The calls behind which gates stand, in each graph.
+        groups: Channels that can be learnt.
+        reasons: Why each other channel must stay.
+    """
+
+    inputs: ExampleInputs
+    traces: Traces
+    sites: tuple[tuple[Site, ...], ...]
+    followed: tuple[Followed, ...]
+    root: Tensor
+    dims: Dims
+    elements: dict[str, Tensor]
+    gated: dict[int, frozenset[str]]
+    groups: tuple[Group, ...]
+    reasons: dict[int, Reason]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
+        return self
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """The evaluation graph and, where it differs, the training graph."""
+        return self.traces.graphs
+
+    def channels_of(self, graph: int, site: Site) -> Tensor | None:
+        """Return the channels of a site, or None if none of ours reach it."""
+        found = self.followed[graph].sites.get(site.node)
+        return None if found is None else self.root[found.ids]
+
+
+def draw_blueprint(
+    net: nn.Module,
+    inputs: ExampleInputs,
+    may_gate: Callable[[Site], bool],
+    leaves: Iterable[Leaf] = (),
+) -> Blueprint:
+    """Trace a network and find what can be learnt at the sites that may be gated.
+
+    `net` is unchanged, and its training mode with it.
+    """
+    traces = trace(net, inputs, leaves)
+    sites = tuple(find_sites(graph, net) for graph in traces.graphs)
+    mode = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        return _draw(net, inputs, traces, sites, may_gate)
+    finally:
+        for module, training in mode.items():
+            module.training = training
+
+
+def _draw(
+    net: nn.Module,
+    inputs: ExampleInputs,
+    traces: Traces,
+    sites: tuple[tuple[Site, ...], ...],
+    may_gate: Callable[[Site], bool],
+) -> Blueprint:
+    def gated(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
+        return {
+            place: frozenset(
+                site.node
+                for site in found
+                if may_gate(site) and (not site.squashing or site.name in squashing)
+            )
+            for place, found in enumerate(sites)
+        }
+
+    chosen = gated(frozenset())
+    ledger, followed = follow(net, traces.graphs, inputs, chosen)
+    lonely = _lonely_squashing(ledger, followed, sites, chosen)
+    if lonely:
+        chosen = gated(lonely)
+        ledger, followed = follow(net, traces.graphs, inputs, chosen)
+    root = ledger.roots()
+    reasons = _find_reasons(ledger, root, followed)
+    dims = {key: root[ids] for key, ids in ledger.dims.items()}
+    elements = {name: root[ids] for name, ids in ledger.elements.items()}
+    groups = _find_groups(root, reasons, dims, elements, followed, sites, chosen)
+    return Blueprint(
+        inputs, traces, sites, followed, root, dims, elements, chosen, groups, reasons
+    )
+
+
+def _lonely_squashing(
+    ledger: Ledger,
+    followed: tuple[Followed, ...],
+    sites: tuple[tuple[Site, ...], ...],
+    chosen: dict[int, frozenset[str]],
+) -> frozenset[str]:
+    root = ledger.roots()
+    covered = torch.zeros(len(root), dtype=torch.bool)
+    for place, nodes in chosen.items():
+        for node in nodes & followed[place].sites.keys():
+            covered[root[followed[place].sites[node].ids]] = True
+    return frozenset(
+        site.name
+        for place, found in enumerate(sites)
+        for site in found
+        if site.squashing
+        and site.node in followed[place].sites
+        and not covered[root[followed[place].sites[site.node].ids]].any()
+    )
+
+
+def _find_reasons(
+    ledger: Ledger, root: Tensor, followed: tuple[Followed, ...]
+) -> dict[int, Reason]:
+    at_a_site = torch.zeros(len(root), dtype=torch.bool)
+    for each in followed:
+        for site in each.sites.values():
+            at_a_site[root[site.ids]] = True
+    reasons: dict[int, Reason] = {}
+    for block in ledger.blocks:
+        channels = root[block.ids]
+        for channel in torch.unique(channels[at_a_site[channels]]).tolist():
+            reasons.setdefault(channel, block.reason)
+    reasons.setdefault(0, TIED_TO_FIXED)
+    return reasons
+
+
+def _find_groups(
+    root: Tensor,
+    reasons: dict[int, Reason],
+    dims: Dims,
+    elements: dict[str, Tensor],
+    followed: tuple[Followed, ...],
+    sites: tuple[tuple[Site, ...], ...],
+    chosen: dict[int, frozenset[str]],
+) -> tuple[Group, ...]:
+    homes: dict[int, list[str]] = {}
+    names: dict[int, str] = {}
+    for place, found in enumerate(sites):
+        for site in found:
+            if site.node in chosen[place] and site.node in followed[place].sites:
+                for channel in root[followed[place].sites[site.node].ids].tolist():
+                    names.setdefault(channel, site.name)
+                    homes.setdefault(channel, []).append(f"{place} {site.node}")
+    for key, channels in [*dims.items(), *elements.items()]:
+        for channel in torch.unique(channels).tolist():
+            if channel in homes:
+                homes[channel].append(str(key))
+    together: dict[tuple[str, ...], list[int]] = {}
+    for channel, home in homes.items():
+        if channel not in reasons:
+            together.setdefault(tuple(home), []).append(channel)
+    return tuple(_name_groups(together, names))
+
+
+def _name_groups(
+    together: dict[tuple[str, ...], list[int]], names: dict[int, str]
+) -> Iterable[Group]:
+    used: dict[str, int] = {}
+    for channels in together.values():
+        unique = list(dict.fromkeys(channels))
+        name = names[unique[0]]
+        used[name] = used.get(name, 0) + 1
+        numbered = name if used[name] == 1 else f"{name}/{used[name]}"
+        yield Group(numbered, torch.tensor(unique))

@@ -1,0 +1,172 @@
+"""Labels are followed through every call of a network, beside one real run of it."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import InputError
+from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying
+from archlearn.graphs.ledger import Ledger
+from archlearn.graphs.rules.activations import activate
+from archlearn.graphs.rules.linear import linear
+from archlearn.graphs.rules.registry import rule_for
+from archlearn.graphs.sites import SiteChannels
+from archlearn.graphs.step import Step, opaque, tree_map
+from archlearn.graphs.tracing import ExampleInputs
+
+_IN_PLACE = {
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
+    operator.ipow, operator.setitem,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What became of labels in one graph.
+
+    Attributes:
+        values: What each node returned: labels for tensors, other values as they were.
+        sites: The channels of each site, by the name of its node.
+    """
+
+    values: dict[str, Any]
+    sites: dict[str, SiteChannels]
+
+
+class _Follower(fx.Interpreter):
+    """Runs a graph on real inputs and applies the rule of each call to labels."""
+
+    def __init__(
+        self, net: nn.Module, graph: fx.Graph, ledger: Ledger, gated: frozenset[str]
+    ) -> None:
+        super().__init__(net, graph=graph)
+        self.net, self.ledger, self.gated = net, ledger, gated
+        self.values: dict[str, Any] = {}
+        self.sites: dict[str, SiteChannels] = {}
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
+
+    def run_node(self, n: fx.Node) -> Any:
+        out = self._run_real(n)
+        self.values[n.name] = self._follow(n, out)
+        return out
+
+    def _run_real(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except Exception as error:
+            where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
+            raise InputError(
+                f"the model does not run on the example inputs: {where}: {error}. Give inputs "
+                "that model(...) takes, on the device and in the dtype of the model"
+            ) from error
+
+    def _follow(self, n: fx.Node, out: Any) -> Any:
+        if n.op == "get_attr":
+            return self._read_attribute(n, out) if isinstance(out, Tensor) else out
+        if n.op == "placeholder":
+            return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
+        step = self._step(n, out)
+        if n.op == "output":
+            for labels in step.labels:
+                self.ledger.block(
+                    labels.ids, "part of the model's output", "the output is never narrowed"
+                )
+            return None
+        self._guard_in_place(n, step)
+        made = self.rules[n](step)
+        if self.rules[n] is activate:
+            self._note_site(n, made)
+        return made
+
+    def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels:
+        rules = {self.rules.get(user, opaque) for user in n.users}
+        if opaque in rules:
+            self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
+        if rules <= {opaque, linear}:
+            fixed = fixed_like(out)
+            return Labels(fixed.ids, fixed.state, str(n.target))
+        return self.ledger.raw(str(n.target))
+
+    def _step(self, n: fx.Node, out: Any) -> Step:
+        labelled = fx.node.map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
+        real_args, real_kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = labelled
+        return Step(
+            n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
+            gated=n.name in self.gated,
+        )  # fmt: skip
+
+    def _guard_in_place(self, n: fx.Node, step: Step) -> None:
+        if not n.args or not isinstance(n.args[0], fx.Node) or not _is_in_place(n, self.net):
+            return
+        changed = n.args[0]
+        if any(self.order[user] > self.order[n] for user in changed.users):
+            for labels in step.labels:
+                self.ledger.block(
+                    labels.ids,
+                    f"changed in place by {n.name} and read again afterwards",
+                    "use the result of the call, or set inplace=False",
+                )
+
+    def _note_site(self, n: fx.Node, made: Any) -> None:
+        if not isinstance(made, Labels) or made.ids.dim() < 1:
+            return
+        dims = varying(made.ids)
+        if dims:
+            ids, _ = self.ledger.read(made, dims[0])
+            self.sites[n.name] = SiteChannels(dims[0], ids)
+        elif bool((made.ids != FIXED).any()):
+            self.sites[n.name] = SiteChannels(min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1])
+
+
+def follow(
+    net: nn.Module,
+    graphs: Sequence[fx.Graph],
+    inputs: ExampleInputs,
+    gated: Mapping[int, frozenset[str]],
+) -> tuple[Ledger, tuple[Followed, ...]]:
+    """Follow labels through all graphs of a network that is in evaluation mode.
+
+    Args:
+        net: The network that was traced.
+        graphs: Its graphs; their parameters, and so their atoms, are the same.
+        inputs: Arguments for one call.
+        gated: Sites that are taken to be gated, by graph.
+
+    Raises:
+        InputError: If the network does not run on the inputs.
+    """
+    ledger = Ledger(net)
+    followed: list[Followed] = []
+    given = (*inputs.args, *inputs.kwargs.values())
+    with torch.no_grad():
+        for place, graph in enumerate(graphs):
+            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            follower.run(*given)
+            followed.append(Followed(follower.values, follower.sites))
+    _keep_ambiguous_parameters(ledger)
+    return ledger, tuple(followed)
+
+
+def _keep_ambiguous_parameters(ledger: Ledger) -> None:
+    """A parameter used in two ways, or by something unknown, keeps all it has."""
+    twice = set(ledger.elements) & {name for name, _ in ledger.dims}
+    for name in twice | ledger.opaque_uses:
+        parts = [ids for (other, _), ids in ledger.dims.items() if other == name]
+        for ids in [*parts, ledger.elements.get(name, ledger.new_atoms(0))]:
+            ledger.block(ids, f"{name!r} is used in two ways", "use it in one way")
+
+
+def _is_in_place(n: fx.Node, net: nn.Module) -> bool:
+    if n.op == "call_module":
+        return bool(getattr(net.get_submodule(str(n.target)), "inplace", False))
+    name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
+    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return trailing or n.target in _IN_PLACE or n.kwargs.get("inplace") is True
+
+

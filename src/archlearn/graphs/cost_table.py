@@ -1,0 +1,94 @@
+"""The cost of a network is a polynomial in the numbers of channels kept in each group."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.labels import Labels
+from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """One row a parameter: `coefficient · (first·kept + a) · (second·kept + b)`.
+
+    Attributes:
+        first: Indices of the first dimension for each channel of each group.
+        first_fixed: Indices of the first dimension that always stay.
+        second: The same for the second dimension.
+        second_fixed: The same for the second dimension.
+        parameters: Numbers for each pair of indices.
+        multiply_adds: Multiply-adds for each pair of indices.
+    """
+
+    first: Tensor
+    first_fixed: Tensor
+    second: Tensor
+    second_fixed: Tensor
+    parameters: Tensor
+    multiply_adds: Tensor
+
+
+def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tensor:
+    """Return what one more channel of each group costs, at the widths that are kept now."""
+    first = table.first @ kept + table.first_fixed
+    second = table.second @ kept + table.second_fixed
+    return table.first.T @ (coefficients * second) + table.second.T @ (coefficients * first)
+
+
+def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
+    """Return the table for a network's parameters."""
+    positions = count_positions(blueprint, net)
+    group_of = torch.full((len(blueprint.root),), len(blueprint.groups))
+    for place, group in enumerate(blueprint.groups):
+        group_of[group.channels] = place
+    rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
+    for name, parameter in net.named_parameters():
+        first, first_fixed = _count_dim(blueprint, group_of, (name, 0), parameter)
+        second, second_fixed = _count_dim(blueprint, group_of, (name, 1), parameter)
+        rest = math.prod(parameter.shape[2:])
+        rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
+    firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
+    return CostTable(
+        torch.stack(firsts),
+        torch.tensor(a),
+        torch.stack(seconds),
+        torch.tensor(b),
+        torch.tensor(numbers, dtype=torch.float32),
+        torch.tensor(macs, dtype=torch.float32),
+    )
+
+
+def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:
+    """Return how often each weight is applied in one run on the example inputs."""
+    positions: dict[str, int] = {}
+    for node in blueprint.traces.evaluation.nodes:
+        if node.op.startswith("call") and is_linear_op(node, net):
+            op = read_linear_op(node, net)
+            if op is not None:
+                values = blueprint.followed[0].values
+                side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
+                positions[op.weight] = positions.get(op.weight, 0) + _places(op, values[side])
+    return positions
+
+
+def _places(op: LinearOp, labels: Any) -> int:
+    shape = labels.shape if isinstance(labels, Labels) else ()
+    channel = len(shape) + op.channel_dim
+    return math.prod(size for dim, size in enumerate(shape) if dim != channel)
+
+
+def _count_dim(
+    blueprint: Blueprint, group_of: Tensor, key: tuple[str, int], parameter: Tensor
+) -> tuple[Tensor, float]:
+    size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
+    sizes = torch.tensor([float(len(group.channels)) for group in blueprint.groups])
+    channels = blueprint.dims.get(key)
+    if channels is None:
+        return torch.zeros_like(sizes), float(size)
+    found = torch.bincount(group_of[channels], minlength=len(sizes) + 1)[:-1]
+    return found / sizes, float(size - found.sum())

@@ -1,0 +1,85 @@
+"""A label says, for each element of a tensor, which channel it belongs to.
+
+Labels have the shape of the tensor they describe. Whatever only moves data (a view, a
+permutation, a concat) is understood by doing the same to the labels. Dimensions along which
+nothing varies are kept expanded, so that labels cost little.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# What an element is when the channel it belongs to is dropped; the larger, the less is known.
+ZERO, CONSTANT, UNKNOWN = 0, 1, 2
+FIXED = 0  # the label of everything that must stay
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Channel and state of each element of one tensor.
+
+    Attributes:
+        ids: The channel of each element; `FIXED` where it is not a channel of ours.
+        state: What the element is when that channel is dropped.
+        name: The parameter or buffer that this is, as it stands.
+    """
+
+    ids: Tensor
+    state: Tensor
+    name: str | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the tensor described."""
+        return self.ids.shape
+
+
+def fixed_like(tensor: Tensor) -> Labels:
+    """Return labels for a tensor of which nothing may go."""
+    return filled(tensor.shape, FIXED, UNKNOWN)
+
+
+def filled(shape: Sequence[int], label: int, state: int) -> Labels:
+    """Return the same label and state for every element."""
+    return Labels(torch.tensor(label).expand(shape), torch.tensor(state).expand(shape))
+
+
+def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
+    """Return labels that vary along one dimension only."""
+    view = [1] * len(shape)
+    view[dim] = -1
+    return Labels(ids.reshape(view).expand(shape), state.reshape(view).expand(shape))
+
+
+def varying(ids: Tensor) -> list[int]:
+    """Return the dimensions along which labels are not all the same."""
+    return [
+        dim
+        for dim in range(ids.dim())
+        if ids.shape[dim] > 1
+        and ids.stride(dim) != 0
+        and not torch.equal(
+            core(ids, ids, dim)[0][..., 1:], core(ids, ids, dim)[0][..., :-1]
+        )
+    ]
+
+
+def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return ids and state as matrices with `dim` last and everything repeated left out."""
+    for other in range(ids.dim()):
+        if other != dim % ids.dim() and ids.stride(other) == 0 and state.stride(other) == 0:
+            ids, state = ids.narrow(other, 0, min(1, ids.shape[other])), state.narrow(
+                other, 0, min(1, state.shape[other])
+            )
+    n = ids.shape[dim]
+    return ids.movedim(dim, -1).reshape(-1, n), state.movedim(dim, -1).reshape(-1, n)
+
+
+def flat_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two equally shaped label tensors as vectors, without what is repeated in both."""
+    for dim in range(first.dim()):
+        if first.stride(dim) == 0 and second.stride(dim) == 0 and first.shape[dim] > 1:
+            first, second = first.narrow(dim, 0, 1), second.narrow(dim, 0, 1)
+    return first.reshape(-1), second.reshape(-1)

@@ -1,0 +1,1 @@
+"""What each call does to labels: one family of calls a file."""

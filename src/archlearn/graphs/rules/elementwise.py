@@ -1,0 +1,141 @@
+"""Calls that treat every element alike, alone or with those at the same place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, varying
+from archlearn.graphs.step import Step, fixed_out, opaque
+
+StateRule = Callable[[list[Tensor]], Tensor]
+
+
+def keep(step: Step) -> Any:
+    """Return the labels as they are (dropout, casts, clones)."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    return Labels(step.x.ids, step.x.state)
+
+
+def unary(step: Step) -> Any:
+    """Return the labels of a function of each element."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    if len(step.labels) > 1:
+        return mixed(step)
+    state = step.x.state
+    if not _maps_zero_to_zero(step):
+        state = torch.where(state == ZERO, CONSTANT, state)
+    return Labels(step.x.ids, state)
+
+
+def prelu(step: Step) -> Any:
+    """A slope for each channel or for all; zero stays zero."""
+    if step.node.op == "call_module":
+        name = f"{step.node.target}.weight"
+        slope = step.ledger.raw(name)
+    else:
+        slope = step.argument(1, "weight")
+    if not isinstance(slope, Labels):
+        return opaque(step)
+    if slope.ids.numel() > 1:
+        dim = 1 if step.x.ids.dim() > 1 else 0
+        ids, _ = step.ledger.read(step.x, dim)
+        step.ledger.tie(ids, slope.ids.reshape(-1))
+    return Labels(step.x.ids, step.x.state)
+
+
+def product(step: Step) -> Any:
+    """Zero times anything is zero."""
+    return combine(step, _multiply)
+
+
+def quotient(step: Step) -> Any:
+    """Zero over anything (but zero) is zero."""
+    return combine(step, _divide)
+
+
+def total(step: Step) -> Any:
+    """A sum, a difference, a maximum: zero where all are zero."""
+    return combine(step, _worst)
+
+
+def mixed(step: Step) -> Any:
+    """Any other function of elements at the same place."""
+    return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
+
+
+def combine(step: Step, state_rule: StateRule) -> Any:
+    """Tie what stands at the same place; what is broadcast along channels must stay."""
+    if not isinstance(step.out, Tensor):
+        return step.out if not step.labels else fixed_out(step.out)
+    shape = step.out.shape
+    spread = [labels.ids.broadcast_to(shape) for labels in step.labels]
+    dims = sorted({dim for ids in spread for dim in varying(ids)})
+    firm = [_is_firm(labels, shape, dims) for labels in step.labels]
+    if not any(firm):
+        return opaque(step)
+    base = spread[firm.index(True)]
+    states = [_state_of(value, shape) for value in [*step.args, *step.kwargs.values()]]
+    place = [i for i, value in enumerate([*step.args, *step.kwargs.values()]) if _is(value)]
+    for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
+        if is_firm:
+            step.ledger.tie(base, ids)
+        else:
+            step.ledger.block(
+                labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
+            )
+            states[index] = torch.tensor(UNKNOWN)
+    return Labels(base, state_rule(states).broadcast_to(shape))
+
+
+def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
+    if labels.ids.numel() == 1 and shape.numel() > 1:
+        return False
+    padded = (1,) * (len(shape) - labels.ids.dim()) + tuple(labels.shape)
+    return all(padded[dim] == shape[dim] for dim in dims)
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Labels)
+
+
+def _state_of(value: Any, shape: torch.Size) -> Tensor:
+    if isinstance(value, Labels):
+        return value.state.broadcast_to(shape)
+    return torch.tensor(ZERO if isinstance(value, int | float) and value == 0 else CONSTANT)
+
+
+def _worst(states: list[Tensor]) -> Tensor:
+    worst = states[0]
+    for state in states[1:]:
+        worst = torch.maximum(worst, state)
+    return worst
+
+
+def _multiply(states: list[Tensor]) -> Tensor:
+    least = states[0]
+    for state in states[1:]:
+        least = torch.minimum(least, state)
+    return torch.where(least == ZERO, ZERO, _worst(states))
+
+
+def _divide(states: list[Tensor]) -> Tensor:
+    above, below = states[0], _worst(states[1:])
+    safe = torch.where(above == ZERO, ZERO, torch.maximum(above, below))
+    return torch.where(below == ZERO, UNKNOWN, safe)
+
+
+def _maps_zero_to_zero(step: Step) -> bool:
+    def zero(leaf: Any) -> Any:
+        return torch.zeros(1) if isinstance(leaf, Labels) else leaf
+
+    try:
+        args = tuple(zero(value) for value in step.args)
+        value = step.call(args, {key: zero(value) for key, value in step.kwargs.items()})
+        return bool(value == 0)
+    except Exception:  # a function that knows no such tensor tells us nothing
+        return False
+

@@ -1,0 +1,137 @@
+"""Which rule follows which call. A call that is not listed here is opaque."""
+
+import operator
+from typing import Any
+
+from torch import fx, nn
+
+from archlearn.graphs.linear_ops import is_linear_op
+from archlearn.graphs.rules import elementwise, movement, norms, spatial
+from archlearn.graphs.rules.activations import activate, is_site
+from archlearn.graphs.rules.linear import linear
+from archlearn.graphs.step import Rule, Step, fixed_out, opaque
+
+
+def _number(step: Step) -> Any:
+    return step.out
+
+
+def _creation(step: Step) -> Any:
+    return fixed_out(step.out)
+
+
+_MOVES = (
+    "view reshape flatten permute transpose t squeeze unsqueeze contiguous expand expand_as chunk "
+    "split tensor_split unbind narrow select cat concat stack flip movedim swapaxes swapdims "
+    "pixel_shuffle pixel_unshuffle channel_shuffle repeat repeat_interleave tile unflatten clone "
+    "detach view_as reshape_as broadcast_to hstack vstack roll"
+).split()
+_UNARY = (
+    "abs neg exp sqrt rsqrt square sin cos log log1p expm1 erf clamp clip clamp_min clamp_max "
+    "floor ceil round sign reciprocal pow nan_to_num sigmoid hardsigmoid softplus"
+).split()
+_KEEP = (
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout to float double "
+    "half bfloat16 type type_as cuda cpu stochastic_depth drop_path requires_grad_ data"
+).split()
+_PRODUCT = "mul multiply imul mul_".split()
+_QUOTIENT = "div divide truediv true_divide itruediv div_".split()
+_TOTAL = "add iadd add_ sub subtract isub sub_ rsub maximum minimum".split()
+_MIXED = "where lerp addcmul addcdiv hypot atan2 fmod remainder floordiv".split()
+_POOLS = (
+    "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d "
+    "lp_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d boolean_dispatch fn"
+).split()
+_MEANS = "mean amax amin nanmean".split()
+_REDUCTIONS = "sum norm std var logsumexp".split()
+_ALONG = "softmax log_softmax softmin cumsum cumprod normalize".split()
+_NUMBERS = "size dim numel stride is_floating_point get_device nelement ndimension".split()
+_CREATION = "zeros ones full arange empty rand randn tensor linspace eye".split()
+
+_BY_NAME: dict[str, Rule] = {
+    **dict.fromkeys(_MOVES, movement.move),
+    **dict.fromkeys(_UNARY, elementwise.unary),
+    **dict.fromkeys(_KEEP, elementwise.keep),
+    **dict.fromkeys(_PRODUCT, elementwise.product),
+    **dict.fromkeys(_QUOTIENT, elementwise.quotient),
+    **dict.fromkeys(_TOTAL, elementwise.total),
+    **dict.fromkeys(_MIXED, elementwise.mixed),
+    **dict.fromkeys(_POOLS, spatial.pool),
+    **dict.fromkeys(_MEANS, spatial.mean),
+    **dict.fromkeys(_REDUCTIONS, spatial.reduce),
+    **dict.fromkeys(_ALONG, spatial.along_dim),
+    **dict.fromkeys(_NUMBERS, _number),
+    **dict.fromkeys(_CREATION, _creation),
+    "getitem": movement.pick,
+    "getattr": movement.attribute,
+    "pad": movement.pad,
+    "interpolate": spatial.resize,
+    "upsample": spatial.resize,
+    "batch_norm": norms.functional_batch_norm,
+    "layer_norm": norms.across_channels,
+    "group_norm": norms.across_channels,
+    "rms_norm": norms.across_channels,
+    "local_response_norm": norms.local_response,
+}
+
+_POOL_MODULES = tuple(
+    getattr(nn, f"{kind}Pool{n}d")
+    for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax", "LP")
+    for n in (1, 2, 3)
+    if hasattr(nn, f"{kind}Pool{n}d")
+)
+_PAD_MODULES = tuple(
+    getattr(nn, f"{kind}Pad{n}d")
+    for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
+    for n in (1, 2, 3)
+    if hasattr(nn, f"{kind}Pad{n}d")
+)
+_BATCH_NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+_BY_CLASS: list[tuple[Any, Rule]] = [
+    ((nn.Identity, nn.Flatten, nn.Unflatten), movement.move),
+    ((nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), movement.move),
+    ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), elementwise.keep),
+    ((nn.AlphaDropout, nn.FeatureAlphaDropout), elementwise.keep),
+    ((nn.Sigmoid, nn.Hardsigmoid), elementwise.unary),
+    (_POOL_MODULES, spatial.pool),
+    (_PAD_MODULES, spatial.pool),
+    (nn.Upsample, spatial.resize),
+    ((nn.Softmax, nn.LogSoftmax, nn.Softmin), spatial.along_dim),
+    (_BATCH_NORMS, norms.within_channel),
+    ((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), norms.across_channels),
+    (nn.LocalResponseNorm, norms.local_response),
+]
+_HOMES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
+
+
+def rule_for(node: fx.Node, net: nn.Module) -> Rule:
+    """Return the rule for a call."""
+    if is_linear_op(node, net):
+        return linear
+    if is_site(node, net):
+        return activate
+    if node.op == "call_module":
+        return _rule_for_module(net.get_submodule(str(node.target)))
+    if node.op == "call_method":
+        return _BY_NAME.get(str(node.target), opaque)
+    if node.target in (operator.getitem, getattr):
+        return _BY_NAME[node.target.__name__]  # pyright: ignore[reportFunctionMemberAccess]
+    name = getattr(node.target, "__name__", "")
+    home = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
+    return _BY_NAME.get(name, opaque) if home in _HOMES else opaque
+
+
+def _rule_for_module(module: nn.Module) -> Rule:
+    if module._forward_hooks or module._forward_pre_hooks:
+        return opaque
+    for classes, rule in _BY_CLASS:
+        known = classes if isinstance(classes, tuple) else (classes,)
+        if isinstance(module, known) and any(type(module).forward is k.forward for k in known):
+            return rule
+    return opaque
+
+

@@ -1,0 +1,119 @@
+"""A step is one call of a trace, with its arguments as labels and as they really were."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.graphs.labels import Labels, fixed_like
+from archlearn.graphs.ledger import Ledger
+
+tree_map = torch.utils._pytree.tree_map
+tree_leaves = torch.utils._pytree.tree_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call while labels are followed through a network.
+
+    Attributes:
+        args: Positional arguments, tensors replaced by their labels.
+        real_args: The same as they were in the run on the example inputs.
+        out: What the call returned in that run.
+        gated: Whether this call is a site whose channels are to be gated.
+    """
+
+    node: fx.Node
+    net: nn.Module
+    ledger: Ledger
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    real_args: tuple[Any, ...]
+    real_kwargs: dict[str, Any]
+    out: Any
+    gated: bool = False
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that a `call_module` node calls."""
+        return self.net.get_submodule(str(self.node.target))
+
+    @property
+    def labels(self) -> list[Labels]:
+        """All labels among the arguments."""
+        return [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
+
+    @property
+    def x(self) -> Labels:
+        """The labels of the call's input."""
+        return self.labels[0]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument given by position or by keyword."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Make the same call with other arguments."""
+        if self.node.op == "call_module":
+            return self.module(*args, **kwargs)
+        if self.node.op == "call_method":
+            return getattr(args[0], str(self.node.target))(*args[1:], **kwargs)
+        target: Any = self.node.target
+        return target(*args, **kwargs)
+
+
+Rule = Callable[[Step], Any]
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of nested tuples, lists, dicts and slices."""
+    if isinstance(tree, slice):
+        return [tree.start, tree.stop, tree.step]
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in leaves_of(value)]
+    if isinstance(tree, tuple | list):
+        return [leaf for value in tree for leaf in leaves_of(value)]
+    return [tree]
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to every leaf of nested tuples, lists, dicts and slices."""
+    if isinstance(tree, slice):
+        return slice(function(tree.start), function(tree.stop), function(tree.step))
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_leaves(function, value) for value in tree))
+    if isinstance(tree, tuple | list):
+        mapped = [map_leaves(function, value) for value in tree]
+        return mapped if isinstance(tree, list) else tuple(mapped)
+    return function(tree)
+
+
+def fixed_out(out: Any) -> Any:
+    """Return labels of which nothing may go for all that a call returned."""
+    return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
+
+
+def opaque(step: Step, text: str | None = None, fix: str | None = None) -> Any:
+    """Keep every channel that a call reads, and know nothing of what it returns."""
+    name = describe_call(step.node)
+    for labels in step.labels:
+        step.ledger.block(
+            labels.ids,
+            text or f"read by {name}, which may mix channels",
+            fix or "nothing is needed if the other layers are learnt",
+        )
+    return fixed_out(step.out)
+
+
+def describe_call(node: fx.Node) -> str:
+    """Return a call as its user would name it."""
+    if node.op == "call_module":
+        return f"{node.target!r}"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    return f"{name}()"

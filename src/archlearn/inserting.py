@@ -1,0 +1,107 @@
+"""Gates are written into a copy of a graph, behind the calls they belong to."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.gates import binarise, open_gates
+from archlearn.graphs.sites import Site
+from archlearn.stores import STORE, GateStore, gate_key
+from archlearn.tristate import gate_channels, mix_linear
+
+_OUT_OF_PLACE = {
+    F.relu_: F.relu, torch.relu_: torch.relu, F.leaky_relu_: F.leaky_relu, F.elu_: F.elu,
+    F.hardtanh_: F.hardtanh,
+}  # fmt: skip
+
+
+def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
+    """Return a copy of one of the model's graphs, with its gates.
+
+    Activations in front of a depth gate no longer work in place.
+    """
+    blueprint = store.choice.blueprint
+    graph, nodes = copy_graph(blueprint.graphs[place])
+    writer = _Writer(graph, net, store)
+    for site in blueprint.sites[place]:
+        node = nodes[site.node]
+        if site.name in store.choice.links:
+            node = writer.mix_linear(node, site)
+        channels = blueprint.channels_of(place, site)
+        if channels is not None and site.node in blueprint.gated[place]:
+            dim = blueprint.followed[place].sites[site.node].dim
+            writer.gate_channels(node, channels, dim)
+    return graph
+
+
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """Return a copy of a graph, and its nodes by their names in the original."""
+    made = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    made.output(made.graph_copy(graph, mapping))
+    return made, {old.name: new for old, new in mapping.items()}
+
+
+def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
+    """Return the gates of a site that several groups pass; index 0 is always open."""
+    return torch.cat([gates[0].new_ones(1), *gates])[index]
+
+
+class _Writer:
+    """Writes gates into a graph."""
+
+    def __init__(self, graph: fx.Graph, net: nn.Module, store: GateStore) -> None:
+        self.graph, self.net, self.store = graph, net, store
+        self.opened: dict[str, fx.Node] = {}
+        self.start = next(node for node in graph.nodes if node.op != "placeholder")
+
+    def gate_channels(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Put the width gates of a site behind a node."""
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        with self.graph.inserting_after(node):
+            gated = self.graph.call_function(gate_channels, (node,))
+        with self.graph.inserting_before(gated):
+            width = self._assemble(groups, index)
+        node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
+        gated.args = (node, width, dim)
+
+    def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
+        """Put the depth gate of a site behind a node."""
+        make_out_of_place_(node, self.net)
+        with self.graph.inserting_before(self.start):
+            gate = self.graph.get_attr(f"{STORE}.depth.{gate_key(site.name)}")
+            depth = self.graph.call_function(binarise, (gate,))
+        with self.graph.inserting_after(node):
+            mixed = self.graph.call_function(mix_linear, (node.args[0], node, depth))
+        node.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
+        return mixed
+
+    def _open(self, group: str) -> fx.Node:
+        if group not in self.opened:
+            with self.graph.inserting_before(self.start):
+                gate = self.graph.get_attr(f"{STORE}.width.{gate_key(group)}")
+                self.opened[group] = self.graph.call_function(open_gates, (gate,))
+        return self.opened[group]
+
+    def _assemble(self, groups: list[str], index: Tensor | None) -> fx.Node:
+        opened = [self._open(group) for group in groups]
+        if index is None:
+            return opened[0]
+        place = self.graph.get_attr(self.store.keep_index(index))
+        return self.graph.call_function(assemble_gates, (opened, place))
+
+
+def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:
+    """Let a call leave its input alone."""
+    if node.op == "call_module":
+        module = net.get_submodule(str(node.target))
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    elif node.op == "call_method":
+        node.target = str(node.target).rstrip("_")
+    else:
+        node.target = _OUT_OF_PLACE.get(node.target, node.target)  # pyright: ignore[reportArgumentType]
+        if "inplace" in node.kwargs:
+            node.update_kwarg("inplace", False)

@@ -1,0 +1,103 @@
+"""A gate store holds all gates of a model, and what is needed to price them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.choosing import Choice
+from archlearn.graphs.cost_table import CostTable
+
+STORE = "archlearn_gates"
+
+
+class GateStore(nn.Module):
+    """The gates of a model: one vector a group of channels, one number a depth site.
+
+    Attributes:
+        choice: What is learnt, and why the rest is not.
+        width: The width gates, a parameter for each group.
+        depth: The depth gates, a parameter for each site.
+    """
+
+    group_of_gate: Tensor
+    neurons: Tensor
+    linear_neurons: Tensor
+
+    def __init__(self, choice: Choice, width_start: float, depth_start: float) -> None:
+        super().__init__()
+        self.choice = choice
+        self.width, self.depth = nn.Module(), nn.Module()
+        groups = choice.blueprint.groups
+        for group in groups:
+            start = torch.full((len(group.channels),), width_start)
+            self.width.register_parameter(gate_key(group.name), nn.Parameter(start))
+        for site in choice.links:
+            self.depth.register_parameter(gate_key(site), nn.Parameter(torch.tensor(depth_start)))
+        sizes = torch.tensor([len(group.channels) for group in groups])
+        places = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+        self.register_buffer("group_of_gate", places, persistent=False)
+        self.register_buffer("neurons", choice.neurons(), persistent=False)
+        self.register_buffer("linear_neurons", choice.linear_neurons(), persistent=False)
+
+    def width_gates(self) -> dict[str, nn.Parameter]:
+        """Return the width gates by the name of their group."""
+        groups = self.choice.blueprint.groups
+        return {group.name: getattr(self.width, gate_key(group.name)) for group in groups}
+
+    def depth_gates(self) -> dict[str, nn.Parameter]:
+        """Return the depth gates by the name of their site."""
+        return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+
+    def set_cost_table(self, table: CostTable) -> None:
+        """Keep a cost table, so that it moves with the model."""
+        for name in CostTable.__slots__:
+            self.register_buffer(f"cost_{name}", getattr(table, name), persistent=False)
+
+    def cost_table(self) -> CostTable:
+        """Return the cost table, where the model now is."""
+        return CostTable(*(getattr(self, f"cost_{name}") for name in CostTable.__slots__))
+
+    def find(self, channels: Tensor) -> tuple[list[str], Tensor | None]:
+        """Return the groups that pass a site, and where its gates stand among theirs.
+
+        The place is None where the gates are just those of the one group; place 0 stands for a
+        channel that is not learnt.
+        """
+        present = [
+            group
+            for group in self.choice.blueprint.groups
+            if bool(torch.isin(channels, group.channels).any())
+        ]
+        if len(present) == 1 and torch.equal(present[0].channels, channels):
+            return [present[0].name], None
+        place: dict[int, int] = {}
+        for group in present:
+            for channel in group.channels.tolist():
+                place[channel] = len(place) + 1
+        index = torch.tensor([place.get(channel, 0) for channel in channels.tolist()])
+        return [group.name for group in present], index
+
+    def keep_index(self, index: Tensor) -> str:
+        """Keep where a site's gates stand; return the name that the model finds it under."""
+        name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
+        self.register_buffer(name, index, persistent=False)
+        return f"{STORE}.{name}"
+
+    def extra_repr(self) -> str:
+        """Show how many gates there are."""
+        return f"{len(self.group_of_gate)} width gates, {len(self.choice.links)} depth gates"
+
+
+def gate_key(name: str) -> str:
+    """Return a group's or site's name as a parameter may have it."""
+    key = name.replace(".", ":")
+    return f"{key}_" if hasattr(nn.Module, key) or key in vars(nn.Module()) else key
+
+
+def find_store(model: nn.Module) -> GateStore | None:
+    """Return the model's gate store, or None if add_gates has not been called on it."""
+    store: Any = getattr(model, STORE, None)
+    if store is None:
+        store = next((m for m in model.modules() if isinstance(m, GateStore)), None)
+    return store
