@@ -9,29 +9,38 @@ from typing import Any
 
 from archlearn.cli.display import make_display
 from archlearn.cli.downloads import show_downloads
-from archlearn.training.recording import COMPACT, REPORT
+from archlearn.training.data.fetching import Progress
+from archlearn.training.observing import Observer
+from archlearn.training.recording import COMPACT, REPORT, read_run_settings
 from archlearn.training.running import Audience, learn, resume
 from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+from archlearn.training.tensorboards import Several, TensorBoard
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
     with make_display() as display, show_downloads() as progress:
-        audience = Audience(observer=display, progress=progress, command=_command())
+        audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
         summary = learn(settings, folder, audience)
     return _conclude(folder, summary, report=settings.record.report)
 
 
 def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
+    record = override(read_run_settings(folder), asked).record
     with make_display() as display, show_downloads() as progress:
-        audience = Audience(observer=display, progress=progress, command=_command())
+        audience = _audience(display, progress, tensorboard=record.tensorboard)
         summary = resume(folder, asked, audience)
-    return _conclude(folder, summary, report=asked.get("report", True))
+    return _conclude(folder, summary, report=record.report)
 
 
-def _command() -> str:
-    return shlex.join(["archlearn", *sys.argv[1:]])
+def _audience(display: Observer, progress: Progress, *, tensorboard: bool) -> Audience:
+    observers = [display]
+    if tensorboard and os.environ.get("RANK", "0") == "0":
+        observers.append(TensorBoard())
+    command = shlex.join(["archlearn", *sys.argv[1:]])
+    return Audience(observer=Several(observers), progress=progress, command=command)
 
 
 def _conclude(folder: Path, summary: Mapping[str, Any], *, report: bool) -> Mapping[str, Any]:
