@@ -56,6 +56,7 @@ class TensorBoard:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Close the log."""
+        del summary
         self._writer.close()
 
 
