@@ -10,6 +10,7 @@ WORKERS ?= 2
 # Nothing is assumed of HOME: what would be written there goes into the environment's own folder.
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/cache/matplotlib
 export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/$(VENV)/cache/inductor
+export NO_MKDOCS_2_WARNING := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 # Two workers on two cores: more threads each would only make them wait for one another.
 export OMP_NUM_THREADS ?= 1

@@ -41,6 +41,8 @@ def load(
         return _load(path, {**COMPOSITES, **(modules or {})})
     except FileError as error:
         raise FileError(f"cannot load {str(path)!r}: {error}") from error
+    except RecursionError:
+        raise FileError(f"cannot load {str(path)!r}: its description is nested too deep") from None
     except safetensors.SafetensorError as error:
         raise FileError(
             f"cannot load {str(path)!r}: it is truncated, or not a safetensors file ({error}); "

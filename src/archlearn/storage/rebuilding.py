@@ -47,9 +47,9 @@ def bind(
     """Return `root` as a model whose `forward` carries the graphs out."""
     if not is_identifier(class_name):
         raise FileError(f"its class is named {shorten(class_name)}, which is not an identifier")
-    forward = type(fx.GraphModule(root, evaluation, class_name)).forward
+    forward = _make_forward(root, evaluation)
     if training is not None:
-        forward = _choose(forward, type(fx.GraphModule(root, training, class_name)).forward)
+        forward = _choose(forward, _make_forward(root, training))
     root.__class__ = type(class_name, (nn.Module,), {"forward": forward, "__module__": __name__})
     return root
 
@@ -59,6 +59,13 @@ def _is_chain(description: Description) -> bool:
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]
     return plain.isdisjoint(kinds)
+
+
+def _make_forward(root: nn.Module, graph: fx.Graph) -> Any:
+    try:
+        return type(fx.GraphModule(root, graph)).forward
+    except Exception as error:
+        raise FileError(f"its calls make no function ({shorten(error)})") from error
 
 
 def _choose(evaluation: Any, training: Any) -> Any:
