@@ -8,7 +8,7 @@ from benchmarks.torchvision_import import import_models
 
 N_CLASSES = 1000
 # The smallest images that each family takes; the rest take 64 x 64.
-_SIZES = {"vit": 224, "maxvit": 224, "inception": 96, "vgg": 32}
+_SIZES = {"vit": 224, "maxvit": 224, "inception": 299, "vgg": 32}
 _BATCH = 2
 
 
