@@ -49,8 +49,10 @@ def learn(
         return
     if out is None:
         raise SettingsError("say where the run's folder is to be: --out runs/a")
-    from archlearn.cli.running import start_run
     from archlearn.training.tables import override
     from archlearn.training.toml import read_settings
 
-    start_run(override(read_settings(config) if config else RunSettings(), asked), out)
+    settings = override(read_settings(config) if config else RunSettings(), asked)
+    from archlearn.cli.running import start_run
+
+    start_run(settings, out)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import archlearn
-from archlearn.costs import count_costs
 from archlearn.storage import save
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compacting import compact
@@ -17,6 +16,7 @@ from archlearn.surgery.planning import plan
 from archlearn.training.checkpoints import Position
 from archlearn.training.evaluating import Score, evaluate
 from archlearn.training.hardware import describe_hardware
+from archlearn.training.measuring import costs_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, gate_network
@@ -61,12 +61,13 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
     chosen = plan(model, session.example, pay=session.settings.strengths.pay)
     small = compact(model, chosen)
     certificate = dataclasses.asdict(small.certificate)  # pyright: ignore[reportArgumentType]
-    return small, [], {"certificate": certificate, "plan": str(chosen)}
+    merged = [site for merge in chosen.merges if merge.made for site in merge.sites]
+    return small, merged, {"certificate": certificate, "plan": str(chosen)}
 
 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
-    costs = count_costs(network, session.example)
+    costs = costs_of(network, session.example)
     described: dict[str, Any] = {
         "parameters": costs.parameters,
         "multiply_adds": costs.multiply_adds,

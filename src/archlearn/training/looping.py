@@ -35,7 +35,9 @@ class Loop:
         self._session = session
         self._observer = observer
         self._stop = stop
-        self._observatory = Observatory(session.work.model)
+        self._observatory = Observatory(
+            session.work.model, session.example, session.settings.strengths.pay
+        )
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
         self._sitting = time.monotonic()

@@ -11,6 +11,7 @@ from archlearn.costs import Costs, count_costs
 from archlearn.gates import is_open
 from archlearn.gating import depth_gates, width_gates
 from archlearn.surgery.architecture import read_architecture
+from archlearn.surgery.planning import plan
 
 Gates = dict[str, Tensor]
 
@@ -24,7 +25,7 @@ class Snapshot:
         linear: Whether a depth gate stands at linear, by site.
         gap: Mean distance of gates from binary.
         binary_share: Share of gates within a tenth of 0 or 1.
-        costs: What the network costs as it stands.
+        costs: What the network would cost, compacted now.
         projected: Parameters at the end if gates go on as in the last epoch.
     """
 
@@ -50,8 +51,10 @@ def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
 class Observatory:
     """Measures gates on a copy of the model on the CPU, so that training is not disturbed."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, example: Tensor, pay: str) -> None:
         self._copy = copy.deepcopy(model).cpu()
+        self._example = example
+        self._pay = pay
         self._known: dict[bytes, Costs] = {}
         self._last: Tensor | None = None
 
@@ -71,7 +74,7 @@ class Observatory:
         costs = self._costs(width, depth)
         distance = torch.minimum(flat, 1 - flat)
         return Snapshot(
-            widths={layer.name: layer.width for layer in read_architecture(self._copy).layers},
+            widths=self._widths() if width else {},
             linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
@@ -87,8 +90,24 @@ class Observatory:
                 gate.copy_(given[name].reshape(gate.shape))
         key = _key(width, depth)
         if key not in self._known:
-            self._known[key] = count_costs(self._copy)
+            self._known[key] = self._count() if key else costs_of(self._copy, self._example)
         return self._known[key]
+
+    def _count(self) -> Costs:
+        return per_example(plan(self._copy, self._example, pay=self._pay).after, self._example)
+
+    def _widths(self) -> dict[str, int]:
+        return {layer.name: layer.width for layer in read_architecture(self._copy).layers}
+
+
+def costs_of(network: nn.Module, example: Tensor) -> Costs:
+    """Return the costs of a network as it stands, multiply-adds for one example."""
+    return per_example(count_costs(network, example), example)
+
+
+def per_example(costs: Costs, example: Tensor) -> Costs:
+    """Return costs with the multiply-adds of one example instead of all."""
+    return Costs(costs.parameters, costs.multiply_adds // len(example))
 
 
 def _split(flat: Tensor, width: Gates, depth: Gates) -> tuple[Gates, Gates]:

@@ -34,6 +34,13 @@ def start_folder(folder: Path, settings: RunSettings) -> None:
     write_settings(folder, settings)
 
 
+def drop_folder(folder: Path) -> None:
+    """Take back the folder of a run that never began."""
+    (folder / CONFIG).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def write_settings(folder: Path, settings: RunSettings) -> None:
     """Write the settings of a run as TOML."""
     write_whole(folder / CONFIG, format_settings(settings).encode())

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from archlearn.costs import count_costs
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
 from archlearn.training.data.fetching import Progress, no_progress
@@ -15,6 +14,7 @@ from archlearn.training.errors import SettingsError
 from archlearn.training.finishing import finish
 from archlearn.training.interrupting import Interruption
 from archlearn.training.looping import Loop
+from archlearn.training.measuring import costs_of
 from archlearn.training.observing import Observer, RunStart, SilentObserver
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, prepare
@@ -22,6 +22,7 @@ from archlearn.training.recording import (
     GATES,
     METRICS,
     cut_lines,
+    drop_folder,
     read_run_settings,
     start_folder,
     write_settings,
@@ -52,7 +53,12 @@ def learn(
     with explaining_full_disks(folder):
         if os.environ.get("RANK", "0") == "0":
             start_folder(folder, settings)
-        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+        try:
+            return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+        except SettingsError:
+            # Nothing was learnt yet, and nothing can be: the folder is free for another try.
+            drop_folder(folder)
+            raise
 
 
 def resume(
@@ -113,7 +119,7 @@ def _take_up(session: Session) -> Position:
 
 def _describe_start(session: Session, position: Position) -> RunStart:
     model = session.work.model
-    costs = count_costs(session.network, session.example)
+    costs = costs_of(session.network, session.example)
     gated = has_gates(model)
     return RunStart(
         folder=session.folder,

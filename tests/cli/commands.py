@@ -1,0 +1,107 @@
+"""Commands run as a user runs them: in a process of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archlearn.training.recording import METRICS, read_lines
+
+NETWORK = """
+from torch import nn
+
+def build(input_shape, n_outputs):
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 30),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(30, 20),
+        nn.ReLU(),
+        nn.Linear(20, n_outputs),
+    )
+"""
+LEARN = [
+    "learn",
+    "--model",
+    "own_net:build",
+    "--data",
+    "digits",
+    "--limit",
+    "600",
+    "--batch-size",
+    "60",
+    "--epochs",
+    "30",
+    "--accelerator",
+    "cpu",
+    "--threads",
+    "1",
+    "--no-report",
+    "--checkpoint-seconds",
+    "0.02",
+    "--seed",
+    "3",
+]
+
+
+def write_network(folder: Path) -> None:
+    """Put a user's own network with dropout into a folder."""
+    (folder / "own_net.py").write_text(NETWORK)
+
+
+def start(arguments: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a folder, as the leader of a process group of its own."""
+    command = [sys.executable, "-m", "archlearn.cli", *arguments]
+    return start_command(command, folder, **options)
+
+
+def start_command(command: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+    """Start any program in a folder, its output to be read."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        **options,
+    )
+
+
+def run(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command to its end and return its exit code and what it said."""
+    with start(arguments, folder) as process:
+        output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def wait_for_epoch(process: subprocess.Popen[str], run_folder: Path, epoch: int) -> None:
+    """Wait until a run has written the metrics of an epoch."""
+    for _ in range(6000):
+        rows = read_lines(run_folder / METRICS)
+        if rows and rows[-1]["epoch"] >= epoch:
+            return
+        if process.poll() is not None:
+            output = process.stdout.read() if process.stdout else ""
+            raise AssertionError(f"the run ended before epoch {epoch}: {output}")
+        time.sleep(0.01)
+    raise AssertionError(f"epoch {epoch} never came")
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all it started, giving them no chance to clean up."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return metrics less the time they took."""
+    return [{name: v for name, v in row.items() if name != "seconds"} for row in rows]

@@ -1,0 +1,64 @@
+"""Two processes learn what one learns with the same global batch."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from archlearn.training.checkpoints import read_checkpoint
+from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from tests.cli.commands import kill_all, run, start_command, wait_for_epoch, without_times
+
+LEARN = [
+    "learn",
+    "--model",
+    "mlp:30-20",
+    "--data",
+    "digits",
+    "--limit",
+    "600",
+    "--batch-size",
+    "60",
+    "--epochs",
+    "12",
+    "--accelerator",
+    "cpu",
+    "--threads",
+    "1",
+    "--no-report",
+    "--checkpoint-seconds",
+    "0.02",
+]
+
+
+def torchrun(n_processes: int) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_processes),
+        "--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "archlearn.cli",
+    ]  # fmt: skip
+
+
+def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
+    code, output = run([*LEARN, "--out", "one"], tmp_path)
+    assert code == 0, output
+    with start_command([*torchrun(2), *LEARN, "--out", "two"], tmp_path) as process:
+        wait_for_epoch(process, tmp_path / "two", 5)
+        kill_all(process)
+    assert not (tmp_path / "two" / SUMMARY).exists()
+    with start_command([*torchrun(2), "learn", "--resume", "two"], tmp_path) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    ones, twos = (without_times(read_lines(tmp_path / n / METRICS)) for n in ("one", "two"))
+    assert len(ones) == len(twos) == 13
+    for one, two in zip(ones[1:], twos[1:], strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+        assert two["penalty"] == pytest.approx(one["penalty"], rel=1e-3)
+    assert twos[-1]["widths"] == ones[-1]["widths"]
+    assert ones[-1]["widths"] != ones[0]["widths"]
+    found = read_checkpoint(tmp_path / "two")
+    assert found is not None
+    assert any(name.startswith("random/1/") for name in found[1])

@@ -1,0 +1,72 @@
+"""A run that cannot go on says what happened and what to try, and can be resumed."""
+
+import shutil
+from pathlib import Path
+
+from PIL import Image
+
+from archlearn.training.checkpoints import read_checkpoint
+from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
+
+
+def test_loss_that_is_no_number_stops_the_run_with_a_way_on(tmp_path: Path) -> None:
+    write_network(tmp_path)
+    code, output = run([*LEARN, "--learning-rate", "1e6", "--out", "a"], tmp_path)
+    assert code == 3, output
+    assert "stopped: the loss became" in output
+    assert "archlearn learn --resume a --learning-rate 250000" in output
+    code, output = run(["learn", "--resume", "a", "--learning-rate", "0.02"], tmp_path)
+    assert code == 0, output
+    assert (tmp_path / "a" / SUMMARY).exists()
+    assert "learning_rate = 0.02" in (tmp_path / "a" / "config.toml").read_text()
+
+
+def test_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path: Path) -> None:
+    """Writing to /dev/full fails as a full disk does."""
+    write_network(tmp_path)
+    with start([*LEARN, "--out", "a"], tmp_path) as process:
+        wait_for_epoch(process, tmp_path / "a", 3)
+        metrics = tmp_path / "a" / METRICS
+        kept = tmp_path / "kept.jsonl"
+        shutil.copy(metrics, kept)
+        (tmp_path / "link").symlink_to("/dev/full")
+        (tmp_path / "link").rename(metrics)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert "stopped: the disk is full: No space left on device" in output
+    found = read_checkpoint(tmp_path / "a")
+    assert found is not None
+    shutil.move(kept, metrics)
+    code, output = run(["learn", "--resume", "a"], tmp_path)
+    assert code == 0, output
+    assert read_lines(metrics)[-1]["epoch"] == 30
+
+
+def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(tmp_path: Path) -> None:
+    for name, colour in (("cats", 10), ("dogs", 200)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(20):
+            image = Image.new("RGB", (8, 8), (colour, place, 0))
+            image.save(tmp_path / "photos" / name / f"{place}.png")
+    broken = tmp_path / "photos" / "dogs" / "7.png"
+    broken.write_bytes(broken.read_bytes()[:30])
+    learn = [
+        "learn",
+        "--model",
+        "mlp:8",
+        "--data",
+        "folder:photos:8",
+        "--epochs",
+        "5",
+        "--no-report",
+        "--out",
+        "a",
+    ]
+    code, output = run(learn, tmp_path)
+    assert code == 1, output
+    assert "dogs/7.png is broken" in output
+    broken.unlink()
+    code, output = run(["learn", "--resume", "a"], tmp_path)
+    assert code == 0, output
+    assert (tmp_path / "a" / SUMMARY).exists()
