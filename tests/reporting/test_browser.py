@@ -100,7 +100,9 @@ def test_figures_follow_the_scheme_of_the_page(browser: Browser, pages: dict[str
 def test_the_page_prints(browser: Browser, pages: dict[str, Path]) -> None:
     show(browser, pages["one"], scheme="dark")
     assert len(browser.call("Page.printToPDF", printBackground=True)["data"]) > 10_000
-    browser.call("Emulation.setEmulatedMedia", media="print")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.call("Emulation.setEmulatedMedia", media="print", features=dark)
+    assert browser.evaluate("matchMedia('print and (prefers-color-scheme: dark)').matches")
     assert brightness(browser.evaluate(INK)) < 0.5
 
 

@@ -54,7 +54,7 @@ def test_rounding_up_moves_to_the_next_unit() -> None:
 def test_ratio_says_how_many_times_smaller() -> None:
     assert format_ratio(431080, 19115) == "22.6×"
     assert format_ratio(431080, 431080) == "1×"
-    assert format_ratio(431080, 2740) == "157×"
+    assert format_ratio(431080, 100) == "4,311×"
     assert format_ratio(None, 5) == format_ratio(5, 0) == "–"
 
 

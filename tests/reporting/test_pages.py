@@ -106,6 +106,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     page = report([folder])
     assert "No measurement has been written yet" in page.text
     assert "svg" not in page.tags
+    assert "Over the epochs" not in page.text
 
 
 def test_a_run_of_one_epoch_has_a_page(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def test_a_merged_layer_has_no_channels_after(tmp_path: Path) -> None:
     assert describe_silhouette(numbers) == "a: 16 → 4; b: 100 → merged; c: 64; out: 9"
 
 
+def test_a_layer_named_as_merged_is_gone_whatever_the_widths_say(tmp_path: Path) -> None:
+    story = replace(STORY, after=STORY.before)
+    numbers = read_silhouette(read_run(write_run(tmp_path / "a", story)))
+    assert [layer.after for layer in numbers.layers] == [16, None, 64, 9]
+
+
 def test_bars_are_as_long_as_the_root_of_their_channels(tmp_path: Path) -> None:
     numbers = read_silhouette(read_run(write_run(tmp_path / "a", STORY)))
     patches = draw_silhouette(numbers).axes[0].patches
@@ -44,3 +50,4 @@ def test_labels_that_are_apart_stay() -> None:
 
 def test_labels_pushed_onto_a_third_move_with_it() -> None:
     assert spread([0.5, 0.5, 0.56], 0.1) == pytest.approx([0.42, 0.52, 0.62])
+    assert spread([0.0, 0.5, 0.5, 0.56], 0.1) == pytest.approx([0.0, 0.42, 0.52, 0.62])

@@ -30,7 +30,7 @@ def format_ratio(before: float | None, after: float | None) -> str:
     if not before or not after:
         return _ABSENT
     ratio = before / after
-    return f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
+    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
 
 
 def format_number(value: float | None) -> str:
