@@ -282,6 +282,8 @@ def test_a_loaded_model_compiles(tmp_path: Path) -> None:
     x = torch.randn(2, 6).double()
     compiled = torch.compile(loaded.eval(), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), net.eval()(x))
+    al.save(compiled, tmp_path / "again.safetensors")
+    assert list(al.load(tmp_path / "again.safetensors").state_dict()) == list(net.state_dict())
 
 
 def test_loading_needs_none_of_the_users_code(tmp_path: Path) -> None:

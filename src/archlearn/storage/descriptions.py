@@ -105,12 +105,10 @@ def parse_json(text: str) -> object:
     """Return what JSON holds, refusing what `to_json` never writes.
 
     Raises:
-        FileError: If it is not JSON, names a key twice, or is nested without end.
+        FileError: If it is not JSON, or names a key twice.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise FileError("its description is nested too deep") from None
     except ValueError as error:
         if isinstance(error, FileError):
             raise

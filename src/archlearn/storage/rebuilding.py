@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import wraps
 from typing import Any
+from warnings import catch_warnings
 
 from torch import Tensor, fx, nn
 
@@ -63,7 +64,8 @@ def _is_chain(description: Description) -> bool:
 
 def _make_forward(root: nn.Module, graph: fx.Graph) -> Any:
     try:
-        return type(fx.GraphModule(root, graph)).forward
+        with catch_warnings(action="error", category=SyntaxWarning):
+            return type(fx.GraphModule(root, graph)).forward
     except Exception as error:
         raise FileError(f"its calls make no function ({shorten(error)})") from error
 

@@ -41,6 +41,7 @@ def save(
         FileError: If a layer or a call cannot be written; nothing is written then.
         TracingError: If the model's `forward` cannot be followed.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), {**COMPOSITES, **(modules or {})}
     inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
     _refuse_gates(model, path)
