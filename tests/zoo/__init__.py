@@ -13,6 +13,7 @@ from tests.zoo import (
     pooling,
     residuals,
     shapes,
+    traps,
 )
 from tests.zoo.kinds import BATCH, Inputs, Kind, call, in_double, randomise_
 from tests.zoo.refused import REFUSED, Refused
@@ -30,6 +31,7 @@ ALL: tuple[Kind, ...] = (
     *attention.KINDS,
     *parameters.KINDS,
     *interfaces.KINDS,
+    *traps.KINDS,
 )
 
 __all__ = [
