@@ -1,5 +1,6 @@
 """A run's folder is read as far as it was written."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,6 +78,15 @@ def test_a_run_that_has_just_begun_has_a_configuration_only(tmp_path: Path) -> N
     assert run.score is None
     assert "before its first measurement" in run.notes[0]
     assert any("metrics.jsonl is missing" in note for note in run.notes)
+
+
+def test_a_summary_without_widths_takes_them_from_the_epochs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["before"] = {"parameters": 431080, "multiply_adds": 2293000}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    before = read_run(folder).before
+    assert (before.architecture, before.parameters) == ("20-50-500-10", 431080)
 
 
 def test_regression_is_scored_by_its_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A report is one page with everything in it."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ class Outline(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.text += " "
 
     def handle_data(self, data: str) -> None:
         self.text += data if self.open[-1:] != ["style"] else ""
@@ -48,7 +50,7 @@ class Outline(HTMLParser):
 def read(path: Path) -> Outline:
     outline = Outline()
     outline.feed(path.read_text("utf-8"))
-    outline.text = " ".join(outline.text.split())
+    outline.text = " ".join(outline.text.split()).replace(" ,", ",")
     assert outline.open == []
     assert len(set(outline.ids)) == len(outline.ids)
     return outline
@@ -71,7 +73,9 @@ def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
         "of 431,080, 22.6× fewer",
         "402,130",
         "50 → merged",
-        "3.3 × 10⁻¹⁵",
+        "were given the same 64 inputs",
+        "float32 9.54 × 10⁻⁷ 0.0001 float64 3.3 × 10⁻¹⁵ 1 × 10⁻¹⁰",
+        "with mean 0.1307 and std 0.3081",
         "al.load(",
         "safe_open(",
         "weight_decay",
@@ -147,8 +151,19 @@ def test_a_network_of_many_layers_is_shown_as_a_map(tmp_path: Path) -> None:
 def test_regression_speaks_of_errors(tmp_path: Path) -> None:
     story = replace(LENET, data="diabetes", task="regression", score=2874.3)
     page = report([write_run(tmp_path / "a", story)])
-    assert "Squared error 2,874" in page.text.replace("error2", "error 2")
+    assert "Squared error 2,874" in page.text
+    assert "outputs are to be multiplied by 77.1, and 152.5 to be added" in page.text
     assert "Accuracy" not in page.text
+
+
+def test_a_certificate_with_other_entries_is_shown_whole(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["certificate"] = {"worst_layer": "<fc1>", "difference": 0.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report([folder])
+    assert "Worst layer <fc1>" in page.text
+    assert "the model's own 0.5 –" in page.text
 
 
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:

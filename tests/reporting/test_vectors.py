@@ -1,5 +1,8 @@
 """A figure becomes an element that follows the colours and the font of its page."""
 
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
 import re
 from xml.etree import ElementTree
 

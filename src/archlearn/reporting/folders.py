@@ -123,18 +123,17 @@ def _epoch(number: int, row: Table) -> Epoch:
 def _standing(summary: Table, epoch: Epoch | None) -> Standing:
     entries = [as_table(entry) for entry in as_items(summary.get("widths"))]
     widths = counts_by_name({as_text(e.get("name")): e.get("width") for e in entries})
+    if not widths and epoch is not None:
+        widths = epoch.widths
+    parameters = as_count(summary.get("parameters"))
+    multiply_adds = as_count(summary.get("multiply_adds"))
     if not summary and epoch is not None:
-        return Standing(
-            architecture="-".join(str(width) for width in epoch.widths.values()),
-            widths=epoch.widths,
-            parameters=epoch.parameters,
-            multiply_adds=epoch.multiply_adds,
-        )
+        parameters, multiply_adds = epoch.parameters, epoch.multiply_adds
     return Standing(
-        architecture=as_text(summary.get("architecture")),
+        architecture=as_text(summary.get("architecture")) or "-".join(map(str, widths.values())),
         widths=widths,
-        parameters=as_count(summary.get("parameters")),
-        multiply_adds=as_count(summary.get("multiply_adds")),
+        parameters=parameters,
+        multiply_adds=multiply_adds,
         n_bytes=as_count(summary.get("bytes")),
     )
 

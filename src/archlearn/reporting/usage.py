@@ -7,8 +7,9 @@ from archlearn.reporting.evidence import say
 from archlearn.reporting.formats import format_bytes, format_duration
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.runs import Run
-from archlearn.reporting.values import Table, as_number, as_table, as_text, is_table
+from archlearn.reporting.values import Table, as_items, as_number, as_table, as_text, is_table
 
+MOST_NUMBERS = 4
 _WITH = """import archlearn as al
 
 model = al.load("{path}")  # a plain nn.Module, ready to call
@@ -37,6 +38,7 @@ def write_loading(run: Run) -> Html:
         write_code(_WITH.format(path=path.as_posix()), "Loading with archlearn"),
         write_paragraph("Without this package, any reader of safetensors opens it:"),
         write_code(_WITHOUT.format(path=path.as_posix()), "Loading without archlearn"),
+        *_normalisation(as_table(run.summary.get("normalisation"))),
     )
 
 
@@ -44,7 +46,8 @@ def write_configuration(run: Run) -> Html:
     """Return the configuration of the run, a list for each part of the file."""
     plain = {key: value for key, value in run.config.items() if not is_table(value)}
     parts = [_block(name, as_table(value)) for name, value in run.config.items()]
-    blocks = [_block("run", plain), *parts]
+    used = _block("strengths in use", as_table(run.summary.get("strengths")))
+    blocks = [_block("run", plain), *parts, used]
     grid = fill('<div class="columns">$blocks</div>', blocks=join(blocks))
     return write_section("configuration", "Configuration", grid)
 
@@ -56,6 +59,26 @@ def write_provenance(run: Run) -> Html:
     pairs = list(_facts(run))
     body += [write_pairs(pairs)] if pairs else []
     return write_section("provenance", "How it was made", *body)
+
+
+def _normalisation(numbers: Table) -> Iterator[Html]:
+    """Say what the model expects of its inputs, and what its outputs are, where it is known."""
+    if as_items(numbers.get("mean")):
+        yield write_paragraph(
+            f"It was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
+            f"{_few(numbers.get('std'))}; images count from 0 to 1."
+        )
+    target = as_items(numbers.get("target_mean")), as_items(numbers.get("target_std"))
+    if target not in (((), ()), ((0.0,), (1.0,))):
+        yield write_paragraph(
+            f"Its outputs are to be multiplied by {_few(numbers.get('target_std'))}, "
+            f"and {_few(numbers.get('target_mean'))} to be added."
+        )
+
+
+def _few(value: object) -> str:
+    """Write the numbers of a list, or where they are found if they are many."""
+    return say(value) if len(as_items(value)) <= MOST_NUMBERS else "as in summary.json"
 
 
 def _block(title: str, values: Table) -> Html:
