@@ -204,6 +204,12 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
         lambda d: d["evaluation"].insert(1, {**d["evaluation"][-1], "args": [1]}),
         "goes on after the output",
     ),
+    "calls that make no code": (
+        lambda d: next(n for n in d["evaluation"] if n["target"] == "operator.getitem").update(
+            args=[-2, 0]
+        ),
+        "its calls make no function .*not subscriptable",
+    ),
     "nested argument": (
         lambda d: node(d, "call_module").update(args=[deep(100)]),
         "nested more than 32 deep",
