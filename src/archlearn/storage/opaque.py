@@ -1,6 +1,8 @@
 """A leaf made of other layers is rebuilt from its attributes, without calling its constructor."""
 
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 
 from torch import nn
 
@@ -12,9 +14,15 @@ _MARK = "_archlearn_opaque"
 _NAMES = """
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
 """
-COMPOSITES: dict[str, type[nn.Module]] = {
-    f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split()
-}
+
+
+@cache
+def all_composites() -> dict[str, type[nn.Module]]:
+    """Return the classes that every file may name, beside those that the caller gives."""
+    listed = {f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split()}
+    # Surgery makes this layer and stands above files, so that it is found only when needed.
+    surgery = import_module("archlearn.surgery.narrowing")
+    return {**listed, "archlearn.NarrowedLocalResponseNorm": surgery.NarrowedLocalResponseNorm}
 
 
 def read_attributes(name: str, module: nn.Module) -> dict[str, object]:
