@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
 from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint, draw_blueprint
@@ -17,6 +17,7 @@ from archlearn.graphs.links import Link, find_link
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.learning import Learn
+from archlearn.tristate import TriState
 
 _DEPTH_FIX = "nothing is needed if width is learnt"
 
@@ -47,11 +48,17 @@ class Choice:
             return NO_CHANNELS
         if site.node not in self.blueprint.gated[place]:
             return NOT_ASKED
-        groups = self.blueprint.groups
-        if any(bool(torch.isin(channels, group.channels).any()) for group in groups):
+        if self.n_learnt(place, site):
             return None
         reasons = self.blueprint.reasons
         return next((reasons[c] for c in channels.tolist() if c in reasons), NO_CHANNELS)
+
+    def n_learnt(self, place: int, site: Site) -> int:
+        """Return in how many of a site's channels the width is learnt."""
+        channels = self.blueprint.channels_of(place, site)
+        if channels is None or site.node not in self.blueprint.gated[place]:
+            return 0
+        return sum(int(torch.isin(channels, g.channels).sum()) for g in self.blueprint.groups)
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
@@ -79,6 +86,8 @@ def choose(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...] = (),
+    *,
+    must_learn: bool = True,
 ) -> Choice:
     """Return what is learnt in `net`.
 
@@ -91,9 +100,25 @@ def choose(
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
     choice = Choice(blueprint, links, no_link, _find_rows(net, blueprint))
     wishes.check(choice)
-    if not blueprint.groups and not links:
+    if must_learn and not blueprint.groups and not links:
         raise InputError(_nothing(choice, net))
     return choice
+
+
+def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
+    """Return what the `TriState` activations that a user placed can learn."""
+
+    def has_gates(site: Site) -> bool:
+        module = net.get_submodule(site.module) if site.module else None
+        return isinstance(module, TriState) and module.width is not None
+
+    def has_depth(site: Site) -> bool:
+        module = net.get_submodule(site.module) if site.module else None
+        return isinstance(module, TriState) and module.depth is not None
+
+    blueprint = draw_blueprint(net, inputs, has_gates)
+    links, no_link = _find_links(net, blueprint, has_depth)
+    return Choice(blueprint, links, no_link, _find_rows(net, blueprint))
 
 
 class _Wishes:
@@ -172,6 +197,10 @@ def _find_links(
             link = find_link(graph, net, site) if wanted(site) else NOT_ASKED.text
             if site.activation.lower() == "glu":
                 link = "a gated linear unit halves its channels"
+            if isinstance(link, Link) and link.norms and not _fits_norm(
+                graph, net, blueprint, link
+            ):
+                link = "its BatchNorm does not normalise the layer's features"
             found.setdefault(site.name, []).append(link)
     links: dict[str, Link] = {}
     reasons: dict[str, Reason] = {}
@@ -182,6 +211,16 @@ def _find_links(
         elif isinstance(each[0], Link):
             links[name] = each[0]
     return links, reasons
+
+
+def _fits_norm(graph: fx.Graph, net: nn.Module, blueprint: Blueprint, link: Link) -> bool:
+    """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
+    if not isinstance(net.get_submodule(link.first), nn.Linear):
+        return True
+    place = blueprint.graphs.index(graph)
+    node = next(n for n in graph.nodes if n.op == "call_module" and n.target == link.first)
+    labels: Any = blueprint.followed[place].values[node.name]
+    return labels.ids.dim() == 2
 
 
 def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor], ...]:

@@ -83,3 +83,11 @@ def flat_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         if first.stride(dim) == 0 and second.stride(dim) == 0 and first.shape[dim] > 1:
             first, second = first.narrow(dim, 0, 1), second.narrow(dim, 0, 1)
     return first.reshape(-1), second.reshape(-1)
+
+
+def without_repeats(ids: Tensor) -> Tensor:
+    """Return labels as a vector, without what is repeated along expanded dimensions."""
+    for dim in range(ids.dim()):
+        if ids.stride(dim) == 0 and ids.shape[dim] > 1:
+            ids = ids.narrow(dim, 0, 1)
+    return ids.reshape(-1)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from archlearn.graphs.labels import CONSTANT, FIXED, UNKNOWN, ZERO, Labels, along, core, flat_pairs
+from archlearn.graphs.labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    Labels,
+    along,
+    core,
+    flat_pairs,
+    without_repeats,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class Ledger:
 
     def block(self, ids: Tensor, text: str, fix: str) -> None:
         """Record that these atoms must stay."""
-        ids = torch.unique(_without_repeats(ids))
+        ids = torch.unique(without_repeats(ids))
         ids = ids[ids != FIXED]
         if len(ids):
             self.blocks.append(Block(ids, Reason(text, fix)))
@@ -124,13 +133,3 @@ def find_tensor(net: nn.Module, name: str) -> Tensor:
     """Return the parameter or buffer of that name (also one that is computed)."""
     owner, _, attribute = name.rpartition(".")
     return getattr(net.get_submodule(owner), attribute)
-
-
-def _without_repeats(ids: Tensor) -> Tensor:
-    for dim in range(ids.dim()):
-        if ids.stride(dim) == 0 and ids.shape[dim] > 1:
-            ids = ids.narrow(dim, 0, 1)
-    return ids.reshape(-1)
-
-
-__all__ = ["CONSTANT", "FIXED", "UNKNOWN", "ZERO", "Block", "Ledger", "Reason", "find_tensor"]

@@ -1,0 +1,86 @@
+"""Costs are what a network weighs and what one run of it takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from archlearn.errors import InputError
+from archlearn.graphs.tracing import ExampleInputs
+from archlearn.stores import GateStore, find_store
+from archlearn.tristate import TriState
+
+EXAMPLE = "_archlearn_example"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Parameters of a network, and multiply-adds of one run on the example inputs."""
+
+    parameters: int
+    multiply_adds: int
+
+    def __str__(self) -> str:
+        return f"{self.parameters:,} parameters, {self.multiply_adds:,} multiply-adds"
+
+
+def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
+    """Return the costs of a model as it stands; gates are not counted.
+
+    Multiply-adds are those of linear layers, convolutions, matrix products and attention.
+
+    Args:
+        model: Any model.
+        example_inputs: Arguments for one call; a gated or compact model knows its own.
+    """
+    inputs = known_inputs(model, example_inputs)
+    gates = {
+        id(gate)
+        for module in model.modules()
+        if isinstance(module, GateStore | TriState)
+        for name, gate in module.named_parameters()
+        if not name.startswith("activation")
+    }
+    parameters = sum(p.numel() for p in model.parameters() if id(p) not in gates)
+    return Costs(parameters, count_multiply_adds(model, inputs))
+
+
+def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
+    """Return the multiply-adds of one run in evaluation mode."""
+    modes = {module: module.training for module in model.modules()}
+    counter: Any = FlopCounterMode(display=False)
+    try:
+        model.eval()
+        with torch.no_grad(), counter:
+            model(*inputs.args, **inputs.kwargs)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return int(counter.get_total_flops()) // 2
+
+
+def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInputs:
+    """Return the given inputs, or those that the model was gated or compacted with."""
+    if example_inputs is not None:
+        return ExampleInputs.of(example_inputs)
+    store = find_store(model)
+    known = getattr(model, EXAMPLE, None)
+    if store is not None:
+        known = store.choice.blueprint.inputs
+    if known is None:
+        raise InputError(
+            f"{type(model).__name__} does not know its inputs; give example_inputs, as one call "
+            "of the model takes them"
+        )
+    return place_inputs(model, known)
+
+
+def place_inputs(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
+    """Return inputs on the model's device, floating ones in its dtype."""
+    reference = next(iter(model.parameters()), None)
+    if reference is None:
+        return inputs
+    moved = inputs.to(reference.device)
+    return moved.to(reference.dtype, floating_only=True)

@@ -1,0 +1,115 @@
+"""An inspection lists every activation site: what is learnt there, what is not, and why."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from archlearn.choosing import Choice, choose, choose_by_hand
+from archlearn.costs import known_inputs
+from archlearn.graphs.sites import Site
+from archlearn.graphs.tracing import ExampleInputs
+from archlearn.stores import find_store
+from archlearn.tristate import TriState
+
+_HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRow:
+    """One activation site.
+
+    Attributes:
+        name: The layer in front of the activation.
+        channels: How many channels pass, and in how many of them the width is learnt.
+        width: Whether width is learnt.
+        depth: Whether depth is learnt.
+        reason: Why not.
+        source: The line that calls the activation.
+        fix: What to do about it.
+    """
+
+    name: str
+    activation: str
+    channels: int
+    learnt_channels: int
+    width: bool
+    depth: bool
+    reason: str
+    source: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All activation sites of a model, and the submodules that were not looked into."""
+
+    rows: tuple[SiteRow, ...]
+    opaque: dict[str, str]
+
+    def __str__(self) -> str:
+        table = [_HEAD, *(_cells(row) for row in self.rows)]
+        sizes = [max(len(line[i]) for line in table) for i in range(len(_HEAD) - 1)]
+        lines = [
+            "  ".join([*(cell.ljust(n) for cell, n in zip(line[:-1], sizes, strict=True)), line[-1]])
+            for line in table
+        ]
+        lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def inspect(model: nn.Module, example_inputs: object = None) -> Inspection:
+    """Return a table of every activation site of a model.
+
+    Args:
+        model: A model with gates, or one without: then `example_inputs` must be given, and the
+            table says what `add_gates` would learn.
+        example_inputs: Arguments for one call of the model.
+    """
+    store = find_store(model)
+    if store is not None:
+        return _inspect(store.choice)
+    inputs = known_inputs(model, example_inputs)
+    if any(isinstance(module, TriState) for module in model.modules()):
+        return _inspect(choose_by_hand(model, inputs))
+    return _inspect(choose(model, ExampleInputs.of(inputs), None, must_learn=False))
+
+
+def _inspect(choice: Choice) -> Inspection:
+    rows = [_row(choice, 0, site) for site in choice.blueprint.sites[0]]
+    known = {row.name for row in rows}
+    for place, sites in enumerate(choice.blueprint.sites):
+        rows += [_row(choice, place, site) for site in sites if site.name not in known]
+    return Inspection(tuple(rows), dict(choice.blueprint.traces.opaque))
+
+
+def _row(choice: Choice, place: int, site: Site) -> SiteRow:
+    channels = choice.blueprint.channels_of(place, site)
+    learnt = choice.n_learnt(place, site)
+    width_reason = choice.width_reason(place, site)
+    depth_reason = choice.no_link.get(site.name)
+    reason = width_reason or depth_reason
+    return SiteRow(
+        name=site.name,
+        activation=site.activation,
+        channels=0 if channels is None else len(channels),
+        learnt_channels=learnt,
+        width=width_reason is None,
+        depth=site.name in choice.links,
+        reason=_join(width_reason and width_reason.text, depth_reason and depth_reason.text),
+        source=site.source,
+        fix="" if reason is None else reason.fix,
+    )
+
+
+def _join(width: str | None, depth: str | None) -> str:
+    parts = [f"width: {width}" if width else "", f"depth: {depth}" if depth else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def _cells(row: SiteRow) -> tuple[str, ...]:
+    some = row.width and row.learnt_channels < row.channels
+    width = f"{row.learnt_channels} learnt" if some else "learnt" if row.width else "-"
+    depth = "learnt" if row.depth else "-"
+    why = f"{row.reason}. Fix: {row.fix}" if row.reason and not row.width else row.reason
+    return (row.name, row.activation, str(row.channels), width, depth, row.source, why)
+

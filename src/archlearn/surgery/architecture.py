@@ -1,0 +1,89 @@
+"""An architecture is the width of every layer, after narrowing and merging."""
+
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from archlearn.graphs.linear_ops import is_linear_op, layer_of
+from archlearn.surgery.planning import decide, draft
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer that stays: its name, its width, and the width it had."""
+
+    name: str
+    width: int
+    initial_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The layers that stay, in order.
+
+    Attributes:
+        is_chain: Whether each layer reads only the one before it.
+    """
+
+    layers: tuple[Layer, ...]
+    is_chain: bool
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of each layer."""
+        return tuple(layer.width for layer in self.layers)
+
+    def __str__(self) -> str:
+        if self.is_chain:
+            return "-".join(map(str, self.widths))
+        size = max((len(layer.name) for layer in self.layers), default=0)
+        return "\n".join(
+            f"{layer.name:<{size}}  {layer.width}"
+            + (f" of {layer.initial_width}" if layer.width != layer.initial_width else "")
+            for layer in self.layers
+        )
+
+
+def read_architecture(
+    model: nn.Module, example_inputs: object = None, *, pay: str = "parameters"
+) -> Architecture:
+    """Return the architecture that the gates of a model say, as `compact` would make it.
+
+    Args:
+        model: A model with gates.
+        example_inputs: Needed only where gates were placed by hand.
+        pay: What a merge must lower to be made.
+    """
+    decision = decide(model, example_inputs)
+    sketch = draft(model, decision, pay)
+    gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
+    graph = decision.choice.blueprint.traces.evaluation
+    layers: dict[str, Layer] = {}
+    for name, rows in decision.choice.rows:
+        kept = int((~decision.dropped[rows]).sum())
+        layers[name] = Layer(name, kept, len(rows))
+    in_order = [layer_of(n) for n in graph.nodes if _is_layer(n, model)]
+    names = [name for name in dict.fromkeys(in_order) if name in layers and name not in gone]
+    return Architecture(tuple(layers[name] for name in names), _is_chain(graph, model))
+
+
+def _is_layer(node: fx.Node, model: nn.Module) -> bool:
+    return node.op.startswith("call") and is_linear_op(node, model)
+
+
+def _is_chain(graph: fx.Graph, model: nn.Module) -> bool:
+    """Each layer reads one layer at most, none is read by two, and none is called twice."""
+    behind: dict[fx.Node, set[fx.Node]] = {}
+    readers: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        sources: set[fx.Node] = set()
+        for source in node.all_input_nodes:
+            sources |= {source} if _is_layer(source, model) else behind[source]
+        behind[node] = sources
+        if _is_layer(node, model):
+            if len(sources) > 1:
+                return False
+            for source in sources:
+                readers[source] = readers.get(source, 0) + 1
+    calls = [layer_of(n) for n in graph.nodes if _is_layer(n, model)]
+    return all(n == 1 for n in readers.values()) and len(calls) == len(set(calls))

@@ -1,0 +1,152 @@
+"""A plan is carried out on a copy; the result must compute what the gated model computes."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.binding import bind_graphs_, user_class
+from archlearn.certificates import compare
+from archlearn.costs import EXAMPLE, known_inputs
+from archlearn.errors import SurgeryError
+from archlearn.graphs.tracing import ExampleInputs
+from archlearn.inserting import copy_graph
+from archlearn.stores import STORE
+from archlearn.surgery.carrying import Carrier
+from archlearn.surgery.narrowing import fold_constants_, make_plain_, narrow_
+from archlearn.surgery.planning import Decision, decide, write_plan
+from archlearn.surgery.plans import Plan
+from archlearn.surgery.rewriting import Rewriter
+
+
+def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object = None) -> nn.Module:
+    """Return the plain, smaller model that computes what `model` computes.
+
+    It is of the user's own class, in evaluation or training mode as `model` is, and has its
+    `certificate` as an attribute. `model` is not changed.
+
+    Args:
+        model: A model with gates.
+        plan: What to do; left out, what the gates say.
+        example_inputs: Needed only where gates were placed by hand.
+
+    Raises:
+        GateError: If a gate is not a number in [0, 1].
+        SurgeryError: If the plan does not fit the model, or would not be exact.
+        CertificateError: If the result differs from the model.
+    """
+    inputs = known_inputs(model, example_inputs)
+    decision = decide(model, inputs)
+    made = write_plan(model, decision, plan.pay if plan else "parameters", inputs)
+    if plan is not None and plan != made:
+        raise SurgeryError(_difference(plan, made))
+    gated = copy.deepcopy(model).double()
+    wide = inputs.to(torch.float64, floating_only=True)
+    small, graphs, changed = _carry_out(gated, made, decision, wide)
+    dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
+    return _finish(model, gated, small, graphs, changed, dtypes, inputs)
+
+
+def _carry_out(
+    gated: nn.Module, plan: Plan, decision: Decision, inputs: ExampleInputs
+) -> tuple[nn.Module, list[fx.Graph], bool]:
+    blueprint = decision.choice.blueprint
+    constants = _read_constants(gated, plan, inputs)
+    small = copy.deepcopy(gated)
+    small.__class__ = user_class(small)
+    if hasattr(small, STORE):
+        delattr(small, STORE)
+    touched = [n.name for n in plan.narrowings]
+    merged = [f"{layer}.weight" for merge in plan.merges for layer in merge.layers if merge.made]
+    make_plain_(small, [*touched, *[f"{fold.layer}.weight" for fold in plan.folds], *merged])
+    rewriters = [
+        Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
+        for place, graph in enumerate(blueprint.graphs)
+    ]
+    for rewriter in rewriters:
+        rewriter.run()
+        rewriter.narrow_special()
+    fold_constants_(small, plan.folds, constants)
+    narrow_(small, plan.narrowings)
+    carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
+    carrier.run()
+    changed = carrier.changed or any(rewriter.changed for rewriter in rewriters)
+    return small, carrier.graphs, changed
+
+
+def _finish(
+    model: nn.Module,
+    gated: nn.Module,
+    small: nn.Module,
+    graphs: list[fx.Graph],
+    changed: bool,
+    dtypes: dict[str, torch.dtype],
+    inputs: ExampleInputs,
+) -> nn.Module:
+    """Return the compact model in its own precision, with its certificate.
+
+    The user's own `forward` serves wherever it computes the same; else a generated one does.
+    """
+    for use_own in ([False] if changed else [True, False]):
+        if not use_own:
+            bind_graphs_(small, graphs, "Compact")
+        own: Any = _cast(copy.deepcopy(small), dtypes)
+        try:
+            certificate = compare((model, own), (gated, small), inputs)
+        except Exception:
+            if use_own:
+                continue
+            raise
+        own.train(model.training)
+        own.certificate = certificate
+        setattr(own, EXAMPLE, inputs)
+        return own
+    raise AssertionError("unreachable")
+
+
+def _cast(net: nn.Module, dtypes: dict[str, torch.dtype]) -> nn.Module:
+    default = next(iter(dtypes.values()))
+    for name, tensor in _tensors(net):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtypes.get(name, default))
+    return net
+
+
+def _tensors(net: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*net.named_parameters(), *net.named_buffers()]
+
+
+def _read_constants(
+    gated: nn.Module, plan: Plan, inputs: ExampleInputs
+) -> dict[str, Tensor]:
+    """Return what each folding layer reads, one number a channel."""
+    found: dict[str, Tensor] = {}
+    handles: list[Any] = []
+    for fold in plan.folds:
+
+        def note(module: Any, args: tuple[Tensor, ...], layer: str = fold.layer) -> None:
+            n_space = module.weight.dim() - 2
+            lines = args[0].detach().movedim(-1 - n_space, -1)
+            found[layer] = lines.reshape(-1, lines.shape[-1])[0]
+
+        handles.append(gated.get_submodule(fold.layer).register_forward_pre_hook(note))
+    try:
+        if handles:
+            with torch.no_grad():
+                copy_of_mode = gated.training
+                gated.eval()
+                gated(*inputs.args, **inputs.kwargs)
+                gated.train(copy_of_mode)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _difference(asked: Plan, found: Plan) -> str:
+    names = [name for name in ("widths", "linear", "merges") if getattr(asked, name) != getattr(found, name)]
+    return (
+        f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what the "
+        "gates say now; make the plan anew with archlearn.plan(model)"
+    )

@@ -1,0 +1,174 @@
+"""How calls that only move data are written anew for narrowed tensors."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.graphs.labels import Labels
+
+_RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "Unflatten")
+_EXPANDS = ("expand", "expand_as", "broadcast_to")
+_SPLITS = ("chunk", "split", "tensor_split")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A call to be rewritten.
+
+    Attributes:
+        narrowed: The labels that stay, or other values, of each node so far.
+        expected: The labels that the call should return.
+        full: The labels that it returned before anything was dropped.
+    """
+
+    net: nn.Module
+    graph: fx.Graph
+    node: fx.Node
+    narrowed: dict[fx.Node, Any]
+    expected: Any
+    full: Any
+
+    @property
+    def source(self) -> Any:
+        """The narrowed input."""
+        return self.narrowed.get(self.node.all_input_nodes[0])
+
+
+def rewrite_move(move: Move) -> fx.Node | None:
+    """Return a new call that gives what is expected, or None if there is no simple one."""
+    name = _name_of(move)
+    writers: list[tuple[tuple[str, ...], Callable[[Move], fx.Node | None]]] = [
+        (_RESHAPES, _reshape),
+        (_EXPANDS, _expand),
+        (_SPLITS, _split),
+        (("pad",), _pad),
+        (("getitem", "narrow"), _slice),
+    ]
+    for names, write in writers:
+        if name in names and isinstance(move.source, Tensor):
+            return write(move)
+    return None
+
+
+def _name_of(move: Move) -> str:
+    node = move.node
+    if node.op == "call_module":
+        return type(move.net.get_submodule(str(node.target))).__name__
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+
+
+def _reshape(move: Move) -> fx.Node | None:
+    """Reshape to the narrowed sizes: what stays keeps its order, so this is the same move."""
+    if move.source.numel() != move.expected.numel():
+        return None
+    sizes = _sizes(move)
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("reshape", (move.node.all_input_nodes[0], *sizes))
+
+
+def _expand(move: Move) -> fx.Node | None:
+    sizes = _sizes(move, infer=False)
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
+
+
+def _sizes(move: Move, infer: bool = True) -> list[Any]:
+    """Return sizes as literals, except where the call got them from the input itself."""
+    given = list(move.node.args[1:])
+    if len(given) == 1 and isinstance(given[0], tuple | list):
+        given = list(given[0])
+    shape = list(move.expected.shape)
+    if len(given) != len(shape) or _name_of(move) in ("flatten", "unflatten", "Unflatten"):
+        given = list(shape)
+        unchanged = move.full.shape[0] == shape[0]
+        if infer and unchanged:
+            given[0] = -1
+    return [
+        value if value == -1 or _value(move, value) == size else size
+        for value, size in zip(given, shape, strict=True)
+    ]
+
+
+def _value(move: Move, value: Any) -> Any:
+    return move.narrowed.get(value) if isinstance(value, fx.Node) else value
+
+
+def _split(move: Move) -> fx.Node | None:
+    parts = list(move.expected)
+    source = move.source
+    for dim in range(source.dim()):
+        sizes = [part.shape[dim] for part in parts]
+        if sum(sizes) == source.shape[dim]:
+            found = source.split(sizes, dim)
+            if all(torch.equal(a, b) for a, b in zip(found, parts, strict=True)):
+                with move.graph.inserting_before(move.node):
+                    return move.graph.call_method(
+                        "split", (move.node.all_input_nodes[0], sizes, dim)
+                    )
+    return None
+
+
+def _pad(move: Move) -> fx.Node | None:
+    """Pad the channel dimension by as many zeros as stay."""
+    source, expected = move.source, move.expected
+    for dim in range(source.dim()):
+        extra = expected.shape[dim] - source.shape[dim]
+        line = expected.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+        own = source.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+        if extra <= 0 and source.shape == expected.shape:
+            continue
+        starts = [s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)]
+        if not starts:
+            continue
+        amounts = [0] * (2 * (source.dim() - dim))
+        amounts[-2:] = [starts[0], extra - starts[0]]
+        mode_and_value = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
+        with move.graph.inserting_before(move.node):
+            return move.graph.call_function(
+                F.pad,
+                (move.node.all_input_nodes[0], amounts),
+                {**mode_and_value, **{k: v for k, v in move.node.kwargs.items() if k != "pad"}},
+            )
+    return None
+
+
+def _slice(move: Move) -> fx.Node | None:
+    """Take a contiguous part along the one dimension that differs, other indices as given."""
+    source = move.source
+    if not isinstance(move.full, Labels):
+        return None
+    index = move.node.args[1] if _name_of(move) == "getitem" else None
+    given = list(index) if isinstance(index, tuple | list) else [index]
+    if index is None or any(not isinstance(part, slice) for part in given if part is not ...):
+        return None
+    given = _without_ellipsis(given, source.dim())
+    for dim, part in enumerate(given):
+        for start in range(source.shape[dim] + 1):
+            stop = start + move.expected.shape[dim]
+            trial = [*given[:dim], slice(start, stop), *given[dim + 1 :]]
+            if stop <= source.shape[dim] and isinstance(part, slice):
+                found = source[tuple(_plain(move, each) for each in trial)]
+                if found.shape == move.expected.shape and torch.equal(found, move.expected):
+                    with move.graph.inserting_before(move.node):
+                        first = move.node.all_input_nodes[0]
+
+
+                        return move.graph.call_function(operator.getitem, (first, tuple(trial)))
+    return None
+
+
+def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
+    if ... in given:
+        place = given.index(...)
+        fill = [slice(None)] * (n_dims - len(given) + 1)
+        return [*given[:place], *fill, *given[place + 1 :]]
+    return given + [slice(None)] * (n_dims - len(given))
+
+
+def _plain(move: Move, part: slice) -> slice:
+    return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))

@@ -1,0 +1,250 @@
+"""Gates become a plan: which channels stay, which constants move, which layers merge."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.choosing import Choice, choose_by_hand
+from archlearn.costs import Costs, count_costs, known_inputs
+from archlearn.errors import InputError, SurgeryError
+from archlearn.gates import is_open, open_gates
+from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.cost_table import count_positions
+from archlearn.graphs.labels import CONSTANT, Labels, core
+from archlearn.graphs.ledger import find_tensor
+from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
+from archlearn.stores import find_store
+from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
+from archlearn.surgery.plans import Fold, Merge, Narrowing, Plan
+from archlearn.tristate import TriState, check_gate
+
+PAYS = ("parameters", "multiply_adds")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the gates say.
+
+    Attributes:
+        choice: What could be learnt.
+        dropped: Whether each channel goes, by its smallest atom.
+        linear: Sites that have become linear.
+    """
+
+    choice: Choice
+    dropped: Tensor
+    linear: tuple[str, ...]
+
+
+def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "parameters") -> Plan:
+    """Return what `compact` would do to a model with gates. The model is not changed.
+
+    Args:
+        model: A model from `add_gates`, or one with `TriState` activations placed by hand.
+        example_inputs: Needed only where gates were placed by hand.
+        pay: What a merge must lower to be made: "parameters" or "multiply_adds".
+
+    Raises:
+        GateError: If a gate is not a number in [0, 1].
+        InputError: If the model has no gates, or `pay` is neither of the two.
+        SurgeryError: If a gate placed by hand drops a channel that something still reads.
+    """
+    if pay not in PAYS:
+        raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
+    decision = decide(model, example_inputs)
+    return write_plan(model, decision, pay, known_inputs(model, example_inputs))
+
+
+def decide(model: nn.Module, example_inputs: object = None) -> Decision:
+    """Read the gates of a model."""
+    store = find_store(model)
+    if store is None:
+        return _decide_by_hand(model, example_inputs)
+    for name, gate in [*store.width_gates().items(), *store.depth_gates().items()]:
+        check_gate(name, gate)
+    blueprint = store.choice.blueprint
+    dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
+    for group, gate in zip(blueprint.groups, store.width_gates().values(), strict=True):
+        dropped[group.channels] = (open_gates(gate) < 0.5).cpu()
+    linear = tuple(site for site, gate in store.depth_gates().items() if bool(is_open(gate)))
+    return Decision(store.choice, dropped, linear)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan whose costs have not been counted yet."""
+
+    narrowings: tuple[Narrowing, ...]
+    folds: tuple[Fold, ...]
+    merges: tuple[Merge, ...]
+    sizes: "_Sizes"
+
+
+def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
+    """Return what follows from a decision, without running the model."""
+    blueprint, dropped = decision.choice.blueprint, decision.dropped
+    narrowings = tuple(_narrowings(blueprint, dropped))
+    folds = tuple(_folds(model, blueprint, dropped))
+    sizes = _Sizes(model, blueprint, narrowings, folds)
+    merges = plan_merges(decision.choice.links, decision.linear, sizes, pay)
+    return Draft(narrowings, folds, merges, sizes)
+
+
+def write_plan(model: nn.Module, decision: Decision, pay: str, inputs: Any) -> Plan:
+    """Return the plan that follows from a decision."""
+    made = draft(model, decision, pay)
+    widths = {
+        group.name: tuple(torch.nonzero(~decision.dropped[group.channels]).flatten().tolist())
+        for group in decision.choice.blueprint.groups
+    }
+    before = count_costs(model, inputs)
+    after = _predict(model, made.sizes, made.merges, before)
+    return Plan(
+        widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after
+    )
+
+
+class _Sizes:
+    """Shapes of parameters as they will be, and how often each weight is applied."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blueprint: Blueprint,
+        narrowings: tuple[Narrowing, ...],
+        folds: tuple[Fold, ...],
+    ) -> None:
+        self.model = model
+        self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
+        self.positions = count_positions(blueprint, model)
+        self.new_biases = {
+            f.layer for f in folds if getattr(model.get_submodule(f.layer), "bias", None) is None
+        }
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape after narrowing."""
+        shape = find_tensor(self.model, name).shape
+        return tuple(self.kept.get((name, dim), size) for dim, size in enumerate(shape))
+
+    def has_bias(self, layer: str) -> bool:
+        """Return whether a layer will have a bias."""
+        old = getattr(self.model.get_submodule(layer), "bias", None)
+        return old is not None or layer in self.new_biases
+
+    def applied(self, layer: str) -> int:
+        """Return at how many places a layer's weight is applied."""
+        return self.positions.get(f"{layer}.weight", 0)
+
+
+def _narrowings(blueprint: Blueprint, dropped: Tensor) -> list[Narrowing]:
+    found: list[Narrowing] = []
+    for (name, dim), channels in blueprint.dims.items():
+        keep = ~dropped[channels]
+        if not bool(keep.all()):
+            kept = tuple(torch.nonzero(keep).flatten().tolist())
+            found.append(Narrowing(name, dim, len(channels), kept))
+    for name, channels in blueprint.elements.items():
+        gone = dropped[channels]
+        for dim in range(gone.dim()):
+            whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
+            if bool(whole.any()):
+                kept = tuple(torch.nonzero(~whole).flatten().tolist())
+                found.append(Narrowing(name, dim, len(whole), kept))
+    return found
+
+
+def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold]:
+    found: dict[str, Fold] = {}
+    for place, graph in enumerate(blueprint.graphs):
+        values = blueprint.followed[place].values
+        for node in graph.nodes:
+            if not (node.op == "call_module" and is_linear_op(node, model)):
+                continue
+            op = read_linear_op(node, model)
+            labels = values[node.all_input_nodes[0].name]
+            if op is None or not isinstance(labels, Labels) or op.groups > 1:
+                continue
+            ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
+            gone = dropped[blueprint.root[ids[0]]] & (state.amax(0) == CONSTANT)
+            if bool(gone.any()):
+                columns = tuple(torch.nonzero(gone).flatten().tolist())
+                found[op.layer] = Fold(op.layer, columns)
+    return list(found.values())
+
+
+def _predict(
+    model: nn.Module, sizes: _Sizes, merges: tuple[Merge, ...], before: Costs
+) -> Costs:
+    parameters = before.parameters
+    multiply_adds = before.multiply_adds
+    changed = {name for name, _ in sizes.kept}
+    for name, parameter in model.named_parameters():
+        if name in changed:
+            parameters += math.prod(sizes.shape(name)) - parameter.numel()
+    for name in changed & sizes.positions.keys():
+        lost = find_tensor(model, name).numel() - math.prod(sizes.shape(name))
+        multiply_adds -= lost * sizes.positions[name]
+    for layer in sizes.new_biases:
+        parameters += sizes.shape(f"{layer}.weight")[0]
+    for merge in merges:
+        if merge.made:
+            old, new = separate_costs(merge, sizes), merged_costs(merge, sizes)
+            parameters += new.parameters - old.parameters
+            multiply_adds += new.multiply_adds - old.multiply_adds
+    return Costs(parameters, multiply_adds)
+
+
+def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
+    by_hand = {n: m for n, m in model.named_modules() if isinstance(m, TriState)}
+    if not by_hand:
+        raise InputError("the model has no gates; call add_gates on it first")
+    for name, site in by_hand.items():
+        for gate in (site.width, site.depth):
+            if gate is not None:
+                check_gate(name, gate)
+    choice = choose_by_hand(model, known_inputs(model, example_inputs))
+    blueprint = choice.blueprint
+    kept = torch.zeros(len(blueprint.root), dtype=torch.bool)
+    closed = torch.zeros_like(kept)
+    for place, sites in enumerate(blueprint.sites):
+        for site in sites:
+            module = by_hand.get(site.module)
+            channels = blueprint.channels_of(place, site)
+            if module is not None and module.width is not None and channels is not None:
+                opened = is_open(module.width).cpu()
+                kept[channels[opened]] = True
+                closed[channels[~opened]] = True
+    _check_by_hand(blueprint, kept, closed)
+    linear = tuple(
+        site.name
+        for site in blueprint.sites[0]
+        if site.module in by_hand and _is_linear(by_hand[site.module])
+    )
+    return Decision(choice, closed, linear)
+
+
+def _is_linear(site: TriState) -> bool:
+    return site.depth is not None and bool(is_open(site.depth))
+
+
+def _check_by_hand(blueprint: Blueprint, kept: Tensor, closed: Tensor) -> None:
+    both = torch.nonzero(kept & closed).flatten()
+    if len(both):
+        raise SurgeryError(
+            "gates placed by hand disagree: a channel is dropped at one TriState and kept at "
+            "another that it is tied to; share one gate between them, or use add_gates"
+        )
+    learnable = torch.zeros_like(closed)
+    for group in blueprint.groups:
+        learnable[group.channels] = True
+        if bool(closed[group.channels].all()):
+            raise SurgeryError(
+                f"all channels of {group.name!r} are dropped: the network is dead; open one"
+            )
+    for channel in torch.nonzero(closed & ~learnable).flatten().tolist():
+        reason = blueprint.reasons.get(channel)
+        why = f"{reason.text}; {reason.fix}" if reason else "nothing narrows it"
+        raise SurgeryError(f"a channel that a TriState drops cannot go: {why}")

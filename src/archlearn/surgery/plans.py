@@ -1,0 +1,129 @@
+"""A plan is plain data: what will be kept, folded and merged, and what that costs."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from archlearn.costs import Costs
+from archlearn.errors import InputError
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """The indices of one dimension of one parameter or buffer that are kept."""
+
+    name: str
+    dim: int
+    size: int
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Inputs of a layer that are constant once dropped, and move into its bias."""
+
+    layer: str
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A run of linear layers: either merged into the first, or left, whichever is cheaper.
+
+    Attributes:
+        layers: The layers, in order.
+        norms: BatchNorms between them, folded into the layer in front.
+        sites: The sites between them; all are linear.
+        before: What the layers cost apart.
+        after: What they cost as one.
+        made: Whether the merge pays, and so is made.
+    """
+
+    layers: tuple[str, ...]
+    norms: tuple[str, ...]
+    sites: tuple[str, ...]
+    before: int
+    after: int
+    made: bool
+
+    def __str__(self) -> str:
+        verdict = "merged" if self.made else "not merged, it does not pay"
+        return f"{' + '.join(self.layers)}: {self.before:,} -> {self.after:,} ({verdict})"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `compact` will do.
+
+    Attributes:
+        widths: The channels kept in each group of gates.
+        narrowings: Every dimension of every parameter and buffer that loses indices.
+        folds: Constants that move into a bias.
+        linear: Sites that have become linear: their activation is left out.
+        merges: Layers that could merge, with the arithmetic.
+        pay: What a merge must lower: parameters or multiply_adds.
+        before: The costs of the network as it stands.
+        after: The costs that the compact network will have.
+    """
+
+    widths: dict[str, tuple[int, ...]]
+    narrowings: tuple[Narrowing, ...]
+    folds: tuple[Fold, ...]
+    linear: tuple[str, ...]
+    merges: tuple[Merge, ...]
+    pay: str
+    before: Costs
+    after: Costs
+
+    def to_json(self) -> str:
+        """Return the plan as JSON."""
+        return json.dumps({"archlearn_plan": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Return the plan that `to_json` wrote.
+
+        Raises:
+            InputError: If the text is no plan, or one of a later version.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            version = data.pop("archlearn_plan")
+            if version > VERSION:
+                raise InputError(f"the plan has version {version}; this archlearn reads {VERSION}")
+            return cls(
+                widths={name: tuple(kept) for name, kept in data["widths"].items()},
+                narrowings=tuple(
+                    Narrowing(n["name"], n["dim"], n["size"], tuple(n["kept"]))
+                    for n in data["narrowings"]
+                ),
+                folds=tuple(Fold(f["layer"], tuple(f["columns"])) for f in data["folds"]),
+                linear=tuple(data["linear"]),
+                merges=tuple(_read_merge(merge) for merge in data["merges"]),
+                pay=data["pay"],
+                before=Costs(**data["before"]),
+                after=Costs(**data["after"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"this is no plan that archlearn wrote: {error!r}") from error
+
+    def __str__(self) -> str:
+        lines = [f"plan: {self.before} -> {self.after}"]
+        lines += [
+            f"  {n.name} dimension {n.dim}: keep {len(n.kept)} of {n.size}" for n in self.narrowings
+        ]
+        lines += [f"  {f.layer}: {len(f.columns)} constants into the bias" for f in self.folds]
+        lines += [f"  {site}: linear" for site in self.linear]
+        lines += [f"  {merge}" for merge in self.merges]
+        return "\n".join(lines)
+
+
+def _read_merge(data: dict[str, Any]) -> Merge:
+    return Merge(
+        tuple(data["layers"]), tuple(data["norms"]), tuple(data["sites"]),
+        data["before"], data["after"], data["made"],
+    )  # fmt: skip

@@ -1,0 +1,268 @@
+"""Calls that hold a literal size are written anew; all others stay as they are.
+
+The narrowed labels are sent through each call that only moves data. Where the call as it
+stands gives the labels that it should, it stays; where it does not, it is rewritten.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import SurgeryError
+from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.labels import Labels, without_repeats
+from archlearn.graphs.rules import movement
+from archlearn.graphs.rules.registry import rule_for
+from archlearn.graphs.step import leaves_of, map_leaves, opaque
+from archlearn.surgery.moves import Move, rewrite_move
+from archlearn.surgery.special import Seen, narrow_call_
+
+_MOVES = (movement.move, movement.pick, movement.pad, movement.attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrambled:
+    """A tensor whose narrowed form is no box: it lives only inside a run of moves.
+
+    Attributes:
+        source: The node that the run starts from.
+        places: For each element, where it stood in the source.
+    """
+
+    source: fx.Node
+    places: Tensor
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Sends narrowed labels through a copy of a graph and rewrites what does not fit.
+
+    Attributes:
+        changed: Whether any call was rewritten.
+    """
+
+    net: nn.Module
+    blueprint: Blueprint
+    place: int
+    dropped: Tensor
+    graph: fx.Graph
+    nodes: dict[str, fx.Node]
+    changed: bool = False
+    narrowed: dict[fx.Node, Any] = field(default_factory=dict)
+    replaced: set[fx.Node] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        for old in self.blueprint.graphs[self.place].nodes:
+            node = self.nodes.get(old.name)
+            if node is not None and node.op != "output":
+                self.narrowed[node] = self._visit(old, node)
+        self._erase_dead()
+
+    def narrow_special(self) -> None:
+        """Narrow what is not seen in parameters: groups, and local response windows."""
+        for old in self.blueprint.graphs[self.place].nodes:
+            node = self.nodes.get(old.name)
+            if node is not None and old.op.startswith("call"):
+                self.changed |= narrow_call_(self.net, self._seen(old), node, self.dropped)
+
+    def _seen(self, old: fx.Node) -> Seen:
+        values = self.blueprint.followed[self.place].values
+        source = values[old.all_input_nodes[0].name] if old.all_input_nodes else None
+        return Seen(source, values[old.name], self.blueprint.root)
+
+    def _erase_dead(self) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            value = self.narrowed.get(node)
+            idle = isinstance(value, int | float | Scrambled | torch.Size) or node in self.replaced
+            if idle and not node.users and node.op.startswith("call"):
+                self.graph.erase_node(node)
+
+    def _visit(self, old: fx.Node, node: fx.Node) -> Any:
+        full = self.blueprint.followed[self.place].values[old.name]
+        if not node.op.startswith("call"):
+            return self._reduce_all(full)
+        rule = rule_for(old, self.net)
+        has_labels = any(isinstance(leaf, Labels) for leaf in leaves_of(full))
+        if rule in _MOVES and has_labels and isinstance(full, Labels | tuple | list):
+            return self._visit_move(old, node, full)
+        if not has_labels:
+            return full if rule is opaque else self._evaluate(node, full)
+        self._bake_numbers(old, node)
+        return self._reduce_all(full)
+
+    def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
+        expected = map_leaves(self._reduce_labels, full)
+        if not self._touches(full) and not any(
+            isinstance(self.narrowed.get(n), Scrambled) for n in node.all_input_nodes
+        ):
+            return expected
+        if any(leaf is None for leaf in leaves_of(expected)):
+            return self._scramble(old, node)
+        if self._same(self._evaluate(node, None), expected):
+            return expected
+        move = Move(self.net, self.graph, node, self.narrowed, expected, full)
+        made = rewrite_move(move) or self._select(old, node, expected)
+        if made is None:
+            raise SurgeryError(
+                f"cannot narrow through {node.name} ({node.target}): its shape arguments mix "
+                "channels with other dimensions; mark the module that calls it in leaves=[...]"
+            )
+        self.changed = True
+        node.replace_all_uses_with(made)
+        self.replaced.add(node)
+        self.narrowed[made] = expected
+        self.nodes[old.name] = made
+        return expected
+
+    def _evaluate(self, node: fx.Node, default: Any) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))
+        try:
+            if node.op == "call_module":
+                return self.net.get_submodule(str(node.target))(*args, **kwargs)
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            target: Any = node.target
+            return target(*args, **kwargs)
+        except Exception:  # it does not run on narrowed labels as it stands
+            return default
+
+    def _reduce_all(self, full: Any) -> Any:
+        return map_leaves(self._reduce_labels, full)
+
+    def _reduce_labels(self, value: Any) -> Any:
+        """Return the ids that stay, None where they are no box, other values as they are."""
+        if not isinstance(value, Labels):
+            return value
+        repeated = {dim: size for dim, size in enumerate(value.shape) if value.ids.stride(dim) == 0}
+        ids = value.ids
+        for dim in repeated:
+            ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
+        gone = self.dropped[self.blueprint.root[ids]]
+        if not bool(gone.any()):
+            return value.ids
+        for dim in range(ids.dim()):
+            whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
+            kept = torch.nonzero(~whole).flatten()
+            ids, gone = ids.index_select(dim, kept), gone.index_select(dim, kept)
+        if bool(gone.any()):
+            return None
+        return ids.expand([repeated.get(dim, size) for dim, size in enumerate(ids.shape)])
+
+    def _touches(self, full: Any) -> bool:
+        return any(
+            bool(self.dropped[self.blueprint.root[without_repeats(leaf.ids)]].any())
+            for leaf in leaves_of(full)
+            if isinstance(leaf, Labels)
+        )
+
+    def _same(self, found: Any, expected: Any) -> bool:
+        one, two = leaves_of(found), leaves_of(expected)
+        return len(one) == len(two) and all(
+            isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b)
+            for a, b in zip(one, two, strict=True)
+        )
+
+    def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
+        """A number that was read off a channel count keeps the value it had."""
+        values = self.blueprint.followed[self.place].values
+        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
+            was, is_now = values[before.name], self.narrowed.get(now)
+            if isinstance(was, int | float) and was != is_now:
+                node.replace_input_with(now, was)  # pyright: ignore[reportArgumentType]
+                self.changed = True
+
+    def _source(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
+        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        if source is None:
+            return None
+        known = self.narrowed.get(source)
+        if isinstance(known, Scrambled):
+            return known.source, known.places
+        full = self.blueprint.followed[self.place].values[old.all_input_nodes[0].name]
+        if not isinstance(full, Labels):
+            return None
+        return source, torch.arange(full.ids.numel()).reshape(full.shape)
+
+    def _moved_places(self, old: fx.Node, places: Tensor) -> Any:
+        values = self.blueprint.followed[self.place].values
+        first = old.all_input_nodes[0]
+        args, kwargs = fx.node.map_arg(
+            (old.args, old.kwargs), lambda n: places if n is first else values[n.name]
+        )
+        try:
+            if old.op == "call_module":
+                return self.net.get_submodule(str(old.target))(places.double()).long()
+            if old.op == "call_method":
+                return getattr(args[0], str(old.target))(*args[1:], **kwargs)
+            target: Any = old.target
+            return target(*args, **kwargs)
+        except Exception:  # no move of a single tensor
+            return None
+
+    def _scramble(self, old: fx.Node, node: fx.Node) -> Any:
+        found = self._source(old, node)
+        moved = None if found is None else self._moved_places(old, found[1])
+        if found is None or not isinstance(moved, Tensor):
+            raise SurgeryError(
+                f"cannot narrow through {node.name} ({node.target}); mark the module that calls "
+                "it in leaves=[...]"
+            )
+        return Scrambled(found[0], moved)
+
+    def _select(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
+        """Return the selection of channels that a run of moves amounts to, if it is one."""
+        found = self._source(old, node)
+        if found is None or not isinstance(expected, Tensor):
+            return None
+        source, places = found
+        moved = self._moved_places(old, places)
+        full_source = self._full_of(source)
+        if not isinstance(moved, Tensor) or full_source is None:
+            return None
+        chosen = as_selection(full_source.shape, moved)
+        if chosen is None:
+            return None
+        dim, index = chosen
+        root, dropped = self.blueprint.root, self.dropped
+        line = full_source.ids.movedim(dim, -1)[(0,) * (full_source.ids.dim() - 1)]
+        stays = ~dropped[root[line]]
+        new_place = torch.cumsum(stays, 0) - 1
+        narrowed = new_place[index[stays[index]]]
+        with self.graph.inserting_before(node):
+            name = self._keep(narrowed)
+            return self.graph.call_function(
+                torch.index_select, (source, dim, self.graph.get_attr(name))
+            )
+
+    def _full_of(self, node: fx.Node) -> Labels | None:
+        for old_name, new in self.nodes.items():
+            if new is node:
+                value = self.blueprint.followed[self.place].values[old_name]
+                return value if isinstance(value, Labels) else None
+        return None
+
+    def _keep(self, index: Tensor) -> str:
+        n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
+        name = f"archlearn_index_{n}"
+        self.net.register_buffer(name, index)
+        return name
+
+
+def as_selection(shape: torch.Size, moved: Tensor) -> tuple[int, Tensor] | None:
+    """Return the dimension and indices that turn a tensor of places into `moved`."""
+    places = torch.arange(shape.numel()).reshape(shape)
+    if moved.dim() != len(shape) or moved.numel() == 0:
+        return None
+    for dim in range(len(shape)):
+        others = [s for d, s in enumerate(shape) if d != dim]
+        if others != [s for d, s in enumerate(moved.shape) if d != dim]:
+            continue
+        line = moved.movedim(dim, -1)[(0,) * (moved.dim() - 1)]
+        stride = places.stride(dim)
+        index = (line // stride) % shape[dim]
+        if torch.equal(places.index_select(dim, index), moved):
+            return dim, index
+    return None
