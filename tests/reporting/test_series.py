@@ -75,7 +75,9 @@ def test_accuracy_gap_and_parameters_are_as_written(run: Run) -> None:
 
 
 def test_widths_are_shares_of_the_start_and_constant_layers_are_left_out(run: Run) -> None:
-    (line,) = width_lines(run).lines
+    numbers = width_lines(run)
+    (line,) = numbers.lines
+    assert numbers.measure == "channels of a kept, of those at the start"
     assert line.label == "a"
     assert line.values == (1.0, 0.75, 0.25)
 

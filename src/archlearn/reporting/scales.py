@@ -16,6 +16,12 @@ from archlearn.reporting.series import STRETCHED_FROM, Scale
 
 BEST = 0.9999
 """The stretched axis of accuracies ends here: at one it would be endless."""
+_STEPS = (
+    (3.0, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (20.0, (1.0, 2.0, 3.0, 5.0)),
+    (1e3, (1.0, 3.0)),
+)
+"""Which parts of a decade are ticked, by the factor between the largest and smallest value."""
 _ACCURACIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
 
@@ -32,8 +38,8 @@ def set_scale_(axes: Axes, scale: Scale, values: Sequence[float]) -> None:
 
 def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
     """Tick powers of ten; where there are few, some numbers between them as well."""
-    range_ = max(values) / min(values)
-    steps = (1.0,) if range_ > 1e3 else (1.0, 3.0) if range_ > 20 else (1.0, 2.0, 3.0, 5.0)
+    factor = max(values) / min(values)
+    steps = next((steps for largest, steps in _STEPS if factor <= largest), (1.0,))
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(_write_count))
     axis.set_minor_locator(NullLocator())

@@ -84,7 +84,9 @@ def width_lines(run: Run) -> Lines:
     """Return each layer's share of channels kept; layers that never change are left out."""
     lines = tuple(_width_line(run, name, width) for name, width in run.before.widths.items())
     changing = tuple(line for line in lines if any(value != 1 for value in line.values))
-    return Lines(measure="channels kept, of those at the start", scale="share", lines=changing)
+    of = f" of {changing[0].label}" if len(changing) == 1 else ""
+    measure = f"channels{of} kept, of those at the start"
+    return Lines(measure=measure, scale="share", lines=changing)
 
 
 def _depth(epoch: Epoch) -> float | None:

@@ -65,7 +65,7 @@ def _normalisation(numbers: Table) -> Iterator[Html]:
     """Say what the model expects of its inputs, and what its outputs are, where it is known."""
     if as_items(numbers.get("mean")):
         yield write_paragraph(
-            f"It was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
+            f"The model was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
             f"{_few(numbers.get('std'))}; images count from 0 to 1."
         )
     target = as_items(numbers.get("target_mean")), as_items(numbers.get("target_std"))
