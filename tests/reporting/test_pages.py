@@ -148,6 +148,14 @@ def test_a_network_of_many_layers_is_shown_as_a_map(tmp_path: Path) -> None:
     assert "image" in page.tags
 
 
+def test_a_network_that_is_no_chain_is_summed_up(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["after"]["architecture"] = "conv1  11 of 20\nconv2  25 of 50"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "→ 75 channels in 4 layers" in report([folder]).text
+
+
 def test_regression_speaks_of_errors(tmp_path: Path) -> None:
     story = replace(LENET, data="diabetes", task="regression", score=2874.3)
     page = report([write_run(tmp_path / "a", story)])

@@ -82,6 +82,17 @@ def test_widths_are_shares_of_the_start_and_constant_layers_are_left_out(run: Ru
     assert line.values == (1.0, 0.75, 0.25)
 
 
+def test_the_line_of_a_layer_that_merges_ends_there(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('model = "mlp"\n')
+    merged = {**ROWS[2], "widths": {"b": 3, "out": 2}}
+    write_lines(tmp_path / "metrics.jsonl", [*ROWS[:2], merged])
+    run = read_run(tmp_path)
+    first, second = width_lines(run).lines
+    assert (first.label, first.epochs, first.values) == ("a, merged", (0, 1), (1.0, 0.75))
+    assert (second.label, second.values) == ("b", (1.0, 1.0, 0.75))
+    assert depth_lines(run).lines[0].values == (3, 2, 1)
+
+
 def test_depth_counts_the_layers_that_are_not_linear(run: Run) -> None:
     assert depth_lines(run).lines[0].values == (3, 2, 1)
 
@@ -99,7 +110,7 @@ def test_axis_is_stretched_only_for_high_accuracies(tmp_path: Path, run: Run) ->
 
 
 def test_regression_shows_the_error(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('task = "regression"\n')
+    (tmp_path / "config.toml").write_text('model = "mlp"\n')
     write_lines(tmp_path / "metrics.jsonl", [{"epoch": 1, "validation_error": 2874.5}])
     numbers = score_lines(read_run(tmp_path))
     assert numbers.lines[0].values == (2874.5,)

@@ -109,6 +109,7 @@ def _epoch(number: int, row: Table) -> Epoch:
         train_loss=as_number(row.get("train_loss")),
         validation_loss=as_number(row.get("validation_loss")),
         score=error if accuracy is None else accuracy,
+        is_error=accuracy is None and error is not None,
         penalty=as_number(row.get("penalty")),
         widths=counts_by_name(row.get("widths")),
         linear=linear,
@@ -140,8 +141,8 @@ def _standing(summary: Table, epoch: Epoch | None) -> Standing:
 
 def _assemble(folder: Path, config: Table, summary: Table, progress: _Progress) -> Run:
     task = as_text(summary.get("task")) or as_text(config.get("task"))
-    regression = task == "regression"
     epochs = progress.epochs
+    regression = task == "regression" or any(epoch.is_error for epoch in epochs)
     test_score = as_number(summary.get("test_error" if regression else "test_accuracy"))
     last_score = epochs[-1].score if epochs else None
     return Run(

@@ -53,9 +53,9 @@ def write_title(run: Run) -> str:
 
 
 def write_widths(standing: Standing) -> str:
-    """Return the architecture, in sum only where it has too many layers to be read."""
+    """Return the architecture; its sums only where it is no chain, or too long to be read."""
     widths = standing.widths.values()
-    if len(widths) <= MOST_WIDTHS:
+    if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
         return standing.architecture
     return f"{sum(widths):,} channels in {len(widths)} layers"
 

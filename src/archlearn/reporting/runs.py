@@ -13,7 +13,9 @@ class Epoch:
 
     Attributes:
         score: Accuracy on the validation data, or the squared error for regression.
-        widths: Channels kept in each layer, in order of the network, the output last.
+        is_error: Whether `score` is an error.
+        widths: Channels kept in each layer, in order of the network, the output last; layers
+            that merge at this moment are not among them.
         linear: For each layer whose depth is learnt, whether it stands at linear.
         gap: Mean distance of a gate from its nearer binary value.
     """
@@ -22,6 +24,7 @@ class Epoch:
     train_loss: float | None
     validation_loss: float | None
     score: float | None
+    is_error: bool
     penalty: float | None
     widths: Mapping[str, int]
     linear: Mapping[str, bool]

@@ -81,24 +81,37 @@ def depth_lines(run: Run) -> Lines:
 
 
 def width_lines(run: Run) -> Lines:
-    """Return each layer's share of channels kept; layers that never change are left out."""
-    lines = tuple(_width_line(run, name, width) for name, width in run.before.widths.items())
-    changing = tuple(line for line in lines if any(value != 1 for value in line.values))
+    """Return each layer's share of channels kept; layers that never change are left out.
+
+    The line of a layer that merges ends where the layer does, and says so.
+    """
+    names = [name for name in run.before.widths if _changes(run, name)]
+    changing = tuple(_width_line(run, name) for name in names)
     of = f" of {changing[0].label}" if len(changing) == 1 else ""
     measure = f"channels{of} kept, of those at the start"
     return Lines(measure=measure, scale="share", lines=changing)
 
 
 def _depth(epoch: Epoch) -> float | None:
-    return len(epoch.widths) - sum(epoch.linear.values()) if epoch.linear else None
+    # A layer that has merged is not among the widths any more.
+    layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
+    return len(layers) if epoch.linear else None
 
 
-def _width_line(run: Run, name: str, first_width: int) -> Line:
+def _changes(run: Run, name: str) -> bool:
+    first = run.before.widths[name]
+    return first > 0 and any(epoch.widths.get(name) != first for epoch in run.epochs)
+
+
+def _width_line(run: Run, name: str) -> Line:
+    first = run.before.widths[name]
+
     def share(epoch: Epoch) -> float | None:
         width = epoch.widths.get(name)
-        return None if width is None or first_width == 0 else width / first_width
+        return None if width is None else width / first
 
-    return _line(run, name, share)
+    merged = name not in run.epochs[-1].widths
+    return _line(run, f"{name}, merged" if merged else name, share)
 
 
 def _line(run: Run, label: str, measure: Callable[[Epoch], float | None]) -> Line:
