@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-WIDTHS = (64, 80, 60, 40, 10)  # input, three hidden layers, output
-LAMBDA_1, LAMBDA_2, LAMBDA_3, LAMBDA_4 = 5e-3, 5e-3, 2e-3, 2e-3
-LEARNING_RATE, MOMENTUM, GATE_RATE, N_EPOCHS, BATCH = 0.05, 0.9, 0.3, 30, 50
+WIDTHS = (64, 100, 50, 10)  # input, two hidden layers, output
+LAMBDA_1, LAMBDA_2, LAMBDA_3, LAMBDA_4 = 7.5e-3, 2.5e-3, 3e-3, 1e-3
+LEARNING_RATE, MOMENTUM, GATE_RATE, N_EPOCHS, BATCH = 0.05, 0.9, 0.05, 40, 50
 
 
 def binarise(gate: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """A compact model's certificate travels with it in the file's metadata."""
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields
 from typing import Any, cast
 
 from torch import nn
 
+from archlearn.certificates import Certificate
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import parse_json
 from archlearn.storage.values import decode, encode, shorten
@@ -14,9 +15,9 @@ from archlearn.storage.values import decode, encode, shorten
 def write_certificate(model: nn.Module) -> str | None:
     """Return a model's certificate as JSON, or None if it has none."""
     certificate = getattr(model, "certificate", None)
-    if not is_dataclass(certificate) or isinstance(certificate, type):
+    if not isinstance(certificate, Certificate):
         return None
-    return json.dumps(encode(asdict(certificate)), allow_nan=False)
+    return json.dumps(encode(certificate.to_dict()), allow_nan=False)
 
 
 def restore_certificate_(model: nn.Module, text: str | None) -> None:
@@ -27,13 +28,12 @@ def restore_certificate_(model: nn.Module, text: str | None) -> None:
     """
     if text is None:
         return
-    from archlearn.certificates import Certificate
-
     found = decode(parse_json(text), _refuse_node)
-    names = {field.name for field in fields(Certificate)}
-    if not isinstance(found, dict) or set(cast(dict[str, Any], found)) != names:
+    data = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    plain = all(isinstance(value, int | float | str) for value in data.values())
+    if set(data) != {field.name for field in fields(Certificate)} or not plain:
         raise FileError(f"its certificate is {shorten(found)}, which lacks or adds a field")
-    model.certificate = Certificate(**found)
+    model.certificate = Certificate.from_dict(data)
 
 
 def _refuse_node(name: str) -> object:

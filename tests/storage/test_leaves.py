@@ -12,7 +12,9 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 import archlearn as al
+from archlearn.gating import depth_gates, width_gates
 from archlearn.storage import files
+from tests.storage.networks import IMAGES, Residual
 from tests.zoo import ALL, Kind, call, in_double
 
 OPAQUE = {"opaque_if", "opaque_loop"}
@@ -176,3 +178,52 @@ def test_a_file_can_be_replaced_while_its_model_is_in_use(tmp_path: Path) -> Non
 def test_saving_into_a_missing_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"gone' is not a folder; make it first"):
         al.save(nn.Sequential(nn.Linear(2, 2)), tmp_path / "gone" / "net.safetensors")
+
+
+@pytest.fixture
+def gated() -> nn.Module:
+    """A network with half of its first gates closed and its second layer linear."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Flatten(), nn.Linear(288, 9),
+        nn.ReLU(), nn.Linear(9, 2),
+    )  # fmt: skip
+    model = al.add_gates(net.double(), torch.randn(2, 3, 8, 8).double())
+    with torch.no_grad():
+        first, *_ = width_gates(model).values()
+        first[::2] = 0.1
+        *_, depth = depth_gates(model).values()
+        depth.fill_(0.9)
+    return model
+
+
+def test_a_compact_model_keeps_its_function_and_its_certificate(
+    gated: nn.Module, tmp_path: Path
+) -> None:
+    small = al.compact(gated)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded, x = al.load(tmp_path / "small.safetensors"), torch.randn(4, 3, 8, 8).double()
+    torch.testing.assert_close(loaded(x), small(x), rtol=0, atol=0)
+    torch.testing.assert_close(loaded(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert loaded.certificate == small.certificate
+    assert list(loaded.state_dict()) == list(small.state_dict())
+
+
+def test_a_loaded_model_can_be_gated_and_compacted_again(tmp_path: Path) -> None:
+    net, x = Residual().double().eval(), torch.randn(IMAGES).double()
+    whole = nn.Sequential(nn.Conv2d(3, 5, 1), nn.ReLU(), nn.Conv2d(5, 3, 3), net).double()
+    al.save(whole, tmp_path / "net.safetensors")
+    gated = al.add_gates(al.load(tmp_path / "net.safetensors").eval(), x)
+    with torch.no_grad():
+        next(iter(width_gates(gated).values()))[1:3] = 0.0
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert small.get_submodule("0").out_channels == 3
+    al.save(small, tmp_path / "small.safetensors")
+    torch.testing.assert_close(al.load(tmp_path / "small.safetensors")(x), small(x))
+
+
+def test_a_gated_model_is_not_saved(gated: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(al.FileError, match=r"it still has gates; save archlearn.compact\(model\)"):
+        al.save(gated, tmp_path / "gated.safetensors")
+    assert list(tmp_path.iterdir()) == []
