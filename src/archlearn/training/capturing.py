@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from archlearn.gating import clip_gates_
+from archlearn.training.limiting import limit_gradients_
 from archlearn.training.stepping import Work, penalty_of
 
 MOST_STEPS_IN_A_GRAPH = 20
@@ -50,6 +51,7 @@ class DeviceStep:
             loss = work.objective.loss(work.model(inputs), targets)
         cost = penalty_of(work)
         (loss + cost).backward()
+        limit_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
             optimiser.step()
         if work.strengths is not None:

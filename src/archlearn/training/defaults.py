@@ -19,6 +19,8 @@ COST_OF_ALL_NEURONS = 0.075
 TRAVEL = 1.5
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
 ENOUGH_STEPS = 6000
+MOST_EPOCHS = 100
+"""Few data passed over more often than this are learnt by heart."""
 _BATCH = 125
 _FEWEST_BATCHES = 10
 _RATES = {"sgd": 0.02, "adam": 1e-3}
@@ -37,7 +39,7 @@ def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettin
         batch = min(_BATCH, max(1, n_train // _FEWEST_BATCHES))
         batch = max(1, batch // n_parts) * n_parts
     steps = steps_per_epoch(n_train, batch)
-    epochs = settings.epochs or max(1, math.ceil(ENOUGH_STEPS / steps))
+    epochs = settings.epochs or min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
     optimiser = settings.optimiser
     rate = optimiser.learning_rate
     if rate is None:

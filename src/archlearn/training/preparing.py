@@ -26,6 +26,7 @@ from archlearn.training.defaults import (
 )
 from archlearn.training.errors import SettingsError
 from archlearn.training.hardware import start_fabric
+from archlearn.training.limiting import Limits
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
@@ -143,6 +144,15 @@ def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric
         strengths=strengths_of(settings) if has_gates(model) else None,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
+        limits=_limits(settings),
+    )
+
+
+def _limits(settings: RunSettings) -> Limits:
+    rate, step = settings.gates.gate_rate, settings.gates.largest_step
+    return Limits(
+        norm=settings.optimiser.clip_norm or None,
+        gate=step / rate if rate and step else None,
     )
 
 

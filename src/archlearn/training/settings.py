@@ -28,6 +28,7 @@ class OptimiserSettings:
     )
     momentum: float = setting(0.9, "Momentum of SGD; gates never have any.")
     weight_decay: float = setting(5e-4, "Decay of the weights; gates never have any.")
+    clip_norm: float = setting(5.0, "Largest norm of the weights' gradient; 0 leaves it as it is.")
     warmup_epochs: float | None = setting(
         None, "Epochs of linear warm-up before the cosine. [default: 1, at most a tenth]"
     )
@@ -46,7 +47,8 @@ class GateSettings:
     gate_rate: float | None = setting(
         None, "Learning rate of the gates. [default: from steps and width cost]"
     )
-    start_after: float = setting(0.05, "Part of the run before gates begin to move.")
+    largest_step: float = setting(0.02, "Furthest a gate moves in one step; 0 sets no bound.")
+    start_after: float = setting(0.1, "Part of the run before gates begin to move.")
     freeze_for: float = setting(0.3, "Last part of the run in which gates stand still.")
     width_start: float = setting(0.55, "Where width gates start.", fixed=True)
     depth_start: float = setting(0.45, "Where depth gates start.", fixed=True)
@@ -101,7 +103,7 @@ class RunSettings:
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
     seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
     epochs: int | None = setting(
-        None, "Passes over the train data. [default: enough for 6,000 steps]", fixed=True
+        None, "Passes over the train data. [default: for 6,000 steps, at most 100]", fixed=True
     )
     batch_size: int | None = setting(
         None,

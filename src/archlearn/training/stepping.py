@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from archlearn.gating import clip_gates_
 from archlearn.penalties import Strengths, penalty
 from archlearn.training.data.datasets import Split
+from archlearn.training.limiting import Limits, limit_gradients_
 from archlearn.training.objectives import Objective
 from archlearn.training.optimising import Optimisers, set_rates_
 from archlearn.training.schedules import Schedule
@@ -34,6 +35,7 @@ class Work:
     strengths: Strengths | None
     batch_size: int
     accumulate: int
+    limits: Limits
 
 
 def penalty_of(work: Work) -> Tensor:
@@ -87,6 +89,7 @@ class EagerStepper:
         parts = self._parts(place)
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)
+        limit_gradients_(work.optimisers, work.limits)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad()
