@@ -20,6 +20,14 @@ SIZES = """[...document.querySelectorAll('figure svg')].map(svg => {
 })"""
 INK = "getComputedStyle(document.querySelector('figure svg text')).fill"
 PAPER = "getComputedStyle(document.body).backgroundColor"
+COVERED = """[...document.querySelectorAll('#architecture svg')].flatMap(svg => {
+    const bars = [...svg.querySelectorAll('path')].map(bar => bar.getBoundingClientRect());
+    return [...svg.querySelectorAll('text')].filter(text => {
+        const own = text.getBoundingClientRect();
+        return bars.some(bar => bar.left < own.right && own.left < bar.right
+            && bar.top < own.bottom && own.top < bar.bottom && bar.height < own.height * 3);
+    }).map(text => text.textContent);
+})"""
 OUTSIDE = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
     const box = svg.getBoundingClientRect();
     return [...svg.querySelectorAll('text')].filter(text => {
@@ -86,6 +94,15 @@ def test_the_page_is_no_wider_than_its_window(
     show(browser, pages[name], width)
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     assert browser.evaluate(OUTSIDE) == []
+
+
+def test_long_names_do_not_run_into_the_bars(browser: Browser, tmp_path: Path) -> None:
+    before = {"features.stage.1.convolution": 512, "features.stage.2.convolution": 512, "out": 10}
+    after = {"features.stage.2.convolution": 128, "out": 10}
+    run = write_run(tmp_path / "a", replace(LENET, before=before, after=after))
+    show(browser, write_report([run], tmp_path / "long.html"))
+    assert browser.evaluate("document.querySelectorAll('#architecture text').length") == 6
+    assert browser.evaluate(COVERED) == []
 
 
 def test_figures_follow_the_scheme_of_the_page(browser: Browser, pages: dict[str, Path]) -> None:

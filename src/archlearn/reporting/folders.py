@@ -135,7 +135,6 @@ def _standing(summary: Table, epoch: Epoch | None) -> Standing:
         widths=widths,
         parameters=parameters,
         multiply_adds=multiply_adds,
-        n_bytes=as_count(summary.get("bytes")),
     )
 
 

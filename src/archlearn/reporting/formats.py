@@ -60,10 +60,8 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes // 60}\u00a0h {minutes % 60}\u00a0min"
 
 
-def format_bytes(n_bytes: float | None) -> str:
+def format_bytes(n_bytes: float) -> str:
     """Write 76460 as `76.5 kB`."""
-    if n_bytes is None:
-        return _ABSENT
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if float(f"{n_bytes:.3g}") >= size:
             return f"{float(f'{n_bytes:.3g}') / size:.4g}\u00a0{unit}"

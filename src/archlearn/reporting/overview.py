@@ -8,7 +8,6 @@ from archlearn.reporting.elements import (
     write_table,
 )
 from archlearn.reporting.formats import (
-    format_bytes,
     format_count,
     format_number,
     format_percent,
@@ -119,16 +118,16 @@ def _counted(run: Run) -> tuple[tuple[str, int | None, int | None], ...]:
 def _costs(run: Run) -> Html:
     head = ("Cost", "Before", "After", "Left", "Fewer")
     rows = [_cost_row(*cost) for cost in _counted(run)]
-    table = write_table("Costs before and after", head, rows)
-    size = format_bytes(run.after.n_bytes)
-    if run.after.n_bytes is None:
-        return table
-    return join((table, write_paragraph(f"The weights of the compact model take {size}.")))
+    return write_table("Costs before and after", head, rows)
 
 
 def _cost_row(label: str, before: int | None, after: int | None) -> tuple[object, ...]:
     share = after / before if before and after is not None else None
     bar = fill(_BAR, share=f"{100 * min(share or 0.0, 1.0):.2f}")
-    left = fill("$bar<span>$text</span>", bar=bar, text=format_percent(share, 1))
+    left = fill(
+        "$bar<span>$text</span>",
+        bar=bar,
+        text=format_percent(share, 1 if share and share > 0.01 else 2),
+    )
     numbers = (format_count(before), format_count(after))
     return (label, *numbers, left, format_ratio(before, after))

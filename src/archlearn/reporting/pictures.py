@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
 from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
-from archlearn.reporting.drawing import FONT_SIZE, new_figure, write_text
+from archlearn.reporting.drawing import FONT_SIZE, WIDTH, new_figure, write_text
 from archlearn.reporting.runs import Run
 
 BAR = 0.56
@@ -62,8 +62,9 @@ def draw_silhouette(numbers: Silhouette) -> Figure:
     n_layers = len(numbers.layers)
     row = max(11.0, min(24.0, 480.0 / n_layers))
     figure, axes = new_figure(height=18 + row * n_layers)
+    size = min(FONT_SIZE, row * 0.7)
     axes.set_axis_off()
-    axes.set_xlim(-1.75 * numbers.longest, 1.75 * numbers.longest)
+    axes.set_xlim(*_find_ends(numbers, size))
     axes.set_ylim(n_layers - 0.3, -0.7)
     before = {place: layer.before for place, layer in enumerate(numbers.layers)}
     after = {p: layer.after for p, layer in enumerate(numbers.layers) if layer.after is not None}
@@ -74,13 +75,22 @@ def draw_silhouette(numbers: Silhouette) -> Figure:
     for place, width in after.items():
         _draw_bar_(axes, place, width, SERIES[0], SERIES[0])
     for place, layer in enumerate(numbers.layers):
-        _write_row_(axes, place, layer, numbers.longest, min(FONT_SIZE, row * 0.7))
+        _write_row_(axes, place, layer, size)
     return figure
 
 
 def describe_silhouette(numbers: Silhouette) -> str:
     """Return the picture in words, for those who do not see it."""
     return "; ".join(f"{layer.name}: {_change(layer)}" for layer in numbers.layers)
+
+
+def _find_ends(numbers: Silhouette, size: float) -> tuple[float, float]:
+    """Return where the axis begins and ends, so that names and numbers have room beside it."""
+    character = 0.62 * size
+    left = character * (1 + max(len(_shorten(layer.name)) for layer in numbers.layers))
+    right = character * (1 + max(len(_change(layer)) for layer in numbers.layers))
+    unit = (WIDTH - left - right) / (2 * numbers.longest)
+    return -numbers.longest - left / unit, numbers.longest + right / unit
 
 
 def _half(width: int) -> float:
@@ -110,14 +120,15 @@ def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -
     )
 
 
-def _write_row_(axes: Axes, place: int, layer: LayerChange, longest: float, size: float) -> None:
-    name = layer.name
-    if len(name) > LONGEST_NAME:
-        name = "…" + name[1 - LONGEST_NAME :]
+def _write_row_(axes: Axes, place: int, layer: LayerChange, size: float) -> None:
     colour = (MUTED if layer.after in (None, layer.before) else INK).light
-    edge = 1.75 * longest
-    write_text(axes, -edge, place, name, fontsize=size, color=MUTED.light)
-    write_text(axes, edge, place, _change(layer), ha="right", fontsize=size, color=colour)
+    left, right = axes.get_xlim()
+    write_text(axes, left, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
+    write_text(axes, right, place, _change(layer), ha="right", fontsize=size, color=colour)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
 
 
 def _change(layer: LayerChange) -> str:

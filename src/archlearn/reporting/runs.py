@@ -43,7 +43,6 @@ class Standing:
     widths: Mapping[str, int]
     parameters: int | None
     multiply_adds: int | None
-    n_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
