@@ -19,6 +19,7 @@ class Net(nn.Module):
         self.layer = nn.Linear(3, 4)
         self.lstm = nn.LSTM(4, 2)
         self.scale = nn.Parameter(torch.ones(2))
+        self.register_buffer("steps", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.lstm(torch.relu(self.layer(x)).view(x.shape[0], -1))

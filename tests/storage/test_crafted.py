@@ -132,7 +132,7 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
     ),
     "layer with endless layers": (
         lambda d: module(d, "lstm")["arguments"].update(num_layers=10**9),
-        "'num_layers' is 1000000000, but the file has 7 tensors",
+        "'num_layers' is 1000000000, but the file has 8 tensors",
     ),
     "layer argument": (
         lambda d: module(d, "layer")["arguments"].update(device="cuda"),
@@ -185,6 +185,10 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
     "tensor that the layer lacks": (
         lambda d: module(d, "layer")["arguments"].update(bias=False),
         "'layer.bias', for which the layer has no place",
+    ),
+    "gradient of a whole number": (
+        lambda d: tensor(d, "steps").update(requires_grad=True),
+        "the tensor 'steps' is 'int64' with a gradient",
     ),
     "tensor described otherwise": (
         lambda d: tensor(d, "scale").update(shape=[10**6, 10**6]),

@@ -84,6 +84,11 @@ def test_a_leaf_is_not_found_by_its_name_alone(tmp_path: Path) -> None:
         al.load(tmp_path / "net.safetensors")
 
 
+def test_a_leaf_may_not_take_a_name_that_files_use(tmp_path: Path) -> None:
+    with pytest.raises(al.InputError, match=r"'torch.nn.Linear': ...} takes a name that files use"):
+        al.save(choosing(), tmp_path / "net.safetensors", modules={"torch.nn.Linear": Choosing})
+
+
 def parametrised() -> nn.Module:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """A safetensors file with a header of ours; its sizes are checked before anything is read."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import uuid4
 
 import safetensors
 import safetensors.torch
@@ -78,18 +78,12 @@ class ModelFile:
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a file beside `path` and move it there in one step."""
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
         safetensors.torch.save_file(apart, temporary, metadata)
-        os.chmod(temporary, 0o666 & ~_umask())
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -76,9 +76,8 @@ def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, 
             found[argument] = encode(_read_argument(module, argument))
         except AttributeError:
             raise FileError(
-                f"the constructor of {name!r} ({kind.__name__}) takes {argument!r}, but "
-                f"the layer has no attribute {argument!r} to read it from; keep the argument as "
-                "an attribute of that name"
+                f"the layer {name!r} lacks the attribute {argument!r} that every {kind.__name__} "
+                "has, so it cannot be described; build it anew"
             ) from None
     return found
 
@@ -127,6 +126,8 @@ def _read_argument(module: nn.Module, argument: str) -> object:
     if isinstance(module, nn.MultiheadAttention) and argument in ("bias", "add_bias_kv"):
         tensor = module.in_proj_bias if argument == "bias" else module.bias_k
         return tensor is not None
+    if isinstance(module, nn.PairwiseDistance) and argument == "p":
+        return module.norm
     value = getattr(module, argument)
     if isinstance(module, TriState):
         return _read_tristate(value)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from torch import nn
 
-from archlearn.errors import FileError
+from archlearn.errors import FileError, InputError
 from archlearn.storage.values import decode, encode, is_identifier, shorten
 
 _OWN = frozenset(vars(nn.Module())) | {"training"}
@@ -23,6 +23,20 @@ def all_composites() -> dict[str, type[nn.Module]]:
     # Surgery makes this layer and stands above files, so that it is found only when needed.
     surgery = import_module("archlearn.surgery.narrowing")
     return {**listed, "archlearn.NarrowedLocalResponseNorm": surgery.NarrowedLocalResponseNorm}
+
+
+def merge_classes(modules: Mapping[str, type[nn.Module]] | None) -> dict[str, type[nn.Module]]:
+    """Return the user's classes and those that every file may name.
+
+    Raises:
+        InputError: If the user gives a name that is taken.
+    """
+    for name in modules or {}:
+        if name == "container" or name.startswith(("torch.", "archlearn.")):
+            raise InputError(
+                f"modules={{{name!r}: ...}} takes a name that files use; choose another"
+            )
+    return {**all_composites(), **(modules or {})}
 
 
 def read_attributes(name: str, module: nn.Module) -> dict[str, object]:

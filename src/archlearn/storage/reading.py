@@ -12,7 +12,7 @@ from archlearn.storage.certificates import restore_certificate_
 from archlearn.storage.descriptions import Description
 from archlearn.storage.files import ModelFile
 from archlearn.storage.layers import LayerClass
-from archlearn.storage.opaque import all_composites
+from archlearn.storage.opaque import merge_classes
 from archlearn.storage.rebuilding import fill_, rebuild
 
 
@@ -38,7 +38,7 @@ def load(
             f"cannot load {str(path)!r}: there is no such file; give a path that save wrote"
         )
     try:
-        return _load(path, {**all_composites(), **(modules or {})})
+        return _load(path, merge_classes(modules))
     except FileError as error:
         raise FileError(f"cannot load {str(path)!r}: {error}") from error
     except RecursionError:

@@ -91,6 +91,8 @@ def _attach_(built: dict[str, nn.Module], path: str, module: nn.Module) -> None:
 
 def _add_tensor_(modules: Mapping[str, nn.Module], path: str, entry: TensorEntry) -> None:
     owner, _, name = path.rpartition(".")
+    if entry.requires_grad and "float" not in entry.dtype and entry.dtype != "complex64":
+        raise FileError(f"the tensor {shorten(path)} is {shorten(entry.dtype)} with a gradient")
     if owner not in modules or not _PART.fullmatch(name):
         raise FileError(f"a tensor is named {shorten(path)}, which is no place in the model")
     module = modules[owner]

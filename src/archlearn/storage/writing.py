@@ -13,7 +13,7 @@ from archlearn.storage.certificates import write_certificate
 from archlearn.storage.describing import describe
 from archlearn.storage.files import DTYPES, FORMAT, VERSION, write
 from archlearn.storage.layers import LayerClass
-from archlearn.storage.opaque import all_composites
+from archlearn.storage.opaque import merge_classes
 from archlearn.storage.rebuilding import rebuild
 
 
@@ -42,7 +42,7 @@ def save(
         TracingError: If the model's `forward` cannot be followed.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    path, known = Path(path), {**all_composites(), **(modules or {})}
+    path, known = Path(path), merge_classes(modules)
     inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
     _refuse_gates(model, path)
     traces = _find_traces(model, inputs, tuple((modules or {}).values()))
