@@ -33,7 +33,7 @@ def restore_certificate_(model: nn.Module, text: str | None) -> None:
     plain = all(isinstance(value, int | float | str) for value in data.values())
     if set(data) != {field.name for field in fields(Certificate)} or not plain:
         raise FileError(f"its certificate is {shorten(found)}, which lacks or adds a field")
-    model.certificate = Certificate.from_dict(data)
+    vars(model)["certificate"] = Certificate.from_dict(data)
 
 
 def _refuse_node(name: str) -> object:
