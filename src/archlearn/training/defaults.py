@@ -14,12 +14,12 @@ from archlearn.training.data.datasets import Dataset, Task
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
-COST_OF_ALL_NEURONS = 0.075
+COST_OF_ALL_NEURONS = 0.15
 """Width cost x number of neurons, as a part of the loss of a guess."""
 TRAVEL = 1.5
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
 ENOUGH_STEPS = 6000
-MOST_EPOCHS = 100
+MOST_EPOCHS = 200
 """Few data passed over more often than this are learnt by heart."""
 _BATCH = 125
 _FEWEST_BATCHES = 10

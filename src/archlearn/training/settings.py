@@ -47,7 +47,7 @@ class GateSettings:
     gate_rate: float | None = setting(
         None, "Learning rate of the gates. [default: from steps and width cost]"
     )
-    largest_step: float = setting(0.02, "Furthest a gate moves in one step; 0 sets no bound.")
+    largest_step: float = setting(0.0, "Furthest a gate moves in one step; 0 sets no bound.")
     start_after: float = setting(0.1, "Part of the run before gates begin to move.")
     freeze_for: float = setting(0.3, "Last part of the run in which gates stand still.")
     width_start: float = setting(0.55, "Where width gates start.", fixed=True)
@@ -103,7 +103,7 @@ class RunSettings:
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
     seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
     epochs: int | None = setting(
-        None, "Passes over the train data. [default: for 6,000 steps, at most 100]", fixed=True
+        None, "Passes over the train data. [default: for 6,000 steps, at most 200]", fixed=True
     )
     batch_size: int | None = setting(
         None,
