@@ -91,6 +91,7 @@ def test_the_line_of_a_layer_that_merges_ends_there(tmp_path: Path) -> None:
     assert (first.label, first.epochs, first.values) == ("a, merged", (0, 1), (1.0, 0.75))
     assert (second.label, second.values) == ("b", (1.0, 1.0, 0.75))
     assert depth_lines(run).lines[0].values == (3, 2, 1)
+    assert width_lines(run).span == (0, 2)
 
 
 def test_depth_counts_the_layers_that_are_not_linear(run: Run) -> None:

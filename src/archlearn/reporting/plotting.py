@@ -36,7 +36,9 @@ def draw_lines(numbers: Lines) -> Figure:
         )
     label_axes(axes, "epoch", numbers.measure)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.margins(x=0.01)
+    first, last = numbers.span
+    margin = 0.01 * max(1, last - first)
+    axes.set_xlim(first - margin, last + margin)
     set_scale_(axes, numbers.scale, [value for line in lines for value in line.values])
     names = [line.label for line in lines]
     _write_ends_(axes, lines, names if len(lines) > 1 else [_last_value(numbers.scale, lines)])

@@ -29,11 +29,13 @@ class Lines:
         measure: What the vertical axis measures.
         scale: `share` is a part of one, `accuracy` the same with the axis stretched towards
             one where the differences are, `count` whole things from zero up.
+        span: The first and last epoch of the run, so that figures can be laid side by side.
     """
 
     measure: str
     scale: Scale
     lines: tuple[Line, ...]
+    span: tuple[int, int]
 
     @property
     def empty(self) -> bool:
@@ -45,10 +47,10 @@ def score_lines(run: Run) -> Lines:
     """Return the accuracy over epochs, or the squared error for regression."""
     line = _line(run, "validation", lambda epoch: epoch.score)
     if run.regression:
-        return Lines(measure="squared error, logarithmic", scale="log", lines=(line,))
+        return _lines(run, "squared error, logarithmic", "log", (line,))
     if max(line.values, default=0) <= STRETCHED_FROM:
-        return Lines(measure="accuracy", scale="share", lines=(line,))
-    return Lines(measure="accuracy, stretched near 100 %", scale="accuracy", lines=(line,))
+        return _lines(run, "accuracy", "share", (line,))
+    return _lines(run, "accuracy, stretched near 100 %", "accuracy", (line,))
 
 
 def loss_lines(run: Run) -> Lines:
@@ -59,25 +61,25 @@ def loss_lines(run: Run) -> Lines:
         _line(run, "penalty", lambda epoch: epoch.penalty),
     )
     measured = tuple(line for line in lines if line.values)
-    return Lines(measure="loss, logarithmic", scale="log", lines=measured)
+    return _lines(run, "loss, logarithmic", "log", measured)
 
 
 def gap_lines(run: Run) -> Lines:
     """Return how far the gates are from binary, on average, over epochs."""
     line = _line(run, "gap", lambda epoch: epoch.gap)
-    return Lines(measure="mean distance from 0 or 1", scale="linear", lines=(line,))
+    return _lines(run, "mean distance from 0 or 1", "linear", (line,))
 
 
 def parameter_lines(run: Run) -> Lines:
     """Return what compacting at each epoch would have left."""
     line = _line(run, "parameters", lambda epoch: epoch.parameters)
-    return Lines(measure="parameters, logarithmic", scale="log", lines=(line,))
+    return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
 def depth_lines(run: Run) -> Lines:
     """Return the number of layers that do not stand at linear, where depth is learnt."""
     line = _line(run, "depth", _depth)
-    return Lines(measure="layers that are not linear", scale="count", lines=(line,))
+    return _lines(run, "layers that are not linear", "count", (line,))
 
 
 def width_lines(run: Run) -> Lines:
@@ -89,7 +91,12 @@ def width_lines(run: Run) -> Lines:
     changing = tuple(_width_line(run, name) for name in names)
     of = f" of {changing[0].label}" if len(changing) == 1 else ""
     measure = f"channels{of} kept, of those at the start"
-    return Lines(measure=measure, scale="share", lines=changing)
+    return _lines(run, measure, "share", changing)
+
+
+def _lines(run: Run, measure: str, scale: Scale, lines: tuple[Line, ...]) -> Lines:
+    numbers = [epoch.epoch for epoch in run.epochs] or [0]
+    return Lines(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
 
 
 def _depth(epoch: Epoch) -> float | None:
