@@ -58,26 +58,23 @@ class Choice:
         channels = self.blueprint.channels_of(place, site)
         if channels is None or site.node not in self.blueprint.gated[place]:
             return 0
-        return sum(int(torch.isin(channels, g.channels).sum()) for g in self.blueprint.groups)
+        return int((self.blueprint.group_of[channels] >= 0).sum())
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
-        counts = [
-            sum(float(torch.isin(rows, group.channels).sum()) for _, rows in self.rows)
-            / len(group.channels)
-            for group in self.blueprint.groups
-        ]
-        return torch.tensor(counts).clamp(min=1.0) if counts else torch.zeros(0)
+        sizes = torch.tensor([len(group.channels) for group in self.blueprint.groups])
+        counts = torch.zeros(len(sizes))
+        for _, rows in self.rows:
+            counts += self.blueprint.count_by_group(rows)
+        return (counts / sizes).clamp(min=1.0)
 
     def linear_neurons(self) -> Tensor:
         """Return how many of those a linear site frees, a row for each depth gate."""
-        table = torch.zeros(len(self.links), len(self.blueprint.groups))
+        sizes = torch.tensor([len(group.channels) for group in self.blueprint.groups])
+        by_layer = dict(self.rows)
+        table = torch.zeros(len(self.links), len(sizes))
         for row, link in enumerate(self.links.values()):
-            for place, group in enumerate(self.blueprint.groups):
-                for layer, rows in self.rows:
-                    if layer == link.first:
-                        found = torch.isin(rows, group.channels).sum()
-                        table[row, place] = float(found) / len(group.channels)
+            table[row] = self.blueprint.count_by_group(by_layer[link.first]) / sizes
         return table
 
 

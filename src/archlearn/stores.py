@@ -64,19 +64,17 @@ class GateStore(nn.Module):
         The place is None where the gates are just those of the one group; place 0 stands for a
         channel that is not learnt.
         """
-        present = [
-            group
-            for group in self.choice.blueprint.groups
-            if bool(torch.isin(channels, group.channels).any())
-        ]
-        if len(present) == 1 and torch.equal(present[0].channels, channels):
-            return [present[0].name], None
-        place: dict[int, int] = {}
-        for group in present:
-            for channel in group.channels.tolist():
-                place[channel] = len(place) + 1
-        index = torch.tensor([place.get(channel, 0) for channel in channels.tolist()])
-        return [group.name for group in present], index
+        blueprint = self.choice.blueprint
+        present = torch.unique(blueprint.group_of[channels])
+        groups = [blueprint.groups[place] for place in present.tolist() if place >= 0]
+        if len(groups) == 1 and torch.equal(groups[0].channels, channels):
+            return [groups[0].name], None
+        place = torch.zeros(len(blueprint.root), dtype=torch.long)
+        start = 1
+        for group in groups:
+            place[group.channels] = torch.arange(start, start + len(group.channels))
+            start += len(group.channels)
+        return [group.name for group in groups], place[channels]
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""

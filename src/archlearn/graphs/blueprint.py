@@ -44,6 +44,7 @@ class Blueprint:
         elements: The channel of each element of parameters that are used as they are.
         gated: The calls behind which gates stand, in each graph.
         groups: Channels that can be learnt.
+        group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
     """
 
@@ -56,6 +57,7 @@ class Blueprint:
     elements: dict[str, Tensor]
     gated: dict[int, frozenset[str]]
     groups: tuple[Group, ...]
+    group_of: Tensor
     reasons: dict[int, Reason]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
@@ -65,6 +67,10 @@ class Blueprint:
     def graphs(self) -> tuple[fx.Graph, ...]:
         """The evaluation graph and, where it differs, the training graph."""
         return self.traces.graphs
+
+    def count_by_group(self, channels: Tensor) -> Tensor:
+        """Return how many of the given channels belong to each group."""
+        return torch.bincount(self.group_of[channels] + 1, minlength=len(self.groups) + 1)[1:]
 
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
         """Return the channels of a site, or None if none of ours reach it."""
@@ -120,9 +126,26 @@ def _draw(
     reasons = _find_reasons(ledger, root, followed)
     dims = {key: root[ids] for key, ids in ledger.dims.items()}
     elements = {name: root[ids] for name, ids in ledger.elements.items()}
-    groups = _find_groups(root, reasons, dims, elements, followed, sites, chosen)
+    at_sites = [
+        (site.name, root[followed[place].sites[site.node].ids])
+        for place, found in enumerate(sites)
+        for site in found
+        if site.node in chosen[place] and site.node in followed[place].sites
+    ]
+    homes = [*dims.values(), *elements.values()]
+    groups = _find_groups(root, reasons, homes, at_sites)
     return Blueprint(
-        inputs, traces, sites, followed, root, dims, elements, chosen, groups, reasons
+        inputs=inputs,
+        traces=traces,
+        sites=sites,
+        followed=followed,
+        root=root,
+        dims=dims,
+        elements=elements,
+        gated=chosen,
+        groups=groups,
+        group_of=_number_groups(root, groups),
+        reasons=reasons,
     )
 
 
@@ -166,34 +189,34 @@ def _find_reasons(
 def _find_groups(
     root: Tensor,
     reasons: dict[int, Reason],
-    dims: Dims,
-    elements: dict[str, Tensor],
-    followed: tuple[Followed, ...],
-    sites: tuple[tuple[Site, ...], ...],
-    chosen: dict[int, frozenset[str]],
+    homes: list[Tensor],
+    at_sites: list[tuple[str, Tensor]],
 ) -> tuple[Group, ...]:
-    homes: dict[int, list[str]] = {}
+    """Put together the channels that pass the same sites and live in the same parameters.
+
+    The set of a channel's homes is told by the sum of random numbers, one for each home.
+    """
+    generator = torch.Generator().manual_seed(0)
+    signature = torch.zeros(len(root), dtype=torch.long)
+    learnable = torch.zeros(len(root), dtype=torch.bool)
+    for _, channels in at_sites:
+        learnable[channels] = True
+    learnable[torch.tensor(list(reasons), dtype=torch.long)] = False
+    for channels in [*homes, *[channels for _, channels in at_sites]]:
+        key = torch.randint(2**62, (1,), generator=generator)
+        signature[torch.unique(channels)] += key
+    together: dict[int, list[int]] = {}
     names: dict[int, str] = {}
-    for place, found in enumerate(sites):
-        for site in found:
-            if site.node in chosen[place] and site.node in followed[place].sites:
-                for channel in root[followed[place].sites[site.node].ids].tolist():
-                    names.setdefault(channel, site.name)
-                    homes.setdefault(channel, []).append(f"{place} {site.node}")
-    for key, channels in [*dims.items(), *elements.items()]:
-        for channel in torch.unique(channels).tolist():
-            if channel in homes:
-                homes[channel].append(str(key))
-    together: dict[tuple[str, ...], list[int]] = {}
-    for channel, home in homes.items():
-        if channel not in reasons:
-            together.setdefault(tuple(home), []).append(channel)
+    for name, channels in at_sites:
+        fresh = channels[learnable[channels]]
+        learnable[fresh] = False
+        for channel, sign in zip(fresh.tolist(), signature[fresh].tolist(), strict=True):
+            together.setdefault(sign, []).append(channel)
+            names.setdefault(channel, name)
     return tuple(_name_groups(together, names))
 
 
-def _name_groups(
-    together: dict[tuple[str, ...], list[int]], names: dict[int, str]
-) -> Iterable[Group]:
+def _name_groups(together: dict[int, list[int]], names: dict[int, str]) -> Iterable[Group]:
     used: dict[str, int] = {}
     for channels in together.values():
         unique = list(dict.fromkeys(channels))
@@ -201,3 +224,10 @@ def _name_groups(
         used[name] = used.get(name, 0) + 1
         numbered = name if used[name] == 1 else f"{name}/{used[name]}"
         yield Group(numbered, torch.tensor(unique))
+
+
+def _number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
+    group_of = torch.full((len(root),), -1)
+    for place, group in enumerate(groups):
+        group_of[group.channels] = place
+    return group_of

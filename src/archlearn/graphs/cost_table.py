@@ -43,13 +43,10 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
 def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
     """Return the table for a network's parameters."""
     positions = count_positions(blueprint, net)
-    group_of = torch.full((len(blueprint.root),), len(blueprint.groups))
-    for place, group in enumerate(blueprint.groups):
-        group_of[group.channels] = place
     rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
     for name, parameter in net.named_parameters():
-        first, first_fixed = _count_dim(blueprint, group_of, (name, 0), parameter)
-        second, second_fixed = _count_dim(blueprint, group_of, (name, 1), parameter)
+        first, first_fixed = _count_dim(blueprint, (name, 0), parameter)
+        second, second_fixed = _count_dim(blueprint, (name, 1), parameter)
         rest = math.prod(parameter.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
     firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
@@ -83,12 +80,12 @@ def _places(op: LinearOp, labels: Any) -> int:
 
 
 def _count_dim(
-    blueprint: Blueprint, group_of: Tensor, key: tuple[str, int], parameter: Tensor
+    blueprint: Blueprint, key: tuple[str, int], parameter: Tensor
 ) -> tuple[Tensor, float]:
     size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
     sizes = torch.tensor([float(len(group.channels)) for group in blueprint.groups])
     channels = blueprint.dims.get(key)
     if channels is None:
         return torch.zeros_like(sizes), float(size)
-    found = torch.bincount(group_of[channels], minlength=len(sizes) + 1)[:-1]
+    found = blueprint.count_by_group(channels)
     return found / sizes, float(size - found.sum())

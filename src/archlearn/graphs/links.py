@@ -7,7 +7,6 @@ from torch import fx, nn
 
 from archlearn.graphs.linear_ops import LINEAR, TRANSPOSED, LinearOp, is_linear_op, read_linear_op
 from archlearn.graphs.sites import Site
-from archlearn.tristate import TriState
 
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -110,7 +109,7 @@ def _check(
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
     if any(_n_calls(graph, str(n.target)) > 1 for n in named) or first.target == second.target:
         return "a layer beside it is called more than once"
-    if _shares_parameters(net, one.layer) or _shares_parameters(net, two.layer):
+    if any(shares_parameters(net, layer) for layer in (one.layer, two.layer)):
         return "a layer beside it shares its weights"
     return _check_kinds(net, one, two, has_norm=len(named) > 2)
 
@@ -143,12 +142,13 @@ def _n_calls(graph: fx.Graph, target: str) -> int:
     return sum(n.op == "call_module" and n.target == target for n in graph.nodes)
 
 
-def _shares_parameters(net: nn.Module, layer: str) -> bool:
+def shares_parameters(net: nn.Module, layer: str) -> bool:
+    """Return whether another module holds a parameter of this layer too."""
     own = {id(p) for p in net.get_submodule(layer).parameters()}
-    others = [
-        id(p)
-        for name, module in net.named_modules(remove_duplicate=False)
-        for p in module.parameters(recurse=False)
-        if name != layer and not name.startswith(f"{layer}.") and not isinstance(module, TriState)
-    ]
-    return bool(own & set(others))
+    n_holders = sum(
+        id(p) in own
+        for module in net.modules()
+        for p in module._parameters.values()
+        if p is not None
+    )
+    return n_holders > len(own)

@@ -6,6 +6,8 @@ opaque leaf: it is called as it is, and nothing is assumed about its inside.
 """
 
 import inspect as python_inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,9 @@ from archlearn.errors import InputError, TracingError
 from archlearn.tristate import TriState
 
 Leaf = str | type[nn.Module]
+_SOURCE = "archlearn_source"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -91,7 +96,6 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, leaves: Sequence[Leaf], inputs: ExampleInputs | None) -> None:
         super().__init__()
-        self.record_stack_traces = True
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs = inputs
@@ -101,6 +105,11 @@ class _Tracer(fx.Tracer):
         return marked or isinstance(m, TriState) or super().is_leaf_module(
             m, module_qualified_name
         )
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta[_SOURCE] = _user_line()
+        return node
 
     def call_module(
         self,
@@ -159,19 +168,24 @@ def trace(
 
 def source_of(node: fx.Node) -> str:
     """Return `file.py:12` of the user's line that made a call, or '' if it is not known."""
-    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
-    for frame in reversed(frames):
-        path = frame.split('"')[1] if '"' in frame else ""
-        if "/torch/" not in path and "archlearn/graphs" not in path:
-            line = frame.split("line ")[1].split(",")[0] if "line " in frame else "?"
-            return f"{path.rsplit('/', 1)[-1]}:{line}"
-    return ""
+    return str(node.meta.get(_SOURCE, ""))
+
+
+def _user_line() -> str:
+    frame = sys._getframe(2)
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith((_TORCH, _HERE))
 
 
 def describe_failure(error: BaseException) -> str:
     """Return the user's own line at which tracing failed, and why."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/torch/" not in frame.filename and "archlearn/graphs" not in frame.filename:
+        if not _is_ours(frame.filename):
             return f"{frame.filename}:{frame.lineno} `{frame.line}`: {error}"
     return str(error)
 

@@ -64,10 +64,11 @@ def _carry_out(
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
         for place, graph in enumerate(blueprint.graphs)
     ]
+    done: set[str] = set()
     for rewriter in rewriters:
         rewriter.run()
-        rewriter.narrow_special()
-    fold_constants_(small, plan.folds, constants)
+        rewriter.narrow_special(done)
+    fold_constants_(small, plan.folds, plan.narrowings, constants)
     narrow_(small, plan.narrowings)
     carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
     carrier.run()

@@ -56,14 +56,28 @@ def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
 
 
 @torch.no_grad()
-def fold_constants_(net: nn.Module, folds: Iterable[Fold], constants: dict[str, Tensor]) -> None:
-    """Move the constants that each layer reads from dropped channels into its bias."""
+def fold_constants_(
+    net: nn.Module,
+    folds: Iterable[Fold],
+    narrowings: Iterable[Narrowing],
+    constants: dict[str, Tensor],
+) -> None:
+    """Move the constants that each layer reads from dropped channels into its bias.
+
+    A bias that a layer already has is narrowed later with all else; a new one is made for the
+    rows that stay.
+    """
+    rows = {n.name: list(n.kept) for n in narrowings if n.dim == 0}
     for fold in folds:
         layer: Any = net.get_submodule(fold.layer)
         summed = layer.weight.flatten(2).sum(2) if layer.weight.dim() > 2 else layer.weight
         columns = list(fold.columns)
         shift = summed[:, columns] @ constants[fold.layer][columns]
-        layer.bias = nn.Parameter(bias_or_zero(layer) + shift)
+        if layer.bias is None:
+            kept = rows.get(f"{fold.layer}.weight", list(range(len(shift))))
+            layer.bias = nn.Parameter(shift[kept])
+        else:
+            layer.bias += shift
 
 
 @torch.no_grad()

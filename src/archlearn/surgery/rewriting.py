@@ -61,12 +61,16 @@ class Rewriter:
                 self.narrowed[node] = self._visit(old, node)
         self._erase_dead()
 
-    def narrow_special(self) -> None:
-        """Narrow what is not seen in parameters: groups, and local response windows."""
+    def narrow_special(self, done: set[str]) -> None:
+        """Narrow what is not seen in parameters: groups, and local response windows.
+
+        Args:
+            done: Modules that have been narrowed already, for another graph or call.
+        """
         for old in self.blueprint.graphs[self.place].nodes:
             node = self.nodes.get(old.name)
             if node is not None and old.op.startswith("call"):
-                self.changed |= narrow_call_(self.net, self._seen(old), node, self.dropped)
+                self.changed |= narrow_call_(self.net, self._seen(old), node, self.dropped, done)
 
     def _seen(self, old: fx.Node) -> Seen:
         values = self.blueprint.followed[self.place].values

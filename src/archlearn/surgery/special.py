@@ -22,21 +22,25 @@ class Seen:
     root: Tensor
 
 
-def narrow_call_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
+def narrow_call_(
+    net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
+) -> bool:
     """Narrow a call in place; return whether the graph itself had to change."""
     if not isinstance(seen.source, Labels) or not isinstance(seen.out, Labels):
         return False
     if is_linear_op(node, net):
-        return _set_groups_(net, seen, node, dropped)
+        return _set_groups_(net, seen, node, dropped, done)
     module = net.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.LocalResponseNorm) or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
     return False
 
 
-def _set_groups_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
+def _set_groups_(
+    net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
+) -> bool:
     op = read_linear_op(node, net)
-    if op is None or op.groups == 1:
+    if op is None or op.groups == 1 or op.layer in done:
         return False
     dim = seen.out.ids.dim() + op.channel_dim
     ids = _line(seen.out.ids, dim)
@@ -46,7 +50,8 @@ def _set_groups_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> 
     groups = int(stays.sum()) * op.groups // len(ids)
     if op.is_module:
         module: Any = net.get_submodule(op.layer)
-        module.groups = groups if module.groups == op.groups else module.groups
+        module.groups = groups
+        done.add(op.layer)
         return False
     if groups != op.groups:
         place = 6 if len(node.args) > 6 else None
