@@ -13,6 +13,7 @@ from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying
 from archlearn.graphs.ledger import Ledger
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
+from archlearn.graphs.rules.movement import as_selection, call_on_places, move
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.sites import SiteChannels
 from archlearn.graphs.step import Step, opaque, tree_map
@@ -47,6 +48,7 @@ class _Follower(fx.Interpreter):
         self.net, self.ledger, self.gated = net, ledger, gated
         self.values: dict[str, Any] = {}
         self.sites: dict[str, SiteChannels] = {}
+        self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
 
@@ -78,7 +80,10 @@ class _Follower(fx.Interpreter):
                 )
             return None
         self._guard_in_place(n, step)
+        self._guard_scrambled(n, step)
         made = self.rules[n](step)
+        if self.rules[n] is move:
+            self._note_run(n, step, made)
         if self.rules[n] is activate:
             self._note_site(n, made)
         return made
@@ -112,6 +117,36 @@ class _Follower(fx.Interpreter):
                     f"changed in place by {n.name} and read again afterwards",
                     "use the result of the call, or set inplace=False",
                 )
+
+    def _guard_scrambled(self, n: fx.Node, step: Step) -> None:
+        """Let only a run of moves see channels that lie along several dimensions at once.
+
+        Anything else must be able to lose them along one: those at one index are tied.
+        """
+        if self.rules[n] in (opaque, linear) or (self.rules[n] is move and len(step.labels) == 1):
+            return
+        for labels in step.labels:
+            dims = varying(labels.ids)
+            if len(dims) > 1:
+                self.ledger.read(labels, dims[0])
+
+    def _note_run(self, n: fx.Node, step: Step, made: Any) -> None:
+        """A run of moves through several dimensions must amount to a selection of channels."""
+        if len(step.labels) != 1 or not isinstance(made, Labels):
+            return
+        source = next(node for node in n.all_input_nodes if self.values[node.name] is step.x)
+        start, places = self.runs.get(source.name, (step.x, None))
+        if places is None:
+            places = torch.arange(step.x.ids.numel()).reshape(step.x.shape)
+        moved = call_on_places(step, places)
+        if len(varying(made.ids)) > 1:
+            self.runs[n.name] = (start, moved)
+        elif source.name in self.runs and as_selection(start.shape, moved) is None:
+            self.ledger.block(
+                made.ids,
+                f"{n.name} spreads channels over several dimensions",
+                "nothing is needed if the other layers are learnt",
+            )
 
     def _note_site(self, n: fx.Node, made: Any) -> None:
         if not isinstance(made, Labels) or made.ids.dim() < 1:

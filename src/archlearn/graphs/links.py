@@ -109,6 +109,8 @@ def _check(
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
     if any(_n_calls(graph, str(n.target)) > 1 for n in named) or first.target == second.target:
         return "a layer beside it is called more than once"
+    if any(_is_read_directly(graph, str(n.target)) for n in named):
+        return "the weights of a layer beside it are also read on their own"
     if any(shares_parameters(net, layer) for layer in (one.layer, two.layer)):
         return "a layer beside it shares its weights"
     return _check_kinds(net, one, two, has_norm=len(named) > 2)
@@ -140,6 +142,10 @@ def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -
 
 def _n_calls(graph: fx.Graph, target: str) -> int:
     return sum(n.op == "call_module" and n.target == target for n in graph.nodes)
+
+
+def _is_read_directly(graph: fx.Graph, layer: str) -> bool:
+    return any(n.op == "get_attr" and str(n.target).startswith(f"{layer}.") for n in graph.nodes)
 
 
 def shares_parameters(net: nn.Module, layer: str) -> bool:

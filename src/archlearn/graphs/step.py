@@ -58,15 +58,20 @@ class Step:
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Make the same call with other arguments."""
-        if self.node.op == "call_module":
-            return self.module(*args, **kwargs)
-        if self.node.op == "call_method":
-            return getattr(args[0], str(self.node.target))(*args[1:], **kwargs)
-        target: Any = self.node.target
-        return target(*args, **kwargs)
+        return call_node(self.node, self.net, args, kwargs)
 
 
 Rule = Callable[[Step], Any]
+
+
+def call_node(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Make the call that a node stands for."""
+    if node.op == "call_module":
+        return net.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -14,8 +14,9 @@ from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.labels import Labels, without_repeats
 from archlearn.graphs.rules import movement
+from archlearn.graphs.rules.movement import as_selection
 from archlearn.graphs.rules.registry import rule_for
-from archlearn.graphs.step import leaves_of, map_leaves, opaque
+from archlearn.graphs.step import call_node, leaves_of, map_leaves, opaque
 from archlearn.surgery.moves import Move, rewrite_move
 from archlearn.surgery.special import Seen, narrow_call_
 
@@ -124,12 +125,7 @@ class Rewriter:
     def _evaluate(self, node: fx.Node, default: Any) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))
         try:
-            if node.op == "call_module":
-                return self.net.get_submodule(str(node.target))(*args, **kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            target: Any = node.target
-            return target(*args, **kwargs)
+            return call_node(node, self.net, args, kwargs)
         except Exception:  # it does not run on narrowed labels as it stands
             return default
 
@@ -197,14 +193,10 @@ class Rewriter:
             (old.args, old.kwargs), lambda n: places if n is first else values[n.name]
         )
         try:
-            if old.op == "call_module":
-                return self.net.get_submodule(str(old.target))(places.double()).long()
-            if old.op == "call_method":
-                return getattr(args[0], str(old.target))(*args[1:], **kwargs)
-            target: Any = old.target
-            return target(*args, **kwargs)
-        except Exception:  # no move of a single tensor
-            return None
+            return call_node(old, self.net, args, kwargs)
+        except (RuntimeError, NotImplementedError):  # some kernels know no integers
+            moved = call_node(old, self.net, (places.double(), *args[1:]), kwargs)
+            return moved.long() if isinstance(moved, Tensor) else None
 
     def _scramble(self, old: fx.Node, node: fx.Node) -> Any:
         found = self._source(old, node)
@@ -253,20 +245,3 @@ class Rewriter:
         name = f"archlearn_index_{n}"
         self.net.register_buffer(name, index)
         return name
-
-
-def as_selection(shape: torch.Size, moved: Tensor) -> tuple[int, Tensor] | None:
-    """Return the dimension and indices that turn a tensor of places into `moved`."""
-    places = torch.arange(shape.numel()).reshape(shape)
-    if moved.dim() != len(shape) or moved.numel() == 0:
-        return None
-    for dim in range(len(shape)):
-        others = [s for d, s in enumerate(shape) if d != dim]
-        if others != [s for d, s in enumerate(moved.shape) if d != dim]:
-            continue
-        line = moved.movedim(dim, -1)[(0,) * (moved.dim() - 1)]
-        stride = places.stride(dim)
-        index = (line // stride) % shape[dim]
-        if torch.equal(places.index_select(dim, index), moved):
-            return dim, index
-    return None

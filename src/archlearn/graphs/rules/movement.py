@@ -56,6 +56,28 @@ def pad(step: Step) -> Any:
     return _pad_channels(step, x, amounts, value, dims[0])
 
 
+def call_on_places(step: Step, places: Tensor) -> Tensor:
+    """Move the places of a single tensor's elements as the call moves the elements."""
+    return _call_on(step, lambda _: places)
+
+
+def as_selection(shape: torch.Size, moved: Tensor) -> tuple[int, Tensor] | None:
+    """Return the dimension and indices that turn a tensor of places into `moved`."""
+    places = torch.arange(shape.numel()).reshape(shape)
+    if moved.dim() != len(shape) or moved.numel() == 0:
+        return None
+    for dim in range(len(shape)):
+        others = [s for d, s in enumerate(shape) if d != dim]
+        if others != [s for d, s in enumerate(moved.shape) if d != dim]:
+            continue
+        line = moved.movedim(dim, -1)[(0,) * (moved.dim() - 1)]
+        stride = places.stride(dim)
+        index = (line // stride) % shape[dim]
+        if torch.equal(places.index_select(dim, index), moved):
+            return dim, index
+    return None
+
+
 def _pad_space(step: Step, x: Labels, mode: str, value: float, dims: list[int]) -> Labels:
     dim = dims[0] if dims else min(1, x.ids.dim() - 1)
     ids, state = step.ledger.read(x, dim)
