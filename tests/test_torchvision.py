@@ -1,6 +1,7 @@
 """Models that people have, from torchvision, are learnt and compacted exactly."""
 
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from benchmarks.torchvision_import import classification_models, import_models
 from benchmarks.torchvision_sides import drop_half_, n_parameters
 from benchmarks.torchvision_subjects import build, example, relative_difference, spread
 
-pytest.importorskip("torchvision", exc_type=ModuleNotFoundError)
+pytestmark = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 
 NAMES = (
     "alexnet",
