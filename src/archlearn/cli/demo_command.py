@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-EPOCHS = 12
+EPOCHS = 10
 
 EXAMPLES = """Examples:
   archlearn demo

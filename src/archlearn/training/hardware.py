@@ -23,6 +23,7 @@ def start_fabric(settings: HardwareSettings) -> Fabric:
     accelerator = choose_accelerator(settings.accelerator)
     if accelerator == "cuda":
         torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fabric = Fabric(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from archlearn.training.checkpoints import Position, write_checkpoint
+from archlearn.training.data.datasets import Split
 from archlearn.training.errors import RunInterruptedError, RunStoppedError
 from archlearn.training.evaluating import Score, score_of, sum_scores
 from archlearn.training.interrupting import Interruption
@@ -20,10 +21,11 @@ from archlearn.training.measuring import Observatory, Snapshot, read_gates
 from archlearn.training.observing import EpochEnd, Observer
 from archlearn.training.preparing import Session
 from archlearn.training.randomness import capture_random_states, order_of_epoch
-from archlearn.training.recording import GATES, METRICS, append_line
+from archlearn.training.recording import GATES, METRICS, append_line, sync_lines
 from archlearn.training.states import RANDOM, collect_tensors
 
 _STEPS_BETWEEN_CHECKS = 50
+_MOST_BYTES_ON_DEVICE = 1 << 30
 
 
 class Loop:
@@ -38,6 +40,7 @@ class Loop:
         self._observatory = Observatory(
             session.work.model, session.example, session.settings.strengths.pay
         )
+        self._validation = _share_of_validation(session)
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
         self._sitting = time.monotonic()
@@ -123,10 +126,8 @@ class Loop:
     def _validate(self) -> Score:
         """Return the score on the validation part, each process taking its share."""
         session = self._session
-        fabric, split = session.fabric, session.dataset.validation
-        mine = torch.arange(fabric.global_rank, len(split), fabric.world_size)
-        sums = sum_scores(session.work.model, split.take(mine), session.objective)
-        total = fabric.all_reduce(sums, reduce_op="sum")
+        sums = sum_scores(session.work.model, self._validation, session.objective)
+        total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
 
@@ -177,7 +178,16 @@ class Loop:
         self._saved = time.monotonic()
         if session.fabric.is_global_zero:
             tensors = collect_tensors(session.work.model, session.work.optimisers)
+            sync_lines(session.folder)
             write_checkpoint(session.folder, position, tensors | states)
+
+
+def _share_of_validation(session: Session) -> Split:
+    """Return the examples this process validates on, on its device if they are few."""
+    fabric, split = session.fabric, session.dataset.validation
+    mine = split.take(torch.arange(fabric.global_rank, len(split), fabric.world_size))
+    size = mine.inputs.numel() * mine.inputs.element_size()
+    return mine.to(fabric.device) if size <= _MOST_BYTES_ON_DEVICE else mine
 
 
 def _random_states(session: Session) -> dict[str, Tensor]:

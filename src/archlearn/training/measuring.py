@@ -1,6 +1,8 @@
 """What the gates say at a moment: widths, depth, costs, and where they are heading."""
 
 import copy
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
 
 Gates = dict[str, Tensor]
+_SECONDS_BETWEEN_PROJECTIONS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,8 @@ class Observatory:
         self._pay = pay
         self._known: dict[bytes, Costs] = {}
         self._last: Tensor | None = None
+        self._projected = 0
+        self._projected_at = -math.inf
 
     def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> Snapshot:
         """Return what the gates say.
@@ -70,7 +75,9 @@ class Observatory:
         drift = torch.zeros_like(flat) if self._last is None else flat - self._last
         self._last = flat
         future = (flat + drift * epochs_to_move).clamp(0, 1)
-        projected = self._costs(*_split(future, width, depth))
+        if time.monotonic() - self._projected_at > _SECONDS_BETWEEN_PROJECTIONS:
+            self._projected = self._costs(*_split(future, width, depth)).parameters
+            self._projected_at = time.monotonic()
         costs = self._costs(width, depth)
         distance = torch.minimum(flat, 1 - flat)
         return Snapshot(
@@ -79,7 +86,7 @@ class Observatory:
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
             costs=costs,
-            projected=projected.parameters,
+            projected=self._projected if epochs_to_move > 0 else costs.parameters,
         )
 
     @torch.no_grad()

@@ -58,11 +58,16 @@ def read_run_settings(folder: Path) -> RunSettings:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one JSON object as a line, and wait until the disk has it."""
+    """Add one JSON object as a line; a kill does not lose it, a power cut may."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+
+
+def sync_lines(folder: Path) -> None:
+    """Wait until the disk has all lines, which must be before the checkpoint that counts them."""
+    for name in (METRICS, GATES):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
