@@ -95,6 +95,16 @@ class ManyOutputs(nn.Module):
         return Outputs(self.body["main-part"](x), extra)
 
 
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, more: Tensor | None = None, *, twice: bool = False) -> Tensor:
+        y = self.layer(x) if more is None else self.layer(x + more)
+        return 2 * y if twice else y
+
+
 class DictInput(nn.Module):
     def __init__(self) -> None:
         super().__init__()

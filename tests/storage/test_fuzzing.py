@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
         self.scale = nn.Parameter(torch.ones(2))
 
-    def forward(self, x: Tensor, gain: float = 1.0) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, gain: Tensor | float = 1.0) -> dict[str, Tensor]:
         x = F.dropout(self.body(x) * gain, 0.5, training=self.training)
         y = self.head(F.adaptive_avg_pool2d(x, 1).view(x.shape[0], -1))
         return {"y": y * self.scale, "z": y[..., :1] + torch.zeros(1, dtype=y.dtype)}
@@ -43,7 +43,7 @@ JUNK = st.one_of(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """The path of a good file, and what it holds."""
     path = tmp_path_factory.mktemp("fuzzing") / "net.safetensors"
-    al.save(Net(), path)
+    al.save(Net(), path, (torch.ones(1, 3, 8, 8), torch.ones(())))
     return path, path.read_bytes()
 
 

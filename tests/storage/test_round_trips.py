@@ -17,6 +17,7 @@ from tests.storage.networks import (
     DictInput,
     Dropping,
     ManyOutputs,
+    Optional,
     Outputs,
     Residual,
     Tied,
@@ -85,17 +86,31 @@ def test_a_copy_shares_nothing_with_the_loaded_model(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(torch.ones(1, 2)), before)
 
 
-def test_dict_inputs_and_keyword_arguments_work(tmp_path: Path) -> None:
+def test_dict_inputs_work(tmp_path: Path) -> None:
     net = DictInput().double()
     al.save(net, tmp_path / "net.safetensors")
     inputs = {"a": torch.randn(2, 6).double(), "b": torch.randn(2, 6).double()}
     assert_same_call(net, al.load(tmp_path / "net.safetensors"), inputs)
-    many = ManyOutputs()
-    al.save(many, tmp_path / "many.safetensors")
-    x = torch.randn(2, 6)
-    loaded = al.load(tmp_path / "many.safetensors")
-    torch.testing.assert_close(loaded(x, scale=3.0).extra, many(x, scale=3.0).extra)
-    assert loaded(x).logits is not None
+
+
+def test_arguments_with_a_default_keep_it_unless_they_are_given(tmp_path: Path) -> None:
+    net, x, scale = ManyOutputs(), torch.randn(2, 6), torch.tensor(3.0)
+    al.save(net, tmp_path / "net.safetensors")
+    loaded = al.load(tmp_path / "net.safetensors")
+    torch.testing.assert_close(loaded(x).extra, net(x, 2.0).extra)
+    with pytest.raises(TypeError, match="scale"):
+        loaded(x, scale=scale)
+    al.save(net, tmp_path / "net.safetensors", {"x": x, "scale": scale})
+    loaded = al.load(tmp_path / "net.safetensors")
+    torch.testing.assert_close(loaded(x, scale=scale).extra, net(x, 3.0).extra)
+
+
+def test_an_optional_input_may_be_left_out(tmp_path: Path) -> None:
+    net, x = Optional(), torch.randn(2, 6)
+    al.save(net, tmp_path / "net.safetensors")
+    torch.testing.assert_close(al.load(tmp_path / "net.safetensors")(x), net(x))
+    al.save(net, tmp_path / "net.safetensors", (x, x))
+    torch.testing.assert_close(al.load(tmp_path / "net.safetensors")(x, x), net(x, x))
 
 
 def test_tied_parameters_stay_tied(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Saving writes a model's tensors and the description of its graph into one file."""
 
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def save(
         model: Any model whose `forward` can be traced. It is unchanged.
         path: Where to write. A file that is there is replaced.
         example_inputs: A tensor, a tuple of arguments or a dict of keyword arguments. Needed
-            only where `forward` has arguments that must keep their defaults.
+            only where `forward` is to take arguments that have a default: those that are not
+            given keep it for good.
         modules: Leaf classes of your own, by the names under which `load` will be given them.
             They are rebuilt from their attributes, without a call of their constructor.
 
@@ -43,9 +45,8 @@ def save(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), merge_classes(modules)
-    inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
     _refuse_gates(model, path)
-    traces = _find_traces(model, inputs, tuple((modules or {}).values()))
+    traces = _find_traces(model, example_inputs, tuple((modules or {}).values()))
     if not path.parent.is_dir():
         raise FileError(
             f"cannot save to {path}: {str(path.parent)!r} is not a folder; make it first"
@@ -64,13 +65,28 @@ def save(
 
 
 def _find_traces(
-    model: nn.Module, inputs: ExampleInputs | None, leaves: tuple[LayerClass, ...]
+    model: nn.Module, example_inputs: object, leaves: tuple[LayerClass, ...]
 ) -> Traces:
     """Return the graphs that a compact model was given, or follow the model's own forward."""
     graphs = vars(type(model)).get("_archlearn_graphs")
     if graphs is None:
+        if example_inputs is None:
+            example_inputs = getattr(model, "_archlearn_example", None) or _needed_inputs(model)
+        inputs = None if example_inputs is None else ExampleInputs.of(example_inputs)
         return trace(model, inputs, leaves)
     return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, {})
+
+
+def _needed_inputs(model: nn.Module) -> ExampleInputs | None:
+    """Return a stand-in for each argument of `forward` that has no default."""
+    parameters = signature(model.forward).parameters.values()
+    needed = [p for p in parameters if p.default is Parameter.empty]
+    if not needed or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed):
+        return None
+    by_name = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
+    n_by_place = len(needed) - len(by_name)
+    stand_in = torch.empty(0)
+    return ExampleInputs((stand_in,) * n_by_place, dict.fromkeys(by_name, stand_in))
 
 
 def _refuse_gates(model: nn.Module, path: Path) -> None:
