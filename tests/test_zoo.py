@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from archlearn.gating import depth_gates, width_gates
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
+from archlearn.gating import depth_gates, width_gates
 from tests.zoo import ALL, REFUSED, Inputs, Kind, Refused, call, in_double, randomise_
 
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2, 5)
 EXACT, SAME = 1e-10, 1e-12
 
 each_kind = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
@@ -46,6 +46,11 @@ def assert_same(first: nn.Module, second: nn.Module, inputs: Inputs, tolerance: 
     assert pytree.tree_structure(ours) == pytree.tree_structure(theirs)
     for one, other in zip(outputs(first, inputs), outputs(second, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def without_first_sample(inputs: Inputs) -> Any:
+    """Return a batch of another size: no size may have been baked in."""
+    return pytree.tree_map(lambda leaf: leaf[1:] if isinstance(leaf, Tensor) else leaf, inputs)
 
 
 def loss_of(net: nn.Module, inputs: Inputs) -> Tensor:
@@ -93,11 +98,27 @@ def test_compact_network_computes_what_the_gated_one_did(kind: Kind, seed: int) 
     draw_gates_(gated, seed)
     small = al.compact(gated)
     assert isinstance(small, type(net))
-    assert_same(gated.eval(), small.eval(), in_double(kind.inputs()), EXACT)
+    fresh = in_double(kind.inputs())
+    assert_same(gated.eval(), small.eval(), fresh, EXACT)
+    assert_same(gated.eval(), small.eval(), without_first_sample(fresh), EXACT)
     if drops_anything(gated):
         assert n_parameters(small) < n_parameters(net)
     else:
         assert n_parameters(small) <= n_parameters(net)
+
+
+@each_kind
+def test_surgery_leaves_its_argument_alone_and_costs_what_was_planned(kind: Kind) -> None:
+    net, inputs = build(kind, 2)
+    expected = outputs(net, inputs)
+    gated = al.add_gates(net, inputs)
+    draw_gates_(gated, 2)
+    expected_of_gated = outputs(gated, inputs)
+    planned, small = al.plan(gated), al.compact(gated)
+    assert al.count_costs(small, inputs) == planned.after
+    assert planned.after.parameters == n_parameters(small)
+    torch.testing.assert_close(outputs(net, inputs), expected, rtol=0, atol=0)
+    torch.testing.assert_close(outputs(gated, inputs), expected_of_gated, rtol=0, atol=0)
 
 
 @each_kind
