@@ -21,6 +21,8 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     Args:
         out: The run's folder.
     """
+    # Threads that wait without spinning leave a busy machine to those that work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from archlearn.cli.running import resume_run, start_run
     from archlearn.training.recording import CONFIG, SUMMARY
     from archlearn.training.settings import HardwareSettings, RunSettings

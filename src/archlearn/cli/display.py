@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObs
 
 
 @contextmanager
-def make_display() -> Iterator[Observer]:
+def make_display() -> Generator[Observer]:
     """Yield the display that fits the output; only the first of several processes shows one."""
     if os.environ.get("RANK", "0") != "0":
         yield SilentObserver()

@@ -1,7 +1,7 @@
 """A bar for each file that is fetched; plain lines where the output is not a terminal."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from archlearn.training.data.fetching import Progress as Callback
 
 
 @contextmanager
-def show_downloads() -> Iterator[Callback]:
+def show_downloads() -> Generator[Callback]:
     """Yield what a download calls with each piece."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:

@@ -1,7 +1,7 @@
 """The options of `learn` are made of the settings' dataclasses; None means not given."""
 
 import dataclasses
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -42,8 +42,12 @@ def _help(item: dataclasses.Field[Any]) -> str:
     return f"{text} [default: {shown}]"
 
 
-Options: Any = _make_options()
-NONE_GIVEN: Any = Options()
+_MADE: Any = _make_options()
+NONE_GIVEN: Any = _MADE()
+if TYPE_CHECKING:
+    Options: TypeAlias = Any
+else:
+    Options = _MADE
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A disk that is full stops a run with a sentence, and the run can be resumed."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def explaining_full_disks(folder: Path) -> Iterator[None]:
+def explaining_full_disks(folder: Path) -> Generator[None]:
     """Turn the error of a full disk into one that says what to do."""
     try:
         yield

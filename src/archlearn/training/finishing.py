@@ -19,7 +19,7 @@ from archlearn.training.hardware import describe_hardware
 from archlearn.training.measuring import costs_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
-from archlearn.training.preparing import Session, gate_network
+from archlearn.training.preparing import Session, gate_network, set_layout_
 from archlearn.training.recording import COMPACT, METRICS, SUMMARY, read_lines, write_json
 
 
@@ -29,7 +29,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     The compact model is a plain module in ordinary memory layout on the CPU. The test examples
     are looked at here for the first and only time.
     """
-    model = copy.deepcopy(session.work.model).cpu().to(memory_format=torch.contiguous_format)
+    model = copy.deepcopy(session.work.model).cpu()
+    set_layout_(model, torch.contiguous_format)
     small, merged, evidence = _compact(model, session)
     save(small, session.folder / COMPACT)
     objective = objective_of(session.dataset)

@@ -4,10 +4,9 @@ The paper's supplement assumes such a bound, the "maximum step size (due to grad
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from archlearn.training.optimising import Optimisers
 
@@ -28,16 +27,13 @@ class Limits:
 @torch.no_grad()
 def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
     """Bring gradients within their limits: weights by a common factor, gates one by one."""
-    weights, *gates = (_gradients(optimiser) for optimiser in optimisers)
-    if limits.norm is not None and weights:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(weights)))
-        torch._foreach_mul_(weights, (limits.norm / (norm + 1e-6)).clamp(max=1.0))
-    for gradients in gates:
-        if limits.gate is not None and gradients:
-            torch._foreach_clamp_min_(gradients, -limits.gate)
-            torch._foreach_clamp_max_(gradients, limits.gate)
+    weights, *gates = (_parameters(optimiser) for optimiser in optimisers)
+    if limits.norm is not None:
+        nn.utils.clip_grad_norm_(weights, limits.norm)
+    for parameters in gates:
+        if limits.gate is not None:
+            nn.utils.clip_grad_value_(parameters, limits.gate)
 
 
-def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    parameters = (p for group in optimiser.param_groups for p in group["params"])
-    return [cast("Tensor", p.grad) for p in parameters if p.grad is not None]
+def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -26,14 +26,16 @@ def order_of_epoch(n_examples: int, seed: int, epoch: int) -> Tensor:
 def capture_random_states() -> dict[str, Tensor]:
     """Return the states of every generator a training step may draw from."""
     version, python_state, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    del version, kind
+    numpy_state = np.random.get_state(legacy=False)
+    inner = numpy_state["state"]
+    rest = [inner["pos"], numpy_state["has_gauss"], numpy_state["gauss"]]
+    del version
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(python_state, dtype=torch.int64),
         "python_gauss": torch.tensor([gauss or 0.0, gauss is not None], dtype=torch.float64),
-        "numpy": torch.from_numpy(keys.astype(np.int64)),
-        "numpy_rest": torch.tensor([position, has_gauss, cached], dtype=torch.float64),
+        "numpy": torch.from_numpy(inner["key"].astype(np.int64)),
+        "numpy_rest": torch.tensor(rest, dtype=torch.float64),
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -79,8 +79,9 @@ class EagerStepper:
 
     def sums(self) -> tuple[float, float]:
         """Return the sums over the epoch's steps so far, the mean over all processes."""
-        loss, cost = self._fabric.all_reduce(self._sums, reduce_op="mean").tolist()
-        return loss, cost
+        sums = self._fabric.all_reduce(self._sums, reduce_op="mean")
+        assert isinstance(sums, Tensor)
+        return sums[0].item(), sums[1].item()
 
     def advance(self, place: int, step: int) -> int:
         """Do one step."""

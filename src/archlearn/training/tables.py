@@ -89,7 +89,7 @@ def flat_settings() -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
     hints = get_type_hints(RunSettings)
     for item in dataclasses.fields(RunSettings):
         if dataclasses.is_dataclass(hints[item.name]):
-            for inner in dataclasses.fields(cast("Any", hints[item.name])):
+            for inner in dataclasses.fields(hints[item.name]):
                 yield item.name, inner.name, inner
         else:
             yield "", item.name, item
