@@ -131,6 +131,14 @@ def test_frozen_parameters_and_modes_are_kept(tmp_path: Path) -> None:
     assert {p.dtype for p in loaded.parameters()} == {torch.float16}
 
 
+def test_parameters_keep_their_order_for_the_optimiser(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
+    nn.utils.parametrize.remove_parametrizations(net[0], "weight")
+    assert list(net.state_dict()) == ["0.bias", "0.weight"]
+    al.save(net, tmp_path / "net.safetensors")
+    assert list(al.load(tmp_path / "net.safetensors").state_dict()) == ["0.bias", "0.weight"]
+
+
 def test_a_sequential_of_layers_comes_back_as_one(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
     al.save(net, tmp_path / "net.safetensors")

@@ -35,8 +35,11 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
     """Give a rebuilt model its numbers, and every module its mode."""
     values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
     for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, values[first])
+        path, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(path)
+        if name == first:
+            owner._parameters.pop(attribute, None)  # so that parameters keep their order
+        setattr(owner, attribute, values[first])
     model.training = description.training
     for entry in description.modules:
         model.get_submodule(entry.name).train(entry.training)
