@@ -55,8 +55,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "ArchlearnError",
     "Architecture",
+    "ArchlearnError",
     "Certificate",
     "CertificateError",
     "Costs",

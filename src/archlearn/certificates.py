@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import CertificateError, InputError
 from archlearn.graphs.tracing import ExampleInputs
+from archlearn.modes import evaluating
 
 # The largest relative difference that rounding alone explains, by the precision compared in.
 TOLERANCES = {
@@ -129,15 +130,9 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
     leaves = torch.utils._pytree.tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

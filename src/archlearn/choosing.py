@@ -194,8 +194,10 @@ def _find_links(
             link = find_link(graph, net, site) if wanted(site) else NOT_ASKED.text
             if site.activation.lower() == "glu":
                 link = "a gated linear unit halves its channels"
-            if isinstance(link, Link) and link.norms and not _fits_norm(
-                graph, net, blueprint, link
+            if (
+                isinstance(link, Link)
+                and link.norms
+                and not _fits_norm(graph, net, blueprint, link)
             ):
                 link = "its BatchNorm does not normalise the layer's features"
             found.setdefault(site.name, []).append(link)

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError
 from archlearn.graphs.tracing import ExampleInputs
+from archlearn.modes import evaluating
 from archlearn.stores import GateStore, find_store
 from archlearn.tristate import TriState
 
@@ -49,15 +50,9 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
 
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     """Return the multiply-adds of one run in evaluation mode."""
-    modes = {module: module.training for module in model.modules()}
     counter: Any = FlopCounterMode(display=False)
-    try:
-        model.eval()
-        with torch.no_grad(), counter:
-            model(*inputs.args, **inputs.kwargs)
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with evaluating(model), torch.no_grad(), counter:
+        model(*inputs.args, **inputs.kwargs)
     return int(counter.get_total_flops()) // 2
 
 

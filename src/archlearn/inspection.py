@@ -50,7 +50,9 @@ class Inspection:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
         sizes = [max(len(line[i]) for line in table) for i in range(len(_HEAD) - 1)]
         lines = [
-            "  ".join([*(cell.ljust(n) for cell, n in zip(line[:-1], sizes, strict=True)), line[-1]])
+            "  ".join(
+                [*(cell.ljust(n) for cell, n in zip(line[:-1], sizes, strict=True)), line[-1]]
+            )
             for line in table
         ]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
@@ -112,4 +114,3 @@ def _cells(row: SiteRow) -> tuple[str, ...]:
     depth = "learnt" if row.depth else "-"
     why = f"{row.reason}. Fix: {row.fix}" if row.reason and not row.width else row.reason
     return (row.name, row.activation, str(row.channels), width, depth, row.source, why)
-

@@ -11,6 +11,7 @@ from archlearn.graphs.channels import Followed, follow
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.sites import Site, find_sites
 from archlearn.graphs.tracing import ExampleInputs, Leaf, Traces, trace
+from archlearn.modes import evaluating
 
 Dims = dict[tuple[str, int], Tensor]
 NO_CHANNELS = Reason("no layer's channels reach it", "nothing is needed")
@@ -90,13 +91,8 @@ def draw_blueprint(
     """
     traces = trace(net, inputs, leaves)
     sites = tuple(find_sites(graph, net) for graph in traces.graphs)
-    mode = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
+    with evaluating(net):
         return _draw(net, inputs, traces, sites, may_gate)
-    finally:
-        for module, training in mode.items():
-            module.training = training
 
 
 def _draw(

@@ -71,7 +71,9 @@ class _Follower(fx.Interpreter):
         if n.op == "get_attr":
             return self._read_attribute(n, out) if isinstance(out, Tensor) else out
         if n.op == "placeholder":
-            return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
+            return tree_map(
+                lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out
+            )
         step = self._step(n, out)
         if n.op == "output":
             for labels in step.labels:
@@ -203,5 +205,3 @@ def _is_in_place(n: fx.Node, net: nn.Module) -> bool:
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
     trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     return trailing or n.target in _IN_PLACE or n.kwargs.get("inplace") is True
-
-

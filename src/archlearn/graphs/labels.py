@@ -60,9 +60,7 @@ def varying(ids: Tensor) -> list[int]:
         for dim in range(ids.dim())
         if ids.shape[dim] > 1
         and ids.stride(dim) != 0
-        and not torch.equal(
-            core(ids, ids, dim)[0][..., 1:], core(ids, ids, dim)[0][..., :-1]
-        )
+        and not torch.equal(core(ids, ids, dim)[0][..., 1:], core(ids, ids, dim)[0][..., :-1])
     ]
 
 
@@ -70,8 +68,9 @@ def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return ids and state as matrices with `dim` last and everything repeated left out."""
     for other in range(ids.dim()):
         if other != dim % ids.dim() and ids.stride(other) == 0 and state.stride(other) == 0:
-            ids, state = ids.narrow(other, 0, min(1, ids.shape[other])), state.narrow(
-                other, 0, min(1, state.shape[other])
+            ids, state = (
+                ids.narrow(other, 0, min(1, ids.shape[other])),
+                state.narrow(other, 0, min(1, state.shape[other])),
             )
     n = ids.shape[dim]
     return ids.movedim(dim, -1).reshape(-1, n), state.movedim(dim, -1).reshape(-1, n)

@@ -9,8 +9,7 @@ import inspect as python_inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError, TracingError
+from archlearn.modes import evaluating
 from archlearn.tristate import TriState
 
 Leaf = str | type[nn.Module]
@@ -54,9 +54,7 @@ class ExampleInputs:
         """Return the same inputs with every tensor (or every floating one) moved."""
 
         def move(value: Any) -> Any:
-            wanted = isinstance(value, Tensor) and (
-                not floating_only or value.is_floating_point()
-            )
+            wanted = isinstance(value, Tensor) and (not floating_only or value.is_floating_point())
             return value.detach().to(*args) if wanted else value
 
         mapped = torch.utils._pytree.tree_map(move, (self.args, self.kwargs))
@@ -102,9 +100,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
-        return marked or isinstance(m, TriState) or super().is_leaf_module(
-            m, module_qualified_name
-        )
+        return marked or isinstance(m, TriState) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -159,7 +155,7 @@ def trace(
     """
     marked = list(leaves)
     opaque: dict[str, str] = {}
-    with _mode_kept(net):
+    with evaluating(net):
         evaluation = _trace_mode(net.eval(), inputs, marked, opaque)
         training = _trace_mode(net.train(), inputs, marked, opaque)
     same = _fingerprint(evaluation) == _fingerprint(training)
@@ -244,13 +240,3 @@ def _holds_tensor(value: Any) -> bool:
 
 def _fingerprint(graph: fx.Graph) -> list[str]:
     return [f"{n.op} {n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
-
-
-@contextmanager
-def _mode_kept(net: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in net.modules()]
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from archlearn.graphs.linear_ops import is_linear_op, layer_of
+from archlearn.modes import evaluating
 from archlearn.surgery.planning import decide, draft
 
 
@@ -54,8 +55,9 @@ def read_architecture(
         example_inputs: Needed only where gates were placed by hand.
         pay: What a merge must lower to be made.
     """
-    decision = decide(model, example_inputs)
-    sketch = draft(model, decision, pay)
+    with evaluating(model):
+        decision = decide(model, example_inputs)
+        sketch = draft(model, decision, pay)
     gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
     graph = decision.choice.blueprint.traces.evaluation
     layers: dict[str, Layer] = {}

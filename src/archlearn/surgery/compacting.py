@@ -12,10 +12,11 @@ from archlearn.costs import EXAMPLE, known_inputs
 from archlearn.errors import SurgeryError
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
+from archlearn.modes import evaluating
 from archlearn.stores import STORE
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.narrowing import fold_constants_, make_plain_, narrow_
-from archlearn.surgery.planning import Decision, decide, write_plan
+from archlearn.surgery.planning import Decision, computed_tensors, decide, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
 
@@ -37,15 +38,18 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         CertificateError: If the result differs from the model.
     """
     inputs = known_inputs(model, example_inputs)
-    decision = decide(model, inputs)
-    made = write_plan(model, decision, plan.pay if plan else "parameters", inputs)
-    if plan is not None and plan != made:
-        raise SurgeryError(_difference(plan, made))
-    gated = copy.deepcopy(model).double()
-    wide = inputs.to(torch.float64, floating_only=True)
-    small, graphs, changed = _carry_out(gated, made, decision, wide)
-    dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
-    return _finish(model, gated, small, graphs, changed, dtypes, inputs)
+    training = model.training
+    with evaluating(model):
+        decision = decide(model, inputs)
+        made = write_plan(model, decision, plan.pay if plan else "parameters", inputs)
+        if plan is not None and plan != made:
+            raise SurgeryError(_difference(plan, made))
+        gated = copy.deepcopy(model).double()
+        wide = inputs.to(torch.float64, floating_only=True)
+        small, graphs, changed = _carry_out(gated, made, decision, wide)
+        dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
+        small = _finish(model, gated, small, graphs, changed, dtypes, inputs)
+    return small.train(training)
 
 
 def _carry_out(
@@ -57,9 +61,7 @@ def _carry_out(
     small.__class__ = user_class(small)
     if hasattr(small, STORE):
         delattr(small, STORE)
-    touched = [n.name for n in plan.narrowings]
-    merged = [f"{layer}.weight" for merge in plan.merges for layer in merge.layers if merge.made]
-    make_plain_(small, [*touched, *[f"{fold.layer}.weight" for fold in plan.folds], *merged])
+    make_plain_(small, computed_tensors(small, plan))
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
         for place, graph in enumerate(blueprint.graphs)
@@ -89,7 +91,7 @@ def _finish(
 
     The user's own `forward` serves wherever it computes the same; else a generated one does.
     """
-    for use_own in ([False] if changed else [True, False]):
+    for use_own in [False] if changed else [True, False]:
         if not use_own:
             bind_graphs_(small, graphs, "Compact")
         own: Any = _cast(copy.deepcopy(small), dtypes)
@@ -99,7 +101,6 @@ def _finish(
             if use_own:
                 continue
             raise
-        own.train(model.training)
         own.certificate = certificate
         setattr(own, EXAMPLE, inputs)
         return own
@@ -118,9 +119,7 @@ def _tensors(net: nn.Module) -> list[tuple[str, Tensor]]:
     return [*net.named_parameters(), *net.named_buffers()]
 
 
-def _read_constants(
-    gated: nn.Module, plan: Plan, inputs: ExampleInputs
-) -> dict[str, Tensor]:
+def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
     """Return what each folding layer reads, one number a channel."""
     found: dict[str, Tensor] = {}
     handles: list[Any] = []
@@ -135,10 +134,7 @@ def _read_constants(
     try:
         if handles:
             with torch.no_grad():
-                copy_of_mode = gated.training
-                gated.eval()
                 gated(*inputs.args, **inputs.kwargs)
-                gated.train(copy_of_mode)
     finally:
         for handle in handles:
             handle.remove()
@@ -146,7 +142,8 @@ def _read_constants(
 
 
 def _difference(asked: Plan, found: Plan) -> str:
-    names = [name for name in ("widths", "linear", "merges") if getattr(asked, name) != getattr(found, name)]
+    parts = ("widths", "linear", "merges")
+    names = [name for name in parts if getattr(asked, name) != getattr(found, name)]
     return (
         f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what the "
         "gates say now; make the plan anew with archlearn.plan(model)"

@@ -99,9 +99,7 @@ def fold_batch_norm(layer: Any, norm: Any) -> Any:
 def check_convolutions(first: Any, second: Any) -> None:
     """Raise if two convolutions cannot be merged exactly."""
     if not isinstance(first, _CONVS) or type(first).__name__ != type(second).__name__:
-        raise SurgeryError(
-            f"cannot merge a {type(first).__name__} into a {type(second).__name__}"
-        )
+        raise SurgeryError(f"cannot merge a {type(first).__name__} into a {type(second).__name__}")
     if first.groups != 1 or second.groups != 1:
         raise SurgeryError("cannot merge a grouped convolution; learn width only there")
     if first.out_channels != second.in_channels:
@@ -146,9 +144,11 @@ def _compose(first: Any, second: Any, steps: list[int], dilation: list[int]) -> 
     ]
     kernel = second.weight.new_zeros(second.out_channels, first.in_channels, *sizes)
     spread = [max(d // g, 1) for d, g in zip(first.dilation, dilation, strict=True)]
-    for place in torch.cartesian_prod(*[torch.arange(q) for q in second.kernel_size]).reshape(
-        -1, len(steps)
-    ).tolist():
+    for place in (
+        torch.cartesian_prod(*[torch.arange(q) for q in second.kernel_size])
+        .reshape(-1, len(steps))
+        .tolist()
+    ):
         part = torch.einsum("om,mi...->oi...", second.weight[(..., *place)], first.weight)
         starts = [p * e // g for p, e, g in zip(place, steps, dilation, strict=True)]
         region = tuple(

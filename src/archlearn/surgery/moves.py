@@ -116,25 +116,22 @@ def _split(move: Move) -> fx.Node | None:
 def _pad(move: Move) -> fx.Node | None:
     """Pad the channel dimension by as many zeros as stay."""
     source, expected = move.source, move.expected
-    for dim in range(source.dim()):
-        extra = expected.shape[dim] - source.shape[dim]
-        line = expected.movedim(dim, -1)[(0,) * (source.dim() - 1)]
-        own = source.movedim(dim, -1)[(0,) * (source.dim() - 1)]
-        if extra <= 0 and source.shape == expected.shape:
-            continue
-        starts = [s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)]
-        if not starts:
-            continue
-        amounts = [0] * (2 * (source.dim() - dim))
-        amounts[-2:] = [starts[0], extra - starts[0]]
-        mode_and_value = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
-        with move.graph.inserting_before(move.node):
-            return move.graph.call_function(
-                F.pad,
-                (move.node.all_input_nodes[0], amounts),
-                {**mode_and_value, **{k: v for k, v in move.node.kwargs.items() if k != "pad"}},
-            )
-    return None
+    longer = [d for d in range(source.dim()) if source.shape[d] != expected.shape[d]]
+    if len(longer) > 1:
+        return None
+    dim = longer[0] if longer else source.dim() - 1
+    line = expected.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+    own = source.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+    extra = len(line) - len(own)
+    start = next((s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)), None)
+    if start is None:
+        return None
+    amounts = [0] * (2 * (source.dim() - dim))
+    amounts[-2:] = [start, extra - start]
+    options = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
+    options |= {key: value for key, value in move.node.kwargs.items() if key != "pad"}
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_function(F.pad, (move.node.all_input_nodes[0], amounts), options)
 
 
 def _slice(move: Move) -> fx.Node | None:
@@ -156,7 +153,6 @@ def _slice(move: Move) -> fx.Node | None:
                 if found.shape == move.expected.shape and torch.equal(found, move.expected):
                     with move.graph.inserting_before(move.node):
                         first = move.node.all_input_nodes[0]
-
 
                         return move.graph.call_function(operator.getitem, (first, tuple(trial)))
     return None

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.surgery.merging import bias_or_zero
 from archlearn.surgery.plans import Fold, Narrowing
 
 _NORMS = (
@@ -47,12 +46,18 @@ class NarrowedLocalResponseNorm(nn.Module):
 
 
 def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
-    """Replace weights that are computed (weight_norm, spectral_norm) by their values."""
+    """Replace weights that are computed (weight_norm, spectral_norm) by their values.
+
+    Torch's own `remove_parametrizations` changes the class that copies of the module share.
+    """
     for name in names:
-        owner, _, attribute = name.rpartition(".")
-        module = net.get_submodule(owner)
-        if parametrize.is_parametrized(module, attribute):
-            parametrize.remove_parametrizations(module, attribute, leave_parametrized=True)
+        module: Any = net.get_submodule(name.rpartition(".")[0])
+        if parametrize.is_parametrized(module):
+            computed = {key: getattr(module, key).detach() for key in module.parametrizations}
+            del module.parametrizations
+            module.__class__ = type(module).__bases__[0]
+            for key, value in computed.items():
+                module.register_parameter(key, nn.Parameter(value.clone()))
 
 
 @torch.no_grad()
@@ -123,4 +128,3 @@ def _by_tensor(narrowings: Iterable[Narrowing]) -> dict[str, list[Narrowing]]:
     for narrowing in narrowings:
         found.setdefault(narrowing.name, []).append(narrowing)
     return found
-

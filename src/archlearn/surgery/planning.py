@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from archlearn.choosing import Choice, choose_by_hand
 from archlearn.costs import Costs, count_costs, known_inputs
@@ -16,6 +17,7 @@ from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
 from archlearn.graphs.ledger import find_tensor
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
+from archlearn.modes import evaluating
 from archlearn.stores import find_store
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.plans import Fold, Merge, Narrowing, Plan
@@ -54,8 +56,9 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
     """
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
-    decision = decide(model, example_inputs)
-    return write_plan(model, decision, pay, known_inputs(model, example_inputs))
+    with evaluating(model):
+        decision = decide(model, example_inputs)
+        return write_plan(model, decision, pay, known_inputs(model, example_inputs))
 
 
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
@@ -101,7 +104,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str, inputs: Any) -> P
         for group in decision.choice.blueprint.groups
     }
     before = count_costs(model, inputs)
-    after = _predict(model, made.sizes, made.merges, before)
+    after = _predict(model, made, before)
     return Plan(
         widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after
     )
@@ -175,15 +178,36 @@ def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold
     return list(found.values())
 
 
-def _predict(
-    model: nn.Module, sizes: _Sizes, merges: tuple[Merge, ...], before: Costs
-) -> Costs:
+def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
+    """Return the weights that are computed (weight_norm) and become plain ones."""
+    touched = [n.name for n in draft.narrowings] + [f"{f.layer}.weight" for f in draft.folds]
+    touched += [f"{layer}.weight" for m in draft.merges if m.made for layer in m.layers]
+    names: dict[str, None] = {}
+    for owner in dict.fromkeys(name.rpartition(".")[0] for name in touched):
+        module: Any = model.get_submodule(owner)
+        if parametrize.is_parametrized(module):
+            names |= {f"{owner}.{key}": None for key in module.parametrizations}
+    return list(names)
+
+
+def _count_computed(model: nn.Module, draft: Draft) -> int:
+    owners = {name.rpartition(".")[0] for name in computed_tensors(model, draft)}
+    parts: list[Any] = [model.get_submodule(owner) for owner in owners]
+    return sum(p.numel() for part in parts for p in part.parametrizations.parameters())
+
+
+def _predict(model: nn.Module, made: Draft, before: Costs) -> Costs:
+    sizes, merges = made.sizes, made.merges
     parameters = before.parameters
     multiply_adds = before.multiply_adds
     changed = {name for name, _ in sizes.kept}
-    for name, parameter in model.named_parameters():
-        if name in changed:
-            parameters += math.prod(sizes.shape(name)) - parameter.numel()
+    parameters -= _count_computed(model, made)
+    for name in changed:
+        tensor = find_tensor(model, name)
+        if isinstance(tensor, nn.Parameter):
+            parameters += math.prod(sizes.shape(name)) - tensor.numel()
+    for name in computed_tensors(model, made):
+        parameters += math.prod(sizes.shape(name))
     for name in changed & sizes.positions.keys():
         lost = find_tensor(model, name).numel() - math.prod(sizes.shape(name))
         multiply_adds -= lost * sizes.positions[name]

@@ -106,8 +106,12 @@ class Rewriter:
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
             return self._scramble(old, node)
-        if self._same(self._evaluate(node, None), expected):
+        found = self._evaluate(node, None)
+        if self._same(found, expected):
             return expected
+        is_pad = rule_for(old, self.net) is movement.pad
+        if is_pad and found is not None and found.shape == expected.shape:
+            return expected  # only what is put around differs
         move = Move(self.net, self.graph, node, self.narrowed, expected, full)
         made = rewrite_move(move) or self._select(old, node, expected)
         if made is None:

@@ -33,6 +33,9 @@ def narrow_call_(
     module = net.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.LocalResponseNorm) or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        ids = _line(seen.out.ids, 1)
+        module.num_features = int((~dropped[seen.root[ids]]).sum())
     return False
 
 

@@ -84,5 +84,3 @@ def _is(
     if node.op == "call_method":
         return node.target in methods
     return node.op == "call_function" and node.target in functions
-
-

@@ -138,4 +138,3 @@ def _maps_zero_to_zero(step: Step) -> bool:
         return bool(value == 0)
     except Exception:  # a function that knows no such tensor tells us nothing
         return False
-

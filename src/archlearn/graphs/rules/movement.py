@@ -8,7 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn.graphs.labels import (
-    CONSTANT, UNKNOWN, ZERO, Labels, along, varying,
+    CONSTANT,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    varying,
 )  # fmt: skip
 from archlearn.graphs.step import Step, leaves_of, map_leaves, opaque, tree_map
 

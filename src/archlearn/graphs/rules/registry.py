@@ -20,34 +20,144 @@ def _creation(step: Step) -> Any:
     return fixed_out(step.out)
 
 
-_MOVES = (
-    "view reshape flatten permute transpose t squeeze unsqueeze contiguous expand expand_as chunk "
-    "split tensor_split unbind narrow select cat concat stack flip movedim swapaxes swapdims "
-    "pixel_shuffle pixel_unshuffle channel_shuffle repeat repeat_interleave tile unflatten clone "
-    "detach view_as reshape_as broadcast_to hstack vstack roll"
-).split()
-_UNARY = (
-    "abs neg exp sqrt rsqrt square sin cos log log1p expm1 erf clamp clip clamp_min clamp_max "
-    "floor ceil round sign reciprocal pow nan_to_num sigmoid hardsigmoid softplus"
-).split()
-_KEEP = (
-    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout to float double "
-    "half bfloat16 type type_as cuda cpu stochastic_depth drop_path requires_grad_ data"
-).split()
-_PRODUCT = "mul multiply imul mul_".split()
-_QUOTIENT = "div divide truediv true_divide itruediv div_".split()
-_TOTAL = "add iadd add_ sub subtract isub sub_ rsub maximum minimum".split()
-_MIXED = "where lerp addcmul addcdiv hypot atan2 fmod remainder floordiv".split()
-_POOLS = (
-    "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d "
-    "lp_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
-    "adaptive_max_pool2d adaptive_max_pool3d boolean_dispatch fn"
-).split()
-_MEANS = "mean amax amin nanmean".split()
-_REDUCTIONS = "sum norm std var logsumexp".split()
-_ALONG = "softmax log_softmax softmin cumsum cumprod normalize".split()
-_NUMBERS = "size dim numel stride is_floating_point get_device nelement ndimension".split()
-_CREATION = "zeros ones full arange empty rand randn tensor linspace eye".split()
+_MOVES = [
+    "view",
+    "reshape",
+    "flatten",
+    "permute",
+    "transpose",
+    "t",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    "expand",
+    "expand_as",
+    "chunk",
+    "split",
+    "tensor_split",
+    "unbind",
+    "narrow",
+    "select",
+    "cat",
+    "concat",
+    "stack",
+    "flip",
+    "movedim",
+    "swapaxes",
+    "swapdims",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "channel_shuffle",
+    "repeat",
+    "repeat_interleave",
+    "tile",
+    "unflatten",
+    "clone",
+    "detach",
+    "view_as",
+    "reshape_as",
+    "broadcast_to",
+    "hstack",
+    "vstack",
+    "roll",
+]
+_UNARY = [
+    "abs",
+    "neg",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "square",
+    "sin",
+    "cos",
+    "log",
+    "log1p",
+    "expm1",
+    "erf",
+    "clamp",
+    "clip",
+    "clamp_min",
+    "clamp_max",
+    "floor",
+    "ceil",
+    "round",
+    "sign",
+    "reciprocal",
+    "pow",
+    "nan_to_num",
+    "sigmoid",
+    "hardsigmoid",
+    "softplus",
+]
+_KEEP = [
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "to",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "type",
+    "type_as",
+    "cuda",
+    "cpu",
+    "stochastic_depth",
+    "drop_path",
+    "requires_grad_",
+    "data",
+]
+_PRODUCT = ["mul", "multiply", "imul", "mul_"]
+_QUOTIENT = ["div", "divide", "truediv", "true_divide", "itruediv", "div_"]
+_TOTAL = ["add", "iadd", "add_", "sub", "subtract", "isub", "sub_", "rsub", "maximum", "minimum"]
+_MIXED = ["where", "lerp", "addcmul", "addcdiv", "hypot", "atan2", "fmod", "remainder", "floordiv"]
+_POOLS = [
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+    "lp_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "boolean_dispatch",
+    "fn",
+]
+_MEANS = ["mean", "amax", "amin", "nanmean"]
+_REDUCTIONS = ["sum", "norm", "std", "var", "logsumexp"]
+_ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
+_NUMBERS = [
+    "size",
+    "dim",
+    "numel",
+    "stride",
+    "is_floating_point",
+    "get_device",
+    "nelement",
+    "ndimension",
+]
+_CREATION = [
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "empty",
+    "rand",
+    "randn",
+    "tensor",
+    "linspace",
+    "eye",
+]
 
 _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_MOVES, movement.move),
@@ -133,5 +243,3 @@ def _rule_for_module(module: nn.Module) -> Rule:
         if isinstance(module, known) and any(type(module).forward is k.forward for k in known):
             return rule
     return opaque
-
-

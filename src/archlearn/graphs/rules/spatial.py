@@ -97,5 +97,3 @@ def _keeps_constants(step: Step) -> bool:
         return True
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     return not ceil and not (padded and counted)
-
-
