@@ -31,10 +31,10 @@ _MARK = "ROW "
 def main() -> None:
     options = _options()
     if options.one:
-        print(_MARK + json.dumps(measure(options.one, options.side)))
+        print(_MARK + json.dumps(measure(options.one, options.side, options.device)))
         return
     names = options.models or classification_models()
-    rows = _run_all(names, options.sides, options.out, options.jobs, options.limit)
+    rows = _run_all(names, options)
     print(table(rows, names))
     print(summary(rows, names))
     if options.repeats:
@@ -120,23 +120,25 @@ def time_resnet50(repeats: int, out: Path) -> Row:
     return row
 
 
-def _run_all(names: list[str], sides: list[str], out: Path, jobs: int, limit: float) -> list[Row]:
-    rows = [row for row in _read(out) if "model" in row]
+def _run_all(names: list[str], options: argparse.Namespace) -> list[Row]:
+    rows = [row for row in _read(options.out) if "model" in row]
     done = {(row["model"], row["side"]) for row in rows}
-    todo = [(name, side) for name in names for side in sides if (name, side) not in done]
+    todo = [(name, side) for name in names for side in options.sides if (name, side) not in done]
 
     def run(name: str, side: str) -> Row:
-        row = _in_own_process(name, side, limit)
-        _append(out, row)
+        row = _in_own_process(name, side, options)
+        _append(options.out, row)
         print(f"{name} {side}: {row.get('error') or row.get('difference')}", file=sys.stderr)
         return row
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         return rows + list(pool.map(lambda pair: run(*pair), todo))
 
 
-def _in_own_process(name: str, side: str, limit: float) -> Row:
+def _in_own_process(name: str, side: str, options: argparse.Namespace) -> Row:
+    limit: float = options.limit
     command = [sys.executable, "-m", "benchmarks.torchvision_models", "--one", name, "--side", side]
+    command += ["--device", options.device]
     failed: Row = {"model": name, "side": side, "runs": False, "exact": False}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
@@ -173,6 +175,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--out", type=Path, default=Path("results/torchvision.jsonl"))
     parser.add_argument("--jobs", type=int, default=1, help="models measured at the same time")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for a model and side")
     parser.add_argument("--repeats", type=int, default=5, help="of the resnet50 timing; 0: none")
     parser.add_argument("--one", help=argparse.SUPPRESS)

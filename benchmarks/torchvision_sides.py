@@ -38,13 +38,12 @@ def drop_half_(gated: nn.Module, seed: int) -> None:
 
 
 @torch.no_grad()
-def ours(name: str) -> Row:
+def ours(name: str, device: str) -> Row:
     """Add gates, drop half of every group, compact, and compare on new images."""
+    import archlearn as al
     from archlearn.gating import depth_gates, width_gates
 
-    import archlearn as al
-
-    net, images = build(name), example(name)
+    net, images = build(name, device=device), example(name, device=device)
     before = n_parameters(net)
     start = time.perf_counter()
     gated = al.add_gates(net, images)
@@ -54,7 +53,7 @@ def ours(name: str) -> Row:
     ready = time.perf_counter()
     small = al.compact(gated)
     seconds = (added - start) + (time.perf_counter() - ready)
-    fresh = example(name)
+    fresh = example(name, device=device)
     expected, found = gated.eval()(fresh), small.eval()(fresh)
     difference = relative_difference(expected, found)
     return {
@@ -72,13 +71,13 @@ def ours(name: str) -> Row:
 
 
 @torch.no_grad()
-def torch_pruning(name: str) -> Row:
+def torch_pruning(name: str, device: str) -> Row:
     """Prune half of every layer but the classifier, as Torch-Pruning's own example does.
 
     Exact means that the pruned model computes what the full one computes once every
     weight that was removed is set to zero.
     """
-    net, images = build(name), example(name)
+    net, images = build(name, device=device), example(name, device=device)
     full = copy.deepcopy(net)
     start = time.perf_counter()
     prune_half_(net, images)
@@ -90,7 +89,7 @@ def torch_pruning(name: str) -> Row:
         "parameters_after": n_parameters(net),
         "seconds": seconds,
     }
-    fresh = example(name)
+    fresh = example(name, device=device)
     try:
         found = net.eval()(fresh)
     except Exception as error:
@@ -141,15 +140,15 @@ def zero_removed_(full: nn.Module, pruned: nn.Module) -> None:
             tensor.mul_(torch.isin(tensor, left[name]).to(tensor))
 
 
-SIDES: dict[str, Callable[[str], Row]] = {"archlearn": ours, "torch-pruning": torch_pruning}
+SIDES: dict[str, Callable[[str, str], Row]] = {"archlearn": ours, "torch-pruning": torch_pruning}
 
 
-def measure(name: str, side: str) -> Row:
+def measure(name: str, side: str, device: str) -> Row:
     """Return one row of the table; an exception is a result, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            row = SIDES[side](name)
+            row = SIDES[side](name, device)
         except Exception as error:
             row = {"runs": False, "exact": False, "error": f"{type(error).__name__}: {error}"[:300]}
-    return {"model": name, "side": side, **row}
+    return {"model": name, "side": side, "device": device, **row}

@@ -12,19 +12,20 @@ _SIZES = {"vit": 224, "maxvit": 224, "inception": 299, "vgg": 32}
 _BATCH = 2
 
 
-def example(name: str, dtype: torch.dtype = torch.float64) -> Tensor:
+def example(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tensor:
     """Return a small batch of random images that the model takes."""
     size = next((size for family, size in _SIZES.items() if name.startswith(family)), 64)
-    return torch.randn(_BATCH, 3, size, size, dtype=dtype)
+    return torch.randn(_BATCH, 3, size, size, dtype=dtype).to(device)
 
 
-def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+def build(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.Module:
     """Return a model in evaluation mode with random weights, none of them neutral."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     without_slow_start = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    net = import_models().get_model(name, weights=None, **without_slow_start).to(dtype).eval()
+    net = import_models().get_model(name, weights=None, **without_slow_start)
+    net = net.to(dtype=dtype, device=device).eval()
     _disturb_constants_(net)
-    _calibrate_(net, example(name, dtype))
+    _calibrate_(net, example(name, dtype, device))
     return net
 
 
