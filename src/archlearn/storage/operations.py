@@ -90,10 +90,12 @@ def name_operation(target: object) -> str:
     Raises:
         FileError: If the function is not on the list.
     """
-    if id(target) in _names_by_identity():
-        return _names_by_identity()[id(target)]
+    home = str(getattr(target, "__module__", None))
+    listed = torchvision_operations() if home.startswith("torchvision.") else all_operations()
+    for name, operation in listed.items():
+        if operation is target:
+            return name
     label = getattr(target, "__qualname__", repr(target))
-    home = getattr(target, "__module__", None)
     raise FileError(
         f"the model calls {home}.{label}, which is not an operation that a file may name; put the "
         "call into a submodule, mark that as a leaf and pass its class in modules={'name': Class}"
@@ -106,20 +108,29 @@ def find_operation(name: object) -> Operation:
     Raises:
         FileError: If the name is not on the list.
     """
-    if isinstance(name, str) and name in all_operations():
-        return all_operations()[name]
-    hint = "; install torchvision" if str(name).startswith("torchvision.") else ""
+    if isinstance(name, str) and name.startswith("torchvision."):
+        listed, hint = torchvision_operations(), "; it may be there once torchvision is installed"
+    else:
+        listed, hint = all_operations(), ""
+    if isinstance(name, str) and name in listed:
+        return listed[name]
     raise FileError(f"it calls {name!r}, which is not an operation that a file may name{hint}")
 
 
 @cache
 def all_operations() -> dict[str, Operation]:
     """Return every function that a file may name, by the name it has there."""
-    listed = {"getattr": getattr}
+    listed: dict[str, Operation] = {"getattr": getattr}
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)
     listed |= _collect("F", F, _FUNCTIONAL)
     listed |= _collect("torch", torch, _TORCH)
+    return listed
+
+
+def torchvision_operations() -> dict[str, Operation]:
+    """Return torchvision's functions, if it can be imported; it is only when one is met."""
+    listed: dict[str, Operation] = {}
     for home, names in _TORCHVISION.items():
         try:
             listed |= _collect(home, import_module(home), names)
@@ -128,13 +139,7 @@ def all_operations() -> dict[str, Operation]:
     return listed
 
 
-@cache
-def _names_by_identity() -> dict[int, str]:
-    return {id(operation): name for name, operation in reversed(all_operations().items())}
-
-
-def _collect(prefix: str, home: object, listed: str) -> dict[str, Operation]:
+def _collect(prefix: str, home: object, names: str) -> dict[str, Operation]:
     """Return those names that this version of the library has."""
-    return {
-        f"{prefix}.{name}": getattr(home, name) for name in listed.split() if hasattr(home, name)
-    }
+    found = [name for name in names.split() if hasattr(home, name)]
+    return {f"{prefix}.{name}": getattr(home, name) for name in found}
