@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from archlearn.errors import InputError
 from archlearn.training.data import fetching
 from archlearn.training.data.building import Examples, build_dataset
 from archlearn.training.data.caching import cache_folder
@@ -182,7 +183,7 @@ def test_users_own_function_gives_pairs_of_tensors(
     assert examples.task == "regression"
     with pytest.raises(DataError, match="returned int; return two pairs of tensors"):
         load_examples("my_own_data:wrong")
-    with pytest.raises(SettingsError, match="has no function 'nothing'"):
+    with pytest.raises(InputError, match="has no function 'nothing'"):
         load_examples("my_own_data:nothing")
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import nn
 
+from archlearn.errors import InputError
 from archlearn.models.convnet import ConvNet
+from archlearn.models.importing import import_callable, is_reference
 from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
 from archlearn.models.mlp import MLP
-from archlearn.training.errors import SettingsError
-from archlearn.training.importing import import_callable, is_reference
 
 Shape = tuple[int, ...]
 KINDS = {
@@ -29,7 +29,7 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     names, else with what it has.
 
     Raises:
-        SettingsError: If there is no such network, or it does not fit the data.
+        InputError: If there is no such network, or it does not fit the data.
     """
     kind, _, rest = name.partition(":")
     if kind == "lenet" and not rest:
@@ -53,7 +53,7 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
 def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
     """Return channels and side of square images, or refuse."""
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:
-        raise SettingsError(
+        raise InputError(
             f"the model {name!r} takes square images of at least {smallest} x {smallest} pixels, "
             f"but one example has shape {shape}; use --model mlp, or data that fit "
             "(digits:28 enlarges the digits)"
@@ -64,7 +64,7 @@ def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
 def _numbers(text: str, name: str) -> list[int]:
     parts = text.split("-")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise SettingsError(f"{name!r}: give widths as numbers with dashes, as in mlp:300-100")
+        raise InputError(f"{name!r}: give widths as numbers with dashes, as in mlp:300-100")
     return [int(part) for part in parts]
 
 
@@ -72,7 +72,7 @@ def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     function = import_callable(name)
     made = function(**_wanted(function, input_shape=input_shape, n_outputs=n_outputs))
     if not isinstance(made, nn.Module):
-        raise SettingsError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
+        raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
     return made
 
 
@@ -82,8 +82,8 @@ def _wanted(function: Callable[..., object], **offered: object) -> dict[str, obj
     return {name: value for name, value in offered.items() if name in names}
 
 
-def _unknown(name: str) -> SettingsError:
+def _unknown(name: str) -> InputError:
     kinds = [kind.partition(":")[0] for kind in KINDS]
     near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return SettingsError(f"there is no model {name!r}; {hint}choose one of {', '.join(KINDS)}")
+    return InputError(f"there is no model {name!r}; {hint}choose one of {', '.join(KINDS)}")

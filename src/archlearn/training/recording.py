@@ -35,7 +35,9 @@ def start_folder(folder: Path, settings: RunSettings) -> None:
 
 
 def drop_folder(folder: Path) -> None:
-    """Take back the folder of a run that never began."""
+    """Take back the folder of a run that never began; one that did is left as it is."""
+    if (folder / METRICS).exists():
+        return
     (folder / CONFIG).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

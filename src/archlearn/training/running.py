@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from archlearn.errors import InputError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
 from archlearn.training.data.fetching import Progress, no_progress
@@ -55,8 +56,8 @@ def learn(
             start_folder(folder, settings)
         try:
             return _run(settings, folder, audience or Audience(observer=SilentObserver()))
-        except SettingsError:
-            # Nothing was learnt yet, and nothing can be: the folder is free for another try.
+        except InputError:
+            # What was asked for cannot be done: the folder is free for another try.
             drop_folder(folder)
             raise
 

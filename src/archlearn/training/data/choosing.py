@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
+from archlearn.models.importing import import_callable, is_reference
 from archlearn.training.data.building import Examples
 from archlearn.training.data.cifar import load_cifar
 from archlearn.training.data.datasets import Split, Task
@@ -23,7 +24,6 @@ from archlearn.training.data.mnist import (
 )
 from archlearn.training.data.tiny_imagenet import load_tiny_imagenet
 from archlearn.training.errors import DataError, SettingsError
-from archlearn.training.importing import import_callable, is_reference
 
 logger = logging.getLogger(__name__)
 

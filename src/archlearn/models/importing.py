@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import InputError
 
 
 def is_reference(name: str) -> bool:
@@ -21,7 +21,7 @@ def import_callable(reference: str) -> Callable[..., object]:
     The working directory is looked in first, as `python -m` does.
 
     Raises:
-        SettingsError: If the module or the function is not there.
+        InputError: If the module or the function is not there.
     """
     module_name, _, attribute = reference.partition(":")
     if os.getcwd() not in sys.path:
@@ -29,13 +29,13 @@ def import_callable(reference: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise SettingsError(
+        raise InputError(
             f"cannot import {module_name!r} for {reference!r}: {error}; run the command in the "
             "folder that holds the module, or install it"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise SettingsError(
+        raise InputError(
             f"{reference!r} was asked for, but {module_name!r} has no function {attribute!r}"
         )
     return function

@@ -1,0 +1,168 @@
+"""The commands on a small run of real data, one after the other."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import archlearn as al
+from archlearn.cli.application import main
+from archlearn.training.recording import METRICS, read_lines
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run, described by a file and an option."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "run.toml").write_text(
+        'model = "mlp:40-30"\ndata = "digits"\nepochs = 3\n'
+        '[hardware]\naccelerator = "cpu"\nthreads = 1\n[record]\ntensorboard = true\n'
+    )
+    call(["learn", "--config", str(folder / "run.toml"), "--epochs", "30"], folder / "a")
+    return folder / "a"
+
+
+def call(arguments: list[str], out: Path | None = None) -> None:
+    words = arguments if out is None else [*arguments, "--out", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+        sys.exit(0)
+    assert ended.value.code in (0, None)
+
+
+def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
+    names = {path.name for path in run_folder.iterdir()}
+    assert names >= {
+        "config.toml", "metrics.jsonl", "gates.jsonl", "checkpoint.safetensors",
+        "compact.safetensors", "summary.json", "report.html", "tensorboard",
+    }  # fmt: skip
+    assert "epochs = 30" in (run_folder / "config.toml").read_text()
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert summary["before"]["architecture"] == "40-30-10"
+    assert summary["after"]["parameters"] < summary["before"]["parameters"]
+    assert summary["test_accuracy"] > 0.9
+    assert summary["certificate"]
+    assert summary["steps"] == 300
+    rows = read_lines(run_folder / METRICS)
+    assert [row["epoch"] for row in rows] == list(range(31))
+    assert rows[-1]["parameters"] == summary["after"]["parameters"]
+    assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+
+
+def test_compact_model_computes_what_the_summary_says(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["evaluate", str(run_folder)])
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert f"{summary['test_accuracy']:.2%} right" in capsys.readouterr().out
+    small = al.load(run_folder / "compact.safetensors")
+    assert sum(p.numel() for p in small.parameters()) == summary["after"]["parameters"]
+    call(["evaluate", str(run_folder / "compact.safetensors"), "--data", "digits"])
+    assert f"{summary['test_accuracy']:.2%} right" in capsys.readouterr().out
+
+
+def test_compacting_a_checkpoint_gives_the_model_of_the_run(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["compact", str(run_folder)], tmp_path / "again.safetensors")
+    assert "plan:" in capsys.readouterr().out
+    again, small = (
+        al.load(path)
+        for path in (tmp_path / "again.safetensors", run_folder / "compact.safetensors")
+    )
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(again(x), small(x))
+
+
+def test_report_inspect_and_data_print_what_they_did(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["report", str(run_folder)], tmp_path / "page.html")
+    assert str(tmp_path / "page.html") in capsys.readouterr().out
+    assert "<html" in (tmp_path / "page.html").read_text()
+    call(["inspect", "mlp:12-7", "--shape", "64"])
+    shown = capsys.readouterr().out
+    assert "layers.0" in shown
+    assert "12" in shown
+    call(["data", "diabetes"])
+    assert "regression, 1 outputs, examples of 10" in capsys.readouterr().out
+    call(["data"])
+    assert "fashion-mnist" in capsys.readouterr().out
+
+
+def test_regression_beats_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "learn --model mlp:40-30 --data diabetes --epochs 40 --threads 1 --no-report"
+    call(arguments.split(), tmp_path / "a")
+    assert "mean squared error" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    spread = summary["normalisation"]["target_std"][0] ** 2
+    assert summary["task"] == "regression"
+    assert summary["test_accuracy"] is None
+    assert summary["test_error"] < 0.8 * spread
+    row = read_lines(tmp_path / "a" / METRICS)[-1]
+    assert row["validation_error"] == pytest.approx(row["validation_loss"] * spread, rel=1e-3)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["learn", "--data", "digits", "--model", "mlp", "--out", str(run_folder)])
+    assert ended.value.code == 1
+    assert f"go on with it by --resume {run_folder}" in capsys.readouterr().err
+
+
+def test_wrong_name_leaves_the_folder_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["learn", "--data", "digist", "--out", str(tmp_path / "a")])
+    assert "did you mean 'digits'" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_baseline_learns_weights_only(tmp_path: Path) -> None:
+    arguments = "learn --model mlp:20 --data digits --epochs 3 --learn nothing --threads 1"
+    call(arguments.split(), tmp_path / "a")
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["after"]["parameters"] == summary["before"]["parameters"] == 1510
+    assert (tmp_path / "a" / "report.html").exists()
+
+
+def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
+    """Run on a pseudo-terminal: the picture names layers and what is projected."""
+    main_end, terminal = pty.openpty()
+    command = (
+        f"{sys.executable} -m archlearn.cli learn --model mlp:20 --data digits --epochs 3 "
+        "--threads 1 --no-report --out a"
+    )
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command.split(), cwd=tmp_path, stdout=terminal, stderr=terminal, env=environment
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(main_end, 4096)
+            except OSError:
+                break
+            if not piece:
+                break
+            shown += piece
+        process.wait(timeout=60)
+    os.close(main_end)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert process.returncode == 0, text
+    assert "epoch 3/3" in text
+    assert "from binary" in text
+    assert "projected" in text
+    assert "layers.0" in text
+    assert "left" in text
+    assert b"\x1b[" in shown
