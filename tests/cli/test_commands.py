@@ -30,10 +30,10 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(arguments: list[str], out: Path | None = None) -> None:
     words = arguments if out is None else [*arguments, "--out", str(out)]
-    with pytest.raises(SystemExit) as ended:
+    try:
         main(words)
-        sys.exit(0)
-    assert ended.value.code in (0, None)
+    except SystemExit as ended:
+        assert ended.code in (0, None)
 
 
 def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
@@ -72,10 +72,8 @@ def test_compacting_a_checkpoint_gives_the_model_of_the_run(
 ) -> None:
     call(["compact", str(run_folder)], tmp_path / "again.safetensors")
     assert "plan:" in capsys.readouterr().out
-    again, small = (
-        al.load(path)
-        for path in (tmp_path / "again.safetensors", run_folder / "compact.safetensors")
-    )
+    again = al.load(tmp_path / "again.safetensors")
+    small = al.load(run_folder / "compact.safetensors")
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(again(x), small(x))
 
