@@ -37,6 +37,11 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
         example_inputs: Arguments for one call; a gated or compact model knows its own.
     """
     inputs = known_inputs(model, example_inputs)
+    return Costs(count_parameters(model), count_multiply_adds(model, inputs))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, each counted once and gates not at all."""
     gates = {
         id(gate)
         for module in model.modules()
@@ -44,8 +49,7 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
         for name, gate in module.named_parameters()
         if not name.startswith("activation")
     }
-    parameters = sum(p.numel() for p in model.parameters() if id(p) not in gates)
-    return Costs(parameters, count_multiply_adds(model, inputs))
+    return sum(p.numel() for p in model.parameters() if id(p) not in gates)
 
 
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying
 from archlearn.graphs.ledger import Ledger
+from archlearn.graphs.linear_ops import read_linear_op
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move
@@ -32,10 +34,12 @@ class Followed:
     Attributes:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
+        other_multiply_adds: Multiply-adds of all calls that are not linear ops.
     """
 
     values: dict[str, Any]
     sites: dict[str, SiteChannels]
+    other_multiply_adds: int
 
 
 class _Follower(fx.Interpreter):
@@ -49,6 +53,7 @@ class _Follower(fx.Interpreter):
         self.values: dict[str, Any] = {}
         self.sites: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
+        self.other_multiply_adds = 0
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
 
@@ -58,14 +63,24 @@ class _Follower(fx.Interpreter):
         return out
 
     def _run_real(self, n: fx.Node) -> Any:
+        counter: Any = FlopCounterMode(display=False)
         try:
-            return super().run_node(n)
+            if not self._is_unknown(n):
+                return super().run_node(n)
+            with counter:
+                out = super().run_node(n)
+            self.other_multiply_adds += counter.get_total_flops() // 2
+            return out
         except Exception as error:
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
             raise InputError(
                 f"the model does not run on the example inputs: {where}: {error}. Give inputs "
                 "that model(...) takes, on the device and in the dtype of the model"
             ) from error
+
+    def _is_unknown(self, n: fx.Node) -> bool:
+        rule = self.rules.get(n)
+        return rule is opaque or (rule is linear and read_linear_op(n, self.net) is None)
 
     def _follow(self, n: fx.Node, out: Any) -> Any:
         if n.op == "get_attr":
@@ -185,7 +200,7 @@ def follow(
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
             follower.run(*given)
-            followed.append(Followed(follower.values, follower.sites))
+            followed.append(Followed(follower.values, follower.sites, follower.other_multiply_adds))
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.labels import Labels
+from archlearn.graphs.ledger import first_names
 from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
 
 
@@ -63,13 +64,15 @@ def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
 def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:
     """Return how often each weight is applied in one run on the example inputs."""
     positions: dict[str, int] = {}
+    names = first_names(net)
     for node in blueprint.traces.evaluation.nodes:
         if node.op.startswith("call") and is_linear_op(node, net):
             op = read_linear_op(node, net)
             if op is not None:
                 values = blueprint.followed[0].values
                 side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
-                positions[op.weight] = positions.get(op.weight, 0) + _places(op, values[side])
+                name = names.get(op.weight, op.weight)
+                positions[name] = positions.get(name, 0) + _places(op, values[side])
     return positions
 
 

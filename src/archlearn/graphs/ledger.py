@@ -54,7 +54,10 @@ class Ledger:
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
-    _names: dict[int, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = first_names(self.net)
 
     def new_atoms(self, n: int) -> Tensor:
         """Return `n` atoms that nothing is tied to yet."""
@@ -76,11 +79,7 @@ class Ledger:
 
     def canonical(self, name: str) -> str:
         """Return the first name of a parameter that may have several (tied weights)."""
-        if not self._names:
-            for known, tensor in [*self.net.named_parameters(), *self.net.named_buffers()]:
-                self._names.setdefault(id(tensor), known)
-        tensor = find_tensor(self.net, name)
-        return self._names.get(id(tensor), name)
+        return self.names.get(name, name)
 
     def dim(self, name: str, dim: int) -> Tensor:
         """Return the atoms of a parameter's dimension."""
@@ -127,6 +126,18 @@ class Ledger:
             if torch.equal(lowered, root):
                 return root
             root = lowered
+
+
+def first_names(net: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter and buffer, by all its names."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in [
+        *net.named_parameters(remove_duplicate=False),
+        *net.named_buffers(remove_duplicate=False),
+    ]:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
 
 
 def find_tensor(net: nn.Module, name: str) -> Tensor:

@@ -81,7 +81,7 @@ class Traces:
         return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
 
 
-class _Untraceable(Exception):
+class _UntraceableError(Exception):
     """Carries the innermost submodule that could not be followed out of the trace."""
 
     def __init__(self, name: str, module: nn.Module, reason: str) -> None:
@@ -116,10 +116,10 @@ class _Tracer(fx.Tracer):
     ) -> Any:
         try:
             return super().call_module(m, forward, args, kwargs)
-        except _Untraceable:
+        except _UntraceableError:
             raise
         except Exception as error:
-            raise _Untraceable(self.path_of_module(m), m, describe_failure(error)) from error
+            raise _UntraceableError(self.path_of_module(m), m, describe_failure(error)) from error
 
     def create_args_for_root(
         self,
@@ -195,7 +195,7 @@ def _trace_mode(
     while True:
         try:
             return _Tracer([*marked, *opaque], inputs).trace(net)
-        except _Untraceable as found:
+        except _UntraceableError as found:
             opaque[found.name] = found.reason
             if not isinstance(found.module, _TRANSPARENT):
                 same_class = type(found.module)

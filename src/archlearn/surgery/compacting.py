@@ -15,7 +15,13 @@ from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
 from archlearn.stores import STORE
 from archlearn.surgery.carrying import Carrier
-from archlearn.surgery.narrowing import fold_constants_, make_plain_, narrow_
+from archlearn.surgery.narrowing import (
+    make_plain_,
+    narrowed_tensors,
+    read_shifts,
+    shift_biases_,
+    update_sizes_,
+)
 from archlearn.surgery.planning import Decision, computed_tensors, decide, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
@@ -41,10 +47,10 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
     training = model.training
     with evaluating(model):
         decision = decide(model, inputs)
-        made = write_plan(model, decision, plan.pay if plan else "parameters", inputs)
+        made = write_plan(model, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             raise SurgeryError(_difference(plan, made))
-        gated = copy.deepcopy(model).double()
+        gated = copy_double(model)
         wide = inputs.to(torch.float64, floating_only=True)
         small, graphs, changed = _carry_out(gated, made, decision, wide)
         dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
@@ -52,16 +58,31 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
     return small.train(training)
 
 
+def copy_double(model: nn.Module) -> nn.Module:
+    """Return a copy in double precision, made in one pass."""
+    return copy.deepcopy(model, {id(t): _double(t) for _, t in _tensors(model)})
+
+
+def _double(tensor: Tensor) -> Tensor:
+    wide = tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(wide, tensor.requires_grad) if is_parameter else wide
+
+
 def _carry_out(
     gated: nn.Module, plan: Plan, decision: Decision, inputs: ExampleInputs
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
     blueprint = decision.choice.blueprint
-    constants = _read_constants(gated, plan, inputs)
-    small = copy.deepcopy(gated)
+    shifts = read_shifts(gated, plan.folds, _read_constants(gated, plan, inputs))
+    source = gated
+    computed = computed_tensors(gated, plan)
+    if computed:
+        source = copy.deepcopy(gated)
+        make_plain_(source, computed)
+    small = copy.deepcopy(source, narrowed_tensors(source, plan.narrowings))
     small.__class__ = user_class(small)
     if hasattr(small, STORE):
         delattr(small, STORE)
-    make_plain_(small, computed_tensors(small, plan))
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
         for place, graph in enumerate(blueprint.graphs)
@@ -70,8 +91,8 @@ def _carry_out(
     for rewriter in rewriters:
         rewriter.run()
         rewriter.narrow_special(done)
-    fold_constants_(small, plan.folds, plan.narrowings, constants)
-    narrow_(small, plan.narrowings)
+    update_sizes_(small)
+    shift_biases_(small, shifts, plan.narrowings)
     carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
     carrier.run()
     changed = carrier.changed or any(rewriter.changed for rewriter in rewriters)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from archlearn.graphs.ledger import find_tensor
 from archlearn.surgery.plans import Fold, Narrowing
 
 _NORMS = (
@@ -61,52 +62,58 @@ def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
 
 
 @torch.no_grad()
-def fold_constants_(
-    net: nn.Module,
-    folds: Iterable[Fold],
-    narrowings: Iterable[Narrowing],
-    constants: dict[str, Tensor],
-) -> None:
-    """Move the constants that each layer reads from dropped channels into its bias.
-
-    A bias that a layer already has is narrowed later with all else; a new one is made for the
-    rows that stay.
-    """
-    rows = {n.name: list(n.kept) for n in narrowings if n.dim == 0}
+def read_shifts(
+    net: nn.Module, folds: Iterable[Fold], constants: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return by how much constants from dropped channels shift the output of each layer."""
+    shifts: dict[str, Tensor] = {}
     for fold in folds:
-        layer: Any = net.get_submodule(fold.layer)
-        summed = layer.weight.flatten(2).sum(2) if layer.weight.dim() > 2 else layer.weight
+        weight: Tensor = net.get_submodule(fold.layer).weight.detach()  # pyright: ignore
+        summed = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
         columns = list(fold.columns)
-        shift = summed[:, columns] @ constants[fold.layer][columns]
-        if layer.bias is None:
-            kept = rows.get(f"{fold.layer}.weight", list(range(len(shift))))
-            layer.bias = nn.Parameter(shift[kept])
-        else:
-            layer.bias += shift
+        shifts[fold.layer] = summed[:, columns] @ constants[fold.layer][columns]
+    return shifts
 
 
 @torch.no_grad()
-def narrow_(net: nn.Module, narrowings: Iterable[Narrowing]) -> None:
-    """Keep only the planned indices of parameters and buffers, wherever they are used."""
-    made: dict[int, Tensor] = {}
+def shift_biases_(
+    net: nn.Module, shifts: dict[str, Tensor], narrowings: Iterable[Narrowing]
+) -> None:
+    """Add to the biases of narrowed layers what constants shift them by."""
+    rows = {n.name: list(n.kept) for n in narrowings if n.dim == 0}
+    for name, shift in shifts.items():
+        layer: Any = net.get_submodule(name)
+        kept = shift[rows.get(f"{name}.weight", list(range(len(shift))))]
+        if layer.bias is None:
+            layer.bias = nn.Parameter(kept.clone())
+        else:
+            layer.bias += kept
+
+
+@torch.no_grad()
+def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[int, Any]:
+    """Return the planned parameters and buffers, as a memo for a deep copy of the model.
+
+    So the copy has them wherever the original had the whole ones, and those are not copied.
+    """
+    made: dict[int, Any] = {}
     for name, narrowing in _by_tensor(narrowings).items():
-        owner, _, attribute = name.rpartition(".")
-        old: Tensor = getattr(net.get_submodule(owner), attribute)
+        old = find_tensor(net, name)
         new = old.detach()
         for each in narrowing:
             new = new.index_select(each.dim, torch.tensor(each.kept, device=new.device))
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
+    return made
+
+
+def update_sizes_(net: nn.Module) -> None:
+    """Let the attributes of all modules say what their parameters are."""
     for module in net.modules():
-        for holder in (module._parameters, module._buffers):
-            for key, value in holder.items():
-                if value is not None and id(value) in made:
-                    holder[key] = made[id(value)]  # pyright: ignore[reportArgumentType]
-        update_sizes_(module)
+        _update_sizes_(module)
 
 
-def update_sizes_(module: Any) -> None:
-    """Let a module's attributes say what its parameters are."""
+def _update_sizes_(module: Any) -> None:
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, nn.modules.conv._ConvTransposeNd):

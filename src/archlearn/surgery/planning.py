@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from archlearn.choosing import Choice, choose_by_hand
-from archlearn.costs import Costs, count_costs, known_inputs
+from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gates import is_open, open_gates
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
-from archlearn.graphs.ledger import find_tensor
+from archlearn.graphs.ledger import find_tensor, first_names
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.modes import evaluating
 from archlearn.stores import find_store
@@ -57,8 +57,7 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
     with evaluating(model):
-        decision = decide(model, example_inputs)
-        return write_plan(model, decision, pay, known_inputs(model, example_inputs))
+        return write_plan(model, decide(model, example_inputs), pay)
 
 
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
@@ -96,14 +95,14 @@ def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
     return Draft(narrowings, folds, merges, sizes)
 
 
-def write_plan(model: nn.Module, decision: Decision, pay: str, inputs: Any) -> Plan:
+def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     """Return the plan that follows from a decision."""
     made = draft(model, decision, pay)
     widths = {
         group.name: tuple(torch.nonzero(~decision.dropped[group.channels]).flatten().tolist())
         for group in decision.choice.blueprint.groups
     }
-    before = count_costs(model, inputs)
+    before = Costs(count_parameters(model), _count_multiply_adds(model, decision, made.sizes))
     after = _predict(model, made, before)
     return Plan(
         widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after
@@ -123,12 +122,14 @@ class _Sizes:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
         self.positions = count_positions(blueprint, model)
+        self.names = first_names(model)
         self.new_biases = {
             f.layer for f in folds if getattr(model.get_submodule(f.layer), "bias", None) is None
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape after narrowing."""
+        name = self.names.get(name, name)
         shape = find_tensor(self.model, name).shape
         return tuple(self.kept.get((name, dim), size) for dim, size in enumerate(shape))
 
@@ -176,6 +177,12 @@ def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold
                 columns = tuple(torch.nonzero(gone).flatten().tolist())
                 found[op.layer] = Fold(op.layer, columns)
     return list(found.values())
+
+
+def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
+    """Return the multiply-adds of one run on the example inputs, from the run already made."""
+    layers = sum(find_tensor(model, name).numel() * n for name, n in sizes.positions.items())
+    return layers + decision.choice.blueprint.followed[0].other_multiply_adds
 
 
 def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:

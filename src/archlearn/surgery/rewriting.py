@@ -100,9 +100,8 @@ class Rewriter:
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = map_leaves(self._reduce_labels, full)
-        if not self._touches(full) and not any(
-            isinstance(self.narrowed.get(n), Scrambled) for n in node.all_input_nodes
-        ):
+        values = self.blueprint.followed[self.place].values
+        if not self._touches([full, *[values[n.name] for n in old.all_input_nodes]]):
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
             return self._scramble(old, node)
