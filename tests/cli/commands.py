@@ -69,9 +69,15 @@ def start_command(command: list[str], folder: Path, **options: Any) -> subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), "COLUMNS": "200"},
+        env=_environment(folder),
         **options,
     )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a command: one thread, and the folder's modules to import."""
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "200"}
 
 
 def run(arguments: list[str], folder: Path) -> tuple[int, str]:
