@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-EPOCHS = 10
 
 EXAMPLES = """Examples:
   archlearn demo
@@ -34,4 +33,4 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
         resume_run(out, {})
         return
     threads = HardwareSettings(threads=os.cpu_count())
-    start_run(RunSettings(epochs=EPOCHS, hardware=threads), out)
+    start_run(RunSettings(hardware=threads), out)

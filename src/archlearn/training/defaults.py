@@ -18,7 +18,7 @@ COST_OF_ALL_NEURONS = 0.15
 """Width cost x number of neurons, as a part of the loss of a guess."""
 TRAVEL = 1.5
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
-ENOUGH_STEPS = 6000
+ENOUGH_STEPS = 4400
 MOST_EPOCHS = 200
 """Few data passed over more often than this are learnt by heart."""
 _BATCH = 125

@@ -103,7 +103,7 @@ class RunSettings:
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
     seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
     epochs: int | None = setting(
-        None, "Passes over the train data. [default: for 6,000 steps, at most 200]", fixed=True
+        None, "Passes over the train data. [default: for 4,400 steps, at most 200]", fixed=True
     )
     batch_size: int | None = setting(
         None,
