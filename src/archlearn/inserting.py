@@ -1,11 +1,14 @@
 """Gates are written into a copy of a graph, behind the calls they belong to."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.gates import binarise, open_gates
 from archlearn.graphs.sites import Site
+from archlearn.placing import Reader, find_readers
 from archlearn.stores import STORE, GateStore, gate_key
 from archlearn.tristate import gate_channels, mix_linear
 
@@ -28,7 +31,13 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
         if site.name in store.choice.links:
             node = writer.mix_linear(node, site)
         channels = blueprint.channels_of(place, site)
-        if channels is not None and site.node in blueprint.gated[place]:
+        if channels is None or site.node not in blueprint.gated[place]:
+            continue
+        readers = find_readers(blueprint, net, place, site)
+        if readers is not None and store.is_alone(channels):
+            for reader in readers:
+                writer.gate_columns(nodes[reader.node.name], reader)
+        else:
             dim = blueprint.followed[place].sites[site.node].dim
             writer.gate_channels(node, channels, dim)
     return graph
@@ -45,6 +54,12 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
 def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
     """Return the gates of a site that several groups pass; index 0 is always open."""
     return torch.cat([gates[0].new_ones(1), *gates])[index]
+
+
+def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:
+    """Call a layer with each input column of its weight multiplied by its width gate."""
+    weight: Any = layer.weight
+    return torch.func.functional_call(layer, {"weight": gate_channels(weight, width, dim)}, (x,))
 
 
 class _Writer:
@@ -66,6 +81,17 @@ class _Writer:
             width = self._assemble(groups, index)
         node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
         gated.args = (node, width, dim)
+
+    def gate_columns(self, node: fx.Node, reader: Reader) -> None:
+        """Let a layer read its input through the gates, by scaling its weight."""
+        groups, index = self.store.find(reader.channels)
+        with self.graph.inserting_before(node):
+            width = self._assemble(groups, index)
+            layer = self.graph.get_attr(reader.op.layer)
+            arguments = (layer, node.all_input_nodes[0], width, reader.op.in_dim)
+            made = self.graph.call_function(call_gated, arguments)
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
 
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""

@@ -1,6 +1,8 @@
 """The tri-state activation is zero, the activation, or the identity, as its gates say."""
 
+import math
 from enum import Enum
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,12 +27,45 @@ def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     """Return `x` with each channel multiplied by its binary width gate."""
     shape = [1] * x.dim()
     shape[dim] = -1
-    return x * width.to(x.dtype).reshape(shape)
+    return _Scale.apply(x, width.to(x.dtype).reshape(shape))
 
 
 def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:
     """Return `d·x + (1−d)·act(x)` for one binary depth gate."""
     return torch.lerp(activated, x.to(activated.dtype), depth.to(activated.dtype))
+
+
+class _Scale(torch.autograd.Function):
+    """Multiplies by one number a channel, with the gradient written by hand.
+
+    Autograd would make a product as large as the activations and then sum it; here the sum is
+    made at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, scale = ctx.saved_tensors
+        for_x, for_scale = ctx.needs_input_grad
+        return (
+            grad * scale if for_x else None,
+            _sum_product(grad, x, scale) if for_scale else None,
+        )
+
+
+def _sum_product(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """Return the sum of `grad * x` over all dimensions that `scale` does not have."""
+    dim = next((d for d, size in enumerate(scale.shape) if size > 1), 0)
+    inner = math.prod(x.shape[dim + 1 :])
+    if inner < 4 or not (grad.is_contiguous() and x.is_contiguous()):
+        return (grad * x).sum_to_size(scale.shape)
+    rows = x.numel() // inner
+    dots = torch.bmm(grad.view(rows, 1, inner), x.view(rows, inner, 1))
+    return dots.view(-1, x.shape[dim]).sum(0).view(scale.shape)
 
 
 class TriState(nn.Module):

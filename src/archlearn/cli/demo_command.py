@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-
+_MOST_THREADS = 4
 EXAMPLES = """Examples:
   archlearn demo
   archlearn demo --out /tmp/demo
@@ -32,5 +32,5 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     if (out / CONFIG).exists():
         resume_run(out, {})
         return
-    threads = HardwareSettings(threads=os.cpu_count())
+    threads = HardwareSettings(threads=min(_MOST_THREADS, os.cpu_count() or 1))
     start_run(RunSettings(hardware=threads), out)

@@ -37,6 +37,7 @@ class Position:
         penalty_sum: Sum of their penalties.
         seconds: Time spent so far, all sittings together.
         resumed: How often the run was taken up again.
+        data: Fingerprint of the data that are learnt from.
     """
 
     epoch: int = 0
@@ -45,6 +46,7 @@ class Position:
     penalty_sum: float = 0.0
     seconds: float = 0.0
     resumed: int = 0
+    data: str = ""
 
 
 def write_checkpoint(folder: Path, position: Position, tensors: Mapping[str, Tensor]) -> None:

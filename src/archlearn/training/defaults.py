@@ -10,7 +10,7 @@ same defaults do on several data sets.
 import math
 from dataclasses import replace
 
-from archlearn.training.data.datasets import Dataset, Task
+from archlearn.training.data.datasets import Dataset
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
@@ -57,9 +57,9 @@ def steps_per_epoch(n_train: int, batch_size: int) -> int:
     return max(1, n_train // batch_size)
 
 
-def loss_of_a_guess(task: Task, n_outputs: int) -> float:
+def loss_of_a_guess(dataset: Dataset) -> float:
     """Return the loss of a network that knows nothing: ln(classes), or the variance 1."""
-    return math.log(max(2, n_outputs)) if task == "classification" else 1.0
+    return math.log(max(2, dataset.n_outputs)) if dataset.task == "classification" else 1.0
 
 
 def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
@@ -73,8 +73,7 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
     strengths, gates = settings.strengths, settings.gates
     cost = strengths.width_cost
     if cost is None:
-        guess = loss_of_a_guess(dataset.task, dataset.n_outputs)
-        cost = COST_OF_ALL_NEURONS * guess / max(1, n_neurons)
+        cost = COST_OF_ALL_NEURONS * loss_of_a_guess(dataset) / max(1, n_neurons)
     rate = gates.gate_rate
     if rate is None:
         n_steps = count_steps(settings, len(dataset.train))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from archlearn.training.checkpoints import Position, write_checkpoint
 from archlearn.training.data.datasets import Split
+from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.errors import RunInterruptedError, RunStoppedError
 from archlearn.training.evaluating import Score, score_of, sum_scores
 from archlearn.training.interrupting import Interruption
@@ -26,6 +27,7 @@ from archlearn.training.states import RANDOM, collect_tensors
 
 _STEPS_BETWEEN_CHECKS = 50
 _MOST_BYTES_ON_DEVICE = 1 << 30
+_THROWN_OFF = 20.0
 
 
 class Loop:
@@ -164,9 +166,16 @@ class Loop:
         )
 
     def _save(self) -> None:
-        """Write a checkpoint with the random states of all processes."""
+        """Write a checkpoint with the random states of all processes.
+
+        None is written while the loss is far above that of a guess: going back must lead to
+        weights from before they were thrown off.
+        """
         session = self._session
         loss, cost = session.stepper.sums()
+        in_epoch = (self.position.step - 1) % session.steps_per_epoch + 1
+        if loss / in_epoch > _THROWN_OFF * loss_of_a_guess(session.dataset):
+            return
         within = self.position.step > self.position.epoch * session.steps_per_epoch
         position = replace(
             self.position,

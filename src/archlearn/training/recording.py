@@ -5,12 +5,11 @@ run cuts off the lines that its checkpoint does not know.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archlearn.training.data.caching import write_whole
+from archlearn.training.data.caching import sync, write_whole
 from archlearn.training.errors import SettingsError
 from archlearn.training.settings import RunSettings
 from archlearn.training.toml import format_settings, read_settings
@@ -69,7 +68,7 @@ def sync_lines(folder: Path) -> None:
     """Wait until the disk has all lines, which must be before the checkpoint that counts them."""
     for name in (METRICS, GATES):
         with (folder / name).open("a", encoding="utf-8") as file:
-            os.fsync(file.fileno())
+            sync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ from typing import Any
 from archlearn.errors import InputError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
+from archlearn.training.data.datasets import fingerprint
 from archlearn.training.data.fetching import Progress, no_progress
 from archlearn.training.disks import explaining_full_disks
-from archlearn.training.errors import SettingsError
+from archlearn.training.errors import CheckpointError, SettingsError
 from archlearn.training.finishing import finish
 from archlearn.training.interrupting import Interruption
 from archlearn.training.looping import Loop
@@ -107,7 +108,9 @@ def _take_up(session: Session) -> Position:
         write_settings(session.folder, session.settings)
     found = read_checkpoint(session.folder)
     session.fabric.barrier()
-    position = Position() if found is None else found[0]
+    data = fingerprint(session.dataset)
+    position = Position(data=data) if found is None else found[0]
+    _check_data(session, position, data)
     if session.fabric.is_global_zero:
         for name in (METRICS, GATES):
             cut_lines(session.folder / name, -1 if found is None else position.epoch)
@@ -116,6 +119,15 @@ def _take_up(session: Session) -> Position:
     restore_tensors_(found[1], session.work.model, session.work.optimisers)
     restore_random(found[1], session.fabric.global_rank)
     return replace(position, resumed=position.resumed + 1)
+
+
+def _check_data(session: Session, position: Position, data: str) -> None:
+    """Refuse to go on with other data, as when MNIST was there and now its stand-in is."""
+    if position.data != data:
+        raise CheckpointError(
+            f"the run {session.folder} learnt from other data than {session.dataset.name} "
+            f"({session.dataset.source}) holds now; bring them back, or start another run"
+        )
 
 
 def _describe_start(session: Session, position: Position) -> RunStart:

@@ -1,5 +1,6 @@
 """Fetched files are kept in one folder and written there whole or not at all."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -19,22 +20,28 @@ def write_whole(path: Path, content: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable; not every system can, and none needs to."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
+def sync(handle: int) -> None:
+    """Wait until the disk has what was written; where there is no disk there is no wait."""
     try:
         os.fsync(handle)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable, where a folder can be opened like a file."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        sync(handle)
     finally:
         os.close(handle)

@@ -1,5 +1,6 @@
 """A data set is three splits of tensors and the numbers that normalise them."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +61,15 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Return the shape of one example."""
         return tuple(self.train.inputs.shape[1:])
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Return a text that differs, almost surely, where the train data differ."""
+    digest = hashlib.sha256()
+    for tensor in (dataset.train.inputs[:1000], dataset.train.targets):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    shape = "x".join(str(size) for size in dataset.train.inputs.shape)
+    return f"{shape} {digest.hexdigest()[:16]}"
 
 
 def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
