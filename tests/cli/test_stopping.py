@@ -70,3 +70,26 @@ def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(tmp_path: Pa
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
     assert (tmp_path / "a" / SUMMARY).exists()
+
+
+def test_data_that_changed_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+    write_network(tmp_path)
+    learn = [word if word != "digits" else "own_data:build" for word in LEARN]
+    data = (
+        "import torch\ndef build():\n    draw = torch.Generator().manual_seed({seed})\n"
+        "    x = torch.rand(700, 64, generator=draw)\n    y = (x[:, 0] * 10).long()\n"
+        "    return (x, y), (x[:50], y[:50])\n"
+    )
+    (tmp_path / "own_data.py").write_text(data.format(seed=1))
+    with start([*learn, "--out", "a"], tmp_path) as process:
+        wait_for_epoch(process, tmp_path / "a", 3)
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    (tmp_path / "own_data.py").write_text(data.format(seed=2))
+    code, output = run(["learn", "--resume", "a"], tmp_path)
+    assert code == 1, output
+    assert "learnt from other data" in output
+    (tmp_path / "own_data.py").write_text(data.format(seed=1))
+    code, output = run(["learn", "--resume", "a"], tmp_path)
+    assert code == 0, output

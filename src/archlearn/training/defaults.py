@@ -14,7 +14,7 @@ from archlearn.training.data.datasets import Dataset
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
-COST_OF_ALL_NEURONS = 0.15
+COST_OF_ALL_NEURONS = 0.1
 """Width cost x number of neurons, as a part of the loss of a guess."""
 TRAVEL = 1.5
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
