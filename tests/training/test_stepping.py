@@ -61,8 +61,10 @@ def test_step_that_asks_nothing_of_the_host_is_the_same_step(
     tmp_path: Path, optimiser: str
 ) -> None:
     """What a GPU captures, run here uncaptured on the CPU."""
-    expected = run_eagerly(make_session(tmp_path, optimiser=optimiser), 8)
-    session = make_session(tmp_path, optimiser=optimiser)
+    asked = {"optimiser": optimiser, "gate_rate": 20.0, "start_after": 0.0}
+    expected = run_eagerly(make_session(tmp_path, **asked), 8)
+    assert any(bool((t == 1).any()) for name, t in expected.items() if "width" in name)
+    session = make_session(tmp_path, **asked)
     optimisers = make_optimisers(session.work.model, session.settings.optimiser, on_device=True)
     if optimiser == "adam":
         for group in optimisers[0].param_groups:

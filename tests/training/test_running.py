@@ -1,0 +1,82 @@
+"""A run in this process: stopped inside an epoch, resumed, and what its folder then holds."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from archlearn.training.checkpoints import read_checkpoint
+from archlearn.training.errors import RunInterruptedError, SettingsError
+from archlearn.training.observing import SilentObserver
+from archlearn.training.recording import COMPACT, GATES, METRICS, read_lines
+from archlearn.training.running import Audience, learn, resume
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+
+ASKED = {
+    "model": "mlp:20-10",
+    "data": "digits",
+    "epochs": 6,
+    "batch_size": 60,
+    "limit": 600,
+    "accelerator": "cpu",
+    "checkpoint_seconds": 1e9,
+}
+STEPS_PER_EPOCH = 10
+
+
+class Impatient(SilentObserver):
+    """Presses Ctrl-C after a step."""
+
+    def __init__(self, at_step: int) -> None:
+        self._at_step = at_step
+
+    def stepped(self, step: int) -> None:
+        if step == self._at_step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def run_until(folder: Path, at_step: int) -> None:
+    with pytest.raises(RunInterruptedError, match=f"interrupted at step {at_step} "):
+        learn(override(RunSettings(), ASKED), folder, Audience(observer=Impatient(at_step)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "a"
+    learn(override(RunSettings(), ASKED), folder)
+    return folder
+
+
+@pytest.mark.parametrize("at_step", [1, 33, 40, 59])
+def test_interrupted_at_a_step_and_resumed_ends_the_same(
+    whole: Path, tmp_path: Path, at_step: int
+) -> None:
+    folder = tmp_path / "a"
+    run_until(folder, at_step)
+    found = read_checkpoint(folder)
+    assert found is not None
+    assert (found[0].epoch, found[0].step) == (at_step // STEPS_PER_EPOCH, at_step)
+    assert (found[0].loss_sum > 0) == (at_step % STEPS_PER_EPOCH > 0)
+    summary = resume(folder)
+    assert summary["resumed"] == 1
+    expected, ended = read_checkpoint(whole), read_checkpoint(folder)
+    assert expected is not None
+    assert ended is not None
+    for name, tensor in expected[1].items():
+        assert tensor.numpy().tobytes() == ended[1][name].numpy().tobytes(), name
+    for name in (METRICS, GATES):
+        for first, second in zip(read_lines(whole / name), read_lines(folder / name), strict=True):
+            assert first | {"seconds": 0} == second | {"seconds": 0}
+
+
+def test_compact_model_is_not_written_before_the_end(tmp_path: Path) -> None:
+    run_until(tmp_path / "a", 25)
+    assert not (tmp_path / "a" / COMPACT).exists()
+
+
+def test_what_is_fixed_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
+    run_until(tmp_path / "a", 5)
+    with pytest.raises(SettingsError, match="seed, batch_size cannot be changed"):
+        resume(tmp_path / "a", {"seed": 3, "batch_size": 5})
