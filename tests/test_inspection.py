@@ -1,0 +1,165 @@
+"""An inspection lists every activation site: what is learnt there, what is not, and why."""
+
+import inspect as python_inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.models.lenet import LeNet
+
+DIGITS = torch.zeros(1, 1, 28, 28)
+
+
+class Normed(nn.Module):
+    """A LayerNorm reads the channels of the first layer, and none of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
+        self.second, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.first(x))
+        x = self.second(self.norm(x))
+        return self.last(x.relu())
+
+
+class Opaque(nn.Module):
+    """A part whose path depends on the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Leafy(nn.Module):
+    """A part in the middle that cannot be followed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+        self.odd = Opaque()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(self.odd(torch.relu(self.second(x))))
+
+
+X = torch.ones(2, 4)
+
+
+def line_of(cls: type, text: str) -> str:
+    """Return `file:line` of a line of a class, as Python's own `inspect` finds it."""
+    lines, start = python_inspect.getsourcelines(cls)
+    (offset,) = [place for place, line in enumerate(lines) if text in line]
+    return f"test_inspection.py:{start + offset}"
+
+
+def test_rows_of_lenet() -> None:
+    rows = al.inspect(LeNet(), DIGITS).rows
+    assert [(r.name, r.activation, r.channels, r.width, r.depth) for r in rows] == [
+        ("conv1", "relu", 20, True, False),
+        ("conv2", "relu", 50, True, False),
+        ("fc1", "relu", 500, True, True),
+    ]
+    assert [r.learnt_channels for r in rows] == [20, 50, 500]
+    assert rows[0].reason.startswith("depth: max_pool2d")
+    assert rows[2].reason == rows[2].fix == ""
+
+
+def test_a_gated_model_is_inspected_like_the_plain_one() -> None:
+    assert al.inspect(al.add_gates(LeNet(), DIGITS)) == al.inspect(LeNet(), DIGITS)
+
+
+def test_what_was_not_asked_for_is_not_learnt() -> None:
+    rows = al.inspect(al.add_gates(LeNet(), DIGITS, learn={"fc1": al.Learn.WIDTH})).rows
+    assert [(row.name, row.width, row.depth) for row in rows] == [
+        ("conv1", False, False),
+        ("conv2", False, False),
+        ("fc1", True, False),
+    ]
+    assert "width: not asked for in learn=" in rows[0].reason
+    assert "depth: not asked for in learn=" in rows[2].reason
+    assert rows[0].fix == "name it in learn="
+
+
+def test_the_table_of_lenet() -> None:
+    head, *lines = str(al.inspect(LeNet(), DIGITS)).splitlines()
+    assert head.split("  ")[0] == "site"
+    assert [line.split()[:5] for line in lines] == [
+        ["conv1", "relu", "20", "learnt", "-"],
+        ["conv2", "relu", "50", "learnt", "-"],
+        ["fc1", "relu", "500", "learnt", "learnt"],
+    ]
+    column = head.index("width")
+    assert all(line[column:].startswith("learnt") for line in lines)
+
+
+def test_a_layer_norm_holds_its_channels() -> None:
+    first, second = al.inspect(Normed(), X).rows
+    assert (first.name, first.activation, first.width, first.depth) == (
+        "first",
+        "gelu",
+        False,
+        False,
+    )
+    assert "normalised together with other channels by 'norm'" in first.reason
+    assert "BatchNorm" in first.fix
+    assert (second.name, second.width, second.depth) == ("second", True, True)
+    text = str(al.inspect(Normed(), X))
+    assert f"Fix: {first.fix}" in text
+
+
+def test_source_lines_are_those_of_the_calls() -> None:
+    first, second = al.inspect(Normed(), X).rows
+    assert first.source == line_of(Normed, "F.gelu(")
+    assert second.source == line_of(Normed, "x.relu()")
+
+
+def test_source_lines_of_a_gated_model_are_those_of_the_users_code() -> None:
+    first, second = al.inspect(al.add_gates(Normed(), X)).rows
+    assert first.source == line_of(Normed, "F.gelu(")
+    assert second.source == line_of(Normed, "x.relu()")
+
+
+@pytest.mark.xfail(strict=True, reason="frames inside the package are skipped")
+def test_source_lines_of_our_own_models_are_theirs() -> None:
+    assert all(row.source.startswith("lenet.py:") for row in al.inspect(LeNet(), DIGITS).rows)
+
+
+def test_a_part_that_cannot_be_followed_is_named() -> None:
+    inspection = al.inspect(Leafy(), X)
+    first, second = inspection.rows
+    assert first.width
+    assert not second.width
+    assert "odd" in second.reason
+    assert list(inspection.opaque) == ["odd"]
+    last = str(inspection).splitlines()[-1]
+    assert last.startswith("not looked into: odd: ")
+    assert line_of(Opaque, "return x if") in last
+
+
+@pytest.mark.parametrize("net", [Normed(), Leafy()])
+def test_there_is_a_reason_and_a_fix_wherever_width_is_not_learnt(net: nn.Module) -> None:
+    held = [row for row in al.inspect(net, X).rows if not row.width]
+    assert held
+    assert all(row.reason.startswith("width: ") and row.fix for row in held)
+
+
+def test_a_model_on_which_nothing_can_be_learnt_is_shown_all_the_same() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    (row,) = al.inspect(net, X).rows
+    assert (row.name, row.width, row.depth) == ("0", False, False)
+
+
+def test_gates_placed_by_hand_are_sites() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), al.TriState(6), nn.Linear(6, 2))
+    (row,) = al.inspect(net, X).rows
+    assert (row.name, row.channels, row.width, row.depth) == ("0", 6, True, True)
+
+
+def test_a_plain_model_needs_inputs() -> None:
+    with pytest.raises(al.InputError, match="LeNet does not know its inputs; give example_inputs"):
+        al.inspect(LeNet())
