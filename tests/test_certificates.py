@@ -1,0 +1,151 @@
+"""A certificate says by how much two models differ, and on what they were compared."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.certificates import TOLERANCES
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def test_a_model_is_the_same_as_its_copy() -> None:
+    first = net()
+    found = al.certify(first, copy.deepcopy(first), X)
+    assert (found.difference, found.difference_float64) == (0.0, 0.0)
+    assert (found.dtype, found.n_inputs) == ("float32", 2)
+    assert (found.tolerance, found.tolerance_float64) == (1e-3, 1e-8)
+    assert str(found).startswith("same function on 2 inputs: largest relative difference 0.0e+00")
+
+
+def test_other_arithmetic_for_the_same_function_is_accepted() -> None:
+    """Two layers and the one layer they are: rounding differs, the function does not."""
+    torch.manual_seed(0)
+    pair = nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 3))
+    one = nn.Linear(4, 3).double()
+    wide = copy.deepcopy(pair).double()
+    with torch.no_grad():
+        one.weight.copy_(wide[1].weight @ wide[0].weight)
+        one.bias.copy_(wide[1].weight @ wide[0].bias + wide[1].bias)
+    found = al.certify(wide, one, X.double())
+    assert found.dtype == "float64"
+    assert found.difference_float64 < 1e-13
+
+
+def test_different_models_are_refused_with_the_numbers() -> None:
+    message = r"differ by \d\.\d\de[+-]\d\d in float64 \(allowed 1e-08\) and by .* in float32"
+    with pytest.raises(al.CertificateError, match=message):
+        al.certify(net(0), net(1), X)
+
+
+@pytest.mark.parametrize(("change", "is_refused"), [(1e-5, True), (1e-12, False)])
+def test_the_smallest_difference_that_is_not_rounding_is_seen(
+    change: float, is_refused: bool
+) -> None:
+    first = net().double()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second[3].bias[0] += change
+    if is_refused:
+        with pytest.raises(al.CertificateError, match="do not compute the same function"):
+            al.certify(first, second, X.double())
+    else:
+        assert 0 < al.certify(first, second, X.double()).difference_float64 < 1e-11
+
+
+class Fixed(nn.Module):
+    """A model whose outputs are given."""
+
+    def __init__(self, *outputs: Tensor) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.outputs
+
+
+def test_the_difference_is_relative_to_the_outputs() -> None:
+    first = Fixed(torch.tensor([1000.0, 2000.0], dtype=torch.float64)).double()
+    second = Fixed(torch.tensor([1000.0, 2000.0 + 2e-6], dtype=torch.float64)).double()
+    found = al.certify(first, second, X)
+    assert found.difference_float64 == pytest.approx(1e-9, rel=1e-4)
+
+
+def test_outputs_of_other_shapes_are_refused() -> None:
+    with pytest.raises(al.CertificateError, match=r"outputs of shape \(6, 3\) and \(6, 2\)"):
+        al.certify(net(), nn.Linear(4, 2), X)
+
+
+def test_another_number_of_outputs_is_refused() -> None:
+    one = torch.ones(2)
+    with pytest.raises(al.CertificateError, match="one model returns 1 tensors, the other 2"):
+        al.certify(Fixed(one), Fixed(one, one), X)
+
+
+@pytest.mark.xfail(strict=True)
+def test_an_output_that_is_not_a_number_is_seen() -> None:
+    good, bad = torch.ones(2), torch.tensor([1.0, float("nan")])
+    with pytest.raises(al.CertificateError, match="differ by"):
+        al.certify(Fixed(good), Fixed(bad), X)
+
+
+def test_both_may_be_infinite_in_the_same_places() -> None:
+    odd = torch.tensor([1.0, float("inf"), float("nan")])
+    assert al.certify(Fixed(odd), Fixed(odd.clone()), X).difference == 0.0
+
+
+def test_whole_numbers_must_be_equal() -> None:
+    first, second = torch.tensor([1, 2]), torch.tensor([1, 3])
+    with pytest.raises(al.CertificateError, match="differ by inf"):
+        al.certify(Fixed(first), Fixed(second), X)
+
+
+def test_models_are_left_alone() -> None:
+    first, second = net().train(), net().eval()
+    before = copy.deepcopy(first.state_dict())
+    al.certify(first, second, X)
+    assert first.training
+    assert not second.training
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.dtype is before[name].dtype
+
+
+def test_the_random_state_is_left_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    al.certify(net_without_seed(), net_without_seed(), X)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def net_without_seed() -> nn.Module:
+    with torch.random.fork_rng():
+        return net()
+
+
+def test_a_certificate_goes_through_plain_data() -> None:
+    made = al.certify(net(), net(), X)
+    assert al.Certificate.from_dict(made.to_dict()) == made
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_every_precision_has_its_tolerance(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 3).to(dtype)
+    found = al.certify(model, copy.deepcopy(model), X.to(dtype))
+    assert found.tolerance == TOLERANCES[dtype]
+    assert f"torch.{found.dtype}" == str(dtype)
+
+
+def test_models_without_parameters_are_refused() -> None:
+    with pytest.raises(al.InputError, match="ReLU has no parameters; there is nothing to compare"):
+        al.certify(nn.ReLU(), nn.ReLU(), X)

@@ -1,0 +1,124 @@
+"""Costs are what a network weighs and what one run of it takes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+from archlearn.models.lenet import LeNet
+
+DIGITS = torch.zeros(1, 1, 28, 28)
+
+# 24 x 24 places behind the first convolution, 8 x 8 behind the second, 4 x 4 behind the pooling
+LENET_PARAMETERS = (25 + 1) * 20 + (20 * 25 + 1) * 50 + (50 * 16 + 1) * 500 + (500 + 1) * 10
+LENET_MACS = 576 * 25 * 20 + 64 * 25 * 20 * 50 + 800 * 500 + 500 * 10
+
+
+@pytest.fixture(scope="module")
+def lenet() -> nn.Module:
+    """A gated LeNet; each test sets all its gates."""
+    return al.add_gates(LeNet(), DIGITS)
+
+
+@torch.no_grad()
+def keep_(model: nn.Module, widths: tuple[int, int, int], is_linear: bool) -> None:
+    for gate, width in zip(width_gates(model).values(), widths, strict=True):
+        gate.copy_((torch.arange(len(gate)) < width).float())
+    depth_gates(model)["fc1"].fill_(float(is_linear))
+
+
+def test_lenet_worked_by_hand() -> None:
+    costs = al.count_costs(LeNet(), DIGITS)
+    assert costs == al.Costs(431_080, 2_293_000)
+    assert costs == al.Costs(LENET_PARAMETERS, LENET_MACS)
+    assert str(costs) == "431,080 parameters, 2,293,000 multiply-adds"
+
+
+def test_gates_are_not_counted(lenet: nn.Module) -> None:
+    assert al.count_costs(lenet) == al.Costs(431_080, 2_293_000)
+    by_hand = nn.Sequential(nn.Linear(4, 3), al.TriState(3, nn.PReLU()), nn.Linear(3, 2))
+    assert al.count_costs(by_hand, torch.zeros(1, 4)) == al.Costs(15 + 1 + 8, 12 + 6)
+
+
+@pytest.mark.parametrize(
+    ("widths", "is_linear", "architecture", "parameters"),
+    [
+        ((20, 50, 500), False, "20-50-500-10", 431_080),
+        ((16, 26, 500), True, "16-26-10", 15_012),
+        ((20, 50, 20), False, "20-50-20-10", 41_800),
+        ((16, 40, 500), True, "16-40-10", 22_866),
+        ((20, 50, 70), False, "20-50-70-10", 82_350),
+    ],
+)
+def test_rows_of_the_papers_table(
+    lenet: nn.Module,
+    widths: tuple[int, int, int],
+    is_linear: bool,
+    architecture: str,
+    parameters: int,
+) -> None:
+    keep_(lenet, widths, is_linear)
+    assert str(al.read_architecture(lenet)) == architecture
+    assert al.plan(lenet).after.parameters == parameters
+    small = al.compact(lenet)
+    assert al.count_costs(small).parameters == parameters
+    assert sum(p.numel() for p in small.parameters()) == parameters
+
+
+def test_multiply_adds_of_a_compact_lenet_worked_by_hand(lenet: nn.Module) -> None:
+    keep_(lenet, (16, 26, 500), is_linear=True)
+    expected = 576 * 25 * 16 + 64 * 25 * 16 * 26 + 26 * 16 * 10
+    assert al.count_costs(al.compact(lenet)).multiply_adds == expected
+    assert al.plan(lenet).after.multiply_adds == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "parameters", "multiply_adds"),
+    [
+        (nn.Linear(7, 5, bias=False), (3, 7), 35, 3 * 35),
+        (nn.Linear(7, 5), (2, 4, 7), 40, 8 * 35),
+        (nn.Conv1d(4, 6, 3), (1, 4, 10), 4 * 6 * 3 + 6, 8 * 72),
+        (nn.Conv2d(4, 6, 3, padding=1), (2, 4, 5, 5), 4 * 6 * 9 + 6, 2 * 25 * 216),
+        (nn.Conv2d(4, 6, 3, stride=2), (1, 4, 7, 7), 4 * 6 * 9 + 6, 9 * 216),
+        (nn.Conv2d(4, 6, 3, groups=2), (1, 4, 5, 5), 2 * 6 * 9 + 6, 9 * 108),
+        (nn.Conv2d(4, 4, 3, groups=4), (1, 4, 5, 5), 4 * 9 + 4, 9 * 36),
+        (nn.ConvTranspose2d(4, 6, 2, stride=2), (1, 4, 5, 5), 4 * 6 * 4 + 6, 25 * 96),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), (1, 4, 5, 5), 4 * 3 * 9 + 6, 25 * 108),
+        (nn.Conv3d(2, 3, 2), (1, 2, 3, 3, 3), 2 * 3 * 8 + 3, 8 * 48),
+    ],
+    ids=lambda value: str(value) if isinstance(value, nn.Module) else "",
+)
+def test_layers_worked_by_hand(
+    layer: nn.Module, shape: tuple[int, ...], parameters: int, multiply_adds: int
+) -> None:
+    costs = al.count_costs(layer, torch.zeros(shape))
+    assert costs == al.Costs(parameters, multiply_adds)
+
+
+class Twice(nn.Module):
+    """One layer called twice: its parameters count once, its work twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.relu(self.layer(x)))
+
+
+def test_a_shared_layer_weighs_once_and_works_twice() -> None:
+    assert al.count_costs(Twice(), torch.zeros(1, 5)) == al.Costs(30, 50)
+
+
+def test_counting_leaves_the_model_alone() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
+    al.count_costs(net, torch.randn(5, 4))
+    assert net.training
+    assert net[1].running_mean.tolist() == [0.0, 0.0, 0.0]
+    assert net[0].weight.grad is None
+
+
+def test_a_model_that_does_not_know_its_inputs_asks_for_them() -> None:
+    with pytest.raises(al.InputError, match="Linear does not know its inputs; give example_inputs"):
+        al.count_costs(nn.Linear(2, 2))
