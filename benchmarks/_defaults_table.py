@@ -65,10 +65,11 @@ def row(model: str, data: str, learnt: dict[str, Any], plain: dict[str, Any]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/defaults"))
+    parser.add_argument("--models", nargs="*", default=["mlp", "lenet"])
     parser.add_argument("--out", type=Path, default=Path("results/defaults.md"))
     asked = parser.parse_args()
     rows: list[str] = []
-    for model, data in SUBJECTS:
+    for model, data in (subject for subject in SUBJECTS if subject[0] in asked.models):
         name = f"{model}-{data.replace(':', '-')}"
         results = [
             run(model, data, what, asked.runs / f"{name}-{what}") for what in ("all", "nothing")

@@ -61,7 +61,7 @@ def test_step_that_asks_nothing_of_the_host_is_the_same_step(
     tmp_path: Path, optimiser: str
 ) -> None:
     """What a GPU captures, run here uncaptured on the CPU."""
-    asked = {"optimiser": optimiser, "gate_rate": 20.0, "start_after": 0.0}
+    asked = {"optimiser": optimiser, "gate_rate": 20.0, "start_after": 0.0, "clip_norm": 0.1}
     expected = run_eagerly(make_session(tmp_path, **asked), 8)
     assert any(bool((t == 1).any()) for name, t in expected.items() if "width" in name)
     session = make_session(tmp_path, **asked)

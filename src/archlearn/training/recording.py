@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from archlearn.training.checkpoints import LATEST, PREVIOUS
 from archlearn.training.data.caching import sync, write_whole
 from archlearn.training.errors import SettingsError
 from archlearn.training.settings import RunSettings
@@ -24,7 +25,7 @@ def start_folder(folder: Path, settings: RunSettings) -> None:
     Raises:
         SettingsError: If the folder holds a run already.
     """
-    if (folder / CONFIG).exists():
+    if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
         raise SettingsError(
             f"{folder} holds a run already; go on with it by --resume {folder}, or choose "
             "another --out"
