@@ -1,0 +1,220 @@
+"""The laws, as plain functions that raise where a law is broken."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hypothesis import assume, event
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+from tests.laws.networks import build, inputs_of
+from tests.laws.programs import Gates, Program
+
+TOLERANCE = 1e-10
+CLOSED, OPEN = 0.1, 0.9
+
+
+class Counted:
+    """How many networks were drawn, and in how many of them something can be learnt."""
+
+    drawn = 0
+    learnable = 0
+
+
+def gate(program: Program) -> nn.Module:
+    """Return a program's network with gates; a network without anything to learn is no example."""
+    Counted.drawn += 1
+    try:
+        gated = al.add_gates(build(program), inputs_of(program, program.seed))
+    except al.InputError as error:
+        if "nothing can be learnt" not in str(error):
+            raise
+        event("nothing can be learnt")
+        assume(False)
+        raise
+    Counted.learnable += 1
+    return gated
+
+
+@torch.no_grad()
+def set_gates_(gated: nn.Module, gates: Gates) -> None:
+    """Close and open gates as drawn."""
+    generator = torch.Generator().manual_seed(gates.seed)
+
+    def draw(shape: torch.Size, tenths: int) -> Tensor:
+        return torch.rand(shape, generator=generator) * 10 < tenths
+
+    for width in width_gates(gated).values():
+        closed = draw(width.shape, gates.closed) | draw(torch.Size(), gates.whole)
+        width.copy_(torch.where(closed, CLOSED, OPEN))
+    for depth in depth_gates(gated).values():
+        depth.copy_(torch.where(draw(depth.shape, gates.linear), OPEN, CLOSED))
+
+
+def gate_and_set(program: Program, gates: Gates) -> nn.Module:
+    """Return a program's network with gates as drawn."""
+    gated = gate(program)
+    set_gates_(gated, gates)
+    return gated
+
+
+def run(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the tensors that a network gives."""
+    with torch.no_grad():
+        return pytree.tree_leaves(net(x.clone()))
+
+
+def check_same(first: nn.Module, second: nn.Module, x: Tensor) -> None:
+    """Check that two networks give the same, relative to the size of what they give."""
+    ours, theirs = run(first, x), run(second, x)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert bool(one.isfinite().all())
+        gap, size = float((one - other).abs().max()), float(one.abs().max())
+        assert gap <= TOLERANCE * size, f"differ by {gap:.2e} where outputs are {size:.2e}"
+
+
+def fresh(program: Program) -> Tensor:
+    """Return inputs that neither gating nor compacting has seen."""
+    return inputs_of(program, program.seed + 1)
+
+
+def check_compact(program: Program, gates: Gates) -> None:
+    """The compact network computes what the gated one computes."""
+    gated = gate_and_set(program, gates)
+    check_same(gated, al.compact(gated), fresh(program))
+
+
+def check_twice(program: Program, gates: Gates) -> None:
+    """Compacting twice is compacting once."""
+    gated = gate_and_set(program, gates)
+    small, again = al.compact(gated), al.compact(gated)
+    check_equal_states(small, again)
+    try:
+        regated = al.add_gates(small, inputs_of(program, program.seed))
+    except al.InputError as error:
+        assert "nothing can be learnt" in str(error)
+        return
+    twice = al.compact(regated)
+    assert shapes(twice) == shapes(small)
+    check_same(small, twice, fresh(program))
+
+
+def check_equal_states(first: nn.Module, second: nn.Module) -> None:
+    """Check that two state dicts are equal, name by name and bit by bit."""
+    ours, theirs = first.state_dict(), second.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def shapes(net: nn.Module) -> dict[str, torch.Size]:
+    """Return the shape of every parameter."""
+    return {name: parameter.shape for name, parameter in net.named_parameters()}
+
+
+def check_files(program: Program, gates: Gates) -> None:
+    """A saved network is the same when it is loaded."""
+    small = al.compact(gate_and_set(program, gates))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "small.safetensors"
+        al.save(small, path)
+        loaded = al.load(path)
+    check_equal_states(small, loaded)
+    x = fresh(program)
+    for one, other in zip(run(small, x), run(loaded, x), strict=True):
+        assert torch.equal(one, other)
+
+
+def check_costs(program: Program, gates: Gates) -> None:
+    """Costs never rise, whatever a merge has to lower."""
+    gated = gate_and_set(program, gates)
+    for pay in ("parameters", "multiply_adds"):
+        check_no_dearer(al.plan(gated, pay=pay))
+
+
+def check_no_dearer(plan: al.Plan) -> None:
+    """Check that a plan lowers both costs, or leaves them."""
+    assert plan.after.parameters <= plan.before.parameters
+    assert plan.after.multiply_adds <= plan.before.multiply_adds
+
+
+def check_prediction(program: Program, gates: Gates) -> None:
+    """A plan foretells the costs of the compact network, and counts those of the first."""
+    gated = gate_and_set(program, gates)
+    pay = ("parameters", "multiply_adds")[gates.seed % 2]
+    plan = al.plan(gated, pay=pay)
+    check_counted(plan, build(program), al.compact(gated, plan), inputs_of(program, 0))
+
+
+def check_counted(plan: al.Plan, net: nn.Module, small: nn.Module, x: Tensor) -> None:
+    """Check a plan's costs against those of the networks before and after."""
+    assert al.count_costs(net, x) == plan.before
+    assert al.count_costs(small, x) == plan.after
+
+
+def check_json(program: Program, gates: Gates) -> None:
+    """A plan written as JSON and read again is the same plan."""
+    plan = al.plan(gate_and_set(program, gates))
+    assert al.Plan.from_json(plan.to_json()) == plan
+
+
+def check_never_empty(program: Program, gates: Gates) -> None:
+    """With every gate closed, a channel of every group stays, and the network still runs."""
+    gated = gate_and_set(program, replace(gates, whole=10))
+    plan = al.plan(gated)
+    check_channels_stay(plan)
+    small = al.compact(gated, plan)
+    assert all(tensor.numel() > 0 for tensor in small.state_dict().values())
+    check_same(gated, small, fresh(program))
+
+
+def check_channels_stay(plan: al.Plan) -> None:
+    """Check that no group and no dimension is left empty."""
+    assert all(plan.widths.values())
+    assert all(narrowing.kept for narrowing in plan.narrowings)
+
+
+def check_open(program: Program, gates: Gates) -> None:
+    """Gates as they start change nothing."""
+    gated = gate(program)
+    net = build(program)
+    for one, other in zip(run(net, fresh(program)), run(gated, fresh(program)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def check_states(program: Program, gates: Gates) -> None:
+    """A gated network's state brings another copy to the same function."""
+    gated, other = gate_and_set(program, gates), gate(program)
+    other.load_state_dict(gated.state_dict())
+    for one, two in zip(run(gated, fresh(program)), run(other, fresh(program)), strict=True):
+        assert torch.equal(one, two)
+    check_equal_states(al.compact(gated), al.compact(other))
+
+
+def check_penalty(program: Program, gates: Gates) -> None:
+    """The penalty's gradient is the one that small differences give."""
+    gated = gate(program)
+    generator = torch.Generator().manual_seed(gates.seed)
+    numbers = [*width_gates(gated).values(), *depth_gates(gated).values()]
+    for number in numbers:
+        drawn = torch.rand(number.shape, generator=generator, dtype=torch.float64)
+        number.data.copy_(torch.where(drawn < 0.5, 0.8 * drawn, 0.2 + 0.8 * drawn))
+    strengths = al.Strengths.from_width_cost(0.3, price=list(al.Price)[gates.seed % 3])
+    check_gradient(gated, strengths, numbers)
+
+
+def check_gradient(
+    gated: nn.Module, strengths: al.Strengths, numbers: list[nn.Parameter], shift: float = 0.0
+) -> None:
+    """Check the penalty by `gradcheck`; with a shift, of a function whose gradient is off."""
+
+    def price(*_: Tensor) -> Tensor:
+        total = al.penalty(gated, strengths)
+        return total + shift * sum(number.detach().sum() for number in numbers)
+
+    assert torch.autograd.gradcheck(price, tuple(numbers), fast_mode=True)

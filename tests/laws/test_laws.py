@@ -1,0 +1,74 @@
+"""What holds for every network and all gates: drawn at random, in float64."""
+
+from hypothesis import given
+
+from tests.laws import chains, checking
+from tests.laws.networks import NETWORKS
+from tests.laws.programs import Gates, Program, gates
+
+MOST_NOT_LEARNABLE = 0.1
+
+
+@given(program=NETWORKS, gates=gates)
+def test_compact_network_computes_what_the_gated_one_did(program: Program, gates: Gates) -> None:
+    checking.check_compact(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_compacting_twice_is_compacting_once(program: Program, gates: Gates) -> None:
+    checking.check_twice(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_loaded_network_is_the_saved_one(program: Program, gates: Gates) -> None:
+    checking.check_files(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_costs_never_rise(program: Program, gates: Gates) -> None:
+    checking.check_costs(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_plan_foretells_the_counted_costs(program: Program, gates: Gates) -> None:
+    checking.check_prediction(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_no_group_is_ever_empty(program: Program, gates: Gates) -> None:
+    checking.check_never_empty(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_plan_read_from_json_is_the_plan(program: Program, gates: Gates) -> None:
+    checking.check_json(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_gates_as_they_start_change_nothing(program: Program, gates: Gates) -> None:
+    checking.check_open(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_state_of_a_gated_network_carries_its_function(program: Program, gates: Gates) -> None:
+    checking.check_states(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_penalty_has_the_gradient_of_its_value(program: Program, gates: Gates) -> None:
+    checking.check_penalty(program, gates)
+
+
+@given(chain=chains.CHAINS)
+def test_merged_layer_computes_what_the_pair_computed(chain: chains.Chain) -> None:
+    chains.check_merge(chain)
+
+
+@given(chain=chains.CHAINS)
+def test_merging_is_associative(chain: chains.Chain) -> None:
+    chains.check_associative(chain)
+
+
+@given(chain=chains.CHAINS)
+def test_folding_and_merging_may_change_places(chain: chains.Chain) -> None:
+    chains.check_fold(chain)
