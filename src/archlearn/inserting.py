@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.gates import binarise, open_gates
 from archlearn.graphs.sites import Site
-from archlearn.placing import Reader, find_readers
+from archlearn.placing import Reader, place_gates
 from archlearn.stores import STORE, GateStore, gate_key
 from archlearn.tristate import gate_channels, mix_linear
 
@@ -26,6 +26,7 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
     blueprint = store.choice.blueprint
     graph, nodes = copy_graph(blueprint.graphs[place])
     writer = _Writer(graph, net, store)
+    on_weights = place_gates(blueprint, net, place)
     for site in blueprint.sites[place]:
         node = nodes[site.node]
         if site.name in store.choice.links:
@@ -33,13 +34,12 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
         channels = blueprint.channels_of(place, site)
         if channels is None or site.node not in blueprint.gated[place]:
             continue
-        readers = find_readers(blueprint, net, place, site)
-        if readers is not None and store.is_alone(channels):
-            for reader in readers:
-                writer.gate_columns(nodes[reader.node.name], reader)
-        else:
+        if int(blueprint.group_of[channels[0]]) not in on_weights:
             dim = blueprint.followed[place].sites[site.node].dim
             writer.gate_channels(node, channels, dim)
+    for readers in on_weights.values():
+        for reader in readers:
+            writer.gate_columns(nodes[reader.node], reader)
     return graph
 
 

@@ -1,7 +1,8 @@
-"""A width gate acts where that is cheapest: behind its activation, or on the next weights.
+"""A width gate acts where that is cheapest: behind its activations, or on the next weights.
 
-Where all that reads a site's channels are linear layers, scaling their input columns by the
-binary gate computes the same function, and the gate's gradient is the same number. That is
+Where all that reads a group's channels are linear layers, scaling their input columns by the
+binary gates computes the same function: what a dropped channel holds is read by nobody. For a
+channel that passes one activation the gradient of its gate is the same number, too. That is
 work on weights instead of on activations.
 """
 
@@ -11,16 +12,14 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.labels import Labels, core
+from archlearn.graphs.labels import ZERO, Labels, core
 from archlearn.graphs.linear_ops import LinearOp, is_linear_op, read_linear_op
 from archlearn.graphs.links import shares_parameters
-from archlearn.graphs.rules import elementwise, movement, spatial
+from archlearn.graphs.rules.norms import local_response
 from archlearn.graphs.rules.registry import rule_for
-from archlearn.graphs.sites import Site
 
 # A training batch is taken to be at least this large; example inputs are often a single one.
 ASSUMED_BATCH = 32
-_TRANSPARENT = (spatial.pool, movement.move, elementwise.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,69 +27,92 @@ class Reader:
     """A layer that reads gated channels.
 
     Attributes:
-        node: Its call.
+        node: The name of its call.
         op: What it computes.
         channels: The channel that each of its input columns belongs to.
     """
 
-    node: fx.Node
+    node: str
     op: LinearOp
     channels: Tensor
 
 
-def find_readers(
-    blueprint: Blueprint, net: nn.Module, place: int, site: Site
-) -> list[Reader] | None:
-    """Return the layers whose weights can carry a site's gates, or None if none can.
+def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, list[Reader]]:
+    """Return the groups whose gates act on weights, with the layers that carry them.
 
-    They can if every path from the site leads to a plain linear layer through nothing but
-    pooling, dropout and changes of shape, and if they weigh less than the activations.
+    A group is left out, and its gates stand behind its activations, where a reader is no plain
+    linear layer, where a dropped channel is not zero, where another group shares a site or a
+    reader, or where the weights are more than the activations.
     """
-    graph = blueprint.graphs[place]
-    start = next(node for node in graph.nodes if node.name == site.node)
-    readers: list[Reader] = []
-    waiting, seen = list(start.users), set[fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
+    readers: dict[int, list[Reader]] = {}
+    barred = _groups_at_mixed_sites(blueprint, place)
+    for node in blueprint.graphs[place].nodes:
+        if not node.op.startswith("call"):
             continue
-        seen.add(node)
         if is_linear_op(node, net):
-            reader = _as_reader(blueprint, net, place, node)
-            if reader is None:
-                return None
-            readers.append(reader)
-        elif node.op.startswith("call") and _passes(node, net):
-            waiting.extend(node.users)
-        else:
-            return None
-    return readers if readers and _pays(blueprint, net, place, site, readers) else None
+            groups, reader = _read(blueprint, net, place, node)
+            if reader is None or len(groups) > 1:
+                barred |= set(groups)
+            else:
+                for group in groups:
+                    readers.setdefault(group, []).append(reader)
+        elif rule_for(node, net) is local_response:
+            barred |= set(_groups_in(blueprint, blueprint.followed[place].values[node.name]))
+    return {
+        group: found
+        for group, found in readers.items()
+        if group >= 0 and group not in barred and _pays(blueprint, net, place, group, found)
+    }
 
 
-def _passes(node: fx.Node, net: nn.Module) -> bool:
-    return rule_for(node, net) in _TRANSPARENT and len(node.all_input_nodes) == 1
+def _groups_in(blueprint: Blueprint, labels: object) -> list[int]:
+    if not isinstance(labels, Labels):
+        return []
+    return blueprint.group_of[blueprint.root[labels.ids]].unique().tolist()
 
 
-def _as_reader(blueprint: Blueprint, net: nn.Module, place: int, node: fx.Node) -> Reader | None:
+def _groups_at_mixed_sites(blueprint: Blueprint, place: int) -> set[int]:
+    barred: set[int] = set()
+    for site in blueprint.sites[place]:
+        channels = blueprint.channels_of(place, site)
+        if channels is not None and site.node in blueprint.gated[place]:
+            groups = blueprint.group_of[channels].unique().tolist()
+            barred |= set(groups) if len(groups) > 1 else set()
+    return barred
+
+
+def _read(
+    blueprint: Blueprint, net: nn.Module, place: int, node: fx.Node
+) -> tuple[list[int], Reader | None]:
+    """Return the groups that a layer reads, and the layer, if it can carry their gates."""
     op = read_linear_op(node, net)
     labels = blueprint.followed[place].values[node.all_input_nodes[0].name]
-    if op is None or not op.is_module or op.groups > 1 or not isinstance(labels, Labels):
-        return None
-    calls = sum(n.op == "call_module" and n.target == node.target for n in node.graph.nodes)
-    if calls > 1 or shares_parameters(net, op.layer) or not _is_plain(net, op):
-        return None
-    ids, _ = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
-    return Reader(node, op, blueprint.root[ids[0]])
+    if op is None or not isinstance(labels, Labels):
+        return _groups_in(blueprint, labels), None
+    dim = labels.ids.dim() + op.channel_dim
+    ids, state = core(labels.ids, labels.state, dim)
+    channels = blueprint.root[ids[0]]
+    groups = blueprint.group_of[channels].unique().tolist()
+    plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
+    zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
+    if not plain or not zero or _is_called_again(node) or shares_parameters(net, op.layer):
+        return groups, None
+    return groups, Reader(node.name, op, channels)
 
 
-def _is_plain(net: nn.Module, op: LinearOp) -> bool:
-    return "weight" in net.get_submodule(op.layer)._parameters
+def _is_called_again(node: fx.Node) -> bool:
+    return sum(n.op == "call_module" and n.target == node.target for n in node.graph.nodes) > 1
 
 
 def _pays(
-    blueprint: Blueprint, net: nn.Module, place: int, site: Site, readers: list[Reader]
+    blueprint: Blueprint, net: nn.Module, place: int, group: int, readers: list[Reader]
 ) -> bool:
-    shape = blueprint.followed[place].values[site.node].shape
-    activations = math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
+    activations = 0
+    for site in blueprint.sites[place]:
+        channels = blueprint.channels_of(place, site)
+        if channels is not None and site.node in blueprint.gated[place]:
+            if bool((blueprint.group_of[channels] == group).any()):
+                shape = blueprint.followed[place].values[site.node].shape
+                activations += math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
     weights = sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
     return weights < activations

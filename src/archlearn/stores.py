@@ -76,21 +76,6 @@ class GateStore(nn.Module):
             start += len(group.channels)
         return [group.name for group in groups], place[channels]
 
-    def is_alone(self, channels: Tensor) -> bool:
-        """Return whether a site's channels are one whole group that passes no other site."""
-        blueprint = self.choice.blueprint
-        places = torch.unique(blueprint.group_of[channels]).tolist()
-        if len(places) != 1 or places[0] < 0:
-            return False
-        mine = blueprint.groups[places[0]].channels
-        n_sites = sum(
-            bool(torch.isin(mine[:1], found).any())
-            for site in blueprint.sites[0]
-            if site.node in blueprint.gated[0]
-            and (found := blueprint.channels_of(0, site)) is not None
-        )
-        return n_sites <= 1
-
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""
         name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
