@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
 def chain(*sizes: int, norm: bool = False) -> nn.Module:
     layers: list[nn.Module] = []
-    for n_in, n_out in zip(sizes, sizes[1:-1], strict=False):
+    for n_in, n_out in pairwise(sizes[:-1]):
         layers += [nn.Linear(n_in, n_out), *([nn.BatchNorm1d(n_out)] if norm else []), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
