@@ -1,0 +1,57 @@
+"""What each process of the distributed test does: a few steps on its own share of the data."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+
+N_STEPS = 25
+
+
+def main(folder: Path) -> None:
+    """Train under DDP, and write gates, compact outputs and the sum of the own data."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    example = torch.ones(2, 6)
+    model = al.add_gates(net, example)
+    wrapped = DistributedDataParallel(model)
+    optimiser = torch.optim.SGD(al.parameter_groups(wrapped, lr=0.05), momentum=0.9)
+    strengths = al.Strengths.from_width_cost(2e-2)
+    seen = torch.zeros(())
+    for _ in range(N_STEPS):
+        x = torch.randn(16, 6)
+        seen += x.sum()
+        y = x[:, :3].argmax(1)
+        loss = cross_entropy(wrapped(x), y) + al.penalty(wrapped, strengths)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        al.clip_gates_(wrapped)
+    small = al.compact(model)
+    gates = {**width_gates(model), **{f"depth {k}": v for k, v in depth_gates(model).items()}}
+    torch.save(
+        {
+            "gates": {name: gate.detach() for name, gate in gates.items()},
+            "output": small(example).detach(),
+            "gated": model(example).detach(),
+            "architecture": str(al.read_architecture(model)),
+            "seen": seen,
+        },
+        folder / f"{rank}.pt",
+    )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main(Path(sys.argv[1]))
