@@ -1,13 +1,14 @@
 """A certificate says by how much two models differ, and on what they were compared."""
 
 import copy
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import CertificateError, InputError
+from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.modes import evaluating
 
@@ -76,6 +77,14 @@ def certify(
         CertificateError: If they differ by more than rounding explains.
     """
     inputs = ExampleInputs.of(example_inputs)
+    for place, model in (("first", first), ("second", second)):
+        try:
+            _run(model, inputs)
+        except Exception as error:
+            raise InputError(
+                f"the {place} model, {type(model).__name__}, does not run on the example inputs: "
+                f"{first_line(error)}; give inputs that both models take"
+            ) from error
     double = [copy.deepcopy(model).double() for model in (first, second)]
     return compare((first, second), (double[0], double[1]), inputs, tolerance)
 
@@ -123,10 +132,12 @@ def _relative(a: Tensor, b: Tensor) -> float:
         return 0.0 if torch.equal(a, b) else float("inf")
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
-    same_odd = (a.isnan() & b.isnan()) | (a == b)
-    gap = torch.where(same_odd, torch.zeros_like(a), a - b).abs().max()
-    size = torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max()
-    return float(gap / size.clamp(min=torch.finfo(a.dtype).tiny)) if gap > 0 else 0.0
+    same = (a.isnan() & b.isnan()) | (a == b)
+    gap = float(torch.where(same, torch.zeros_like(a), a - b).abs().max())
+    if not math.isfinite(gap):
+        return float("inf")
+    size = float(torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max())
+    return gap / max(size, torch.finfo(a.dtype).tiny)
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:

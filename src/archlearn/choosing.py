@@ -62,7 +62,7 @@ class Choice:
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
-        sizes = torch.tensor([len(group.channels) for group in self.blueprint.groups])
+        sizes = self.blueprint.group_sizes()
         counts = torch.zeros(len(sizes))
         for _, rows in self.rows:
             counts += self.blueprint.count_by_group(rows)
@@ -70,7 +70,7 @@ class Choice:
 
     def linear_neurons(self) -> Tensor:
         """Return how many of those a linear site frees, a row for each depth gate."""
-        sizes = torch.tensor([len(group.channels) for group in self.blueprint.groups])
+        sizes = self.blueprint.group_sizes()
         by_layer = dict(self.rows)
         table = torch.zeros(len(self.links), len(sizes))
         for row, link in enumerate(self.links.values()):
@@ -168,15 +168,15 @@ class _Wishes:
                 why = choice.no_link[site.name]
                 raise InputError(
                     f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
-                    f"could follow: {why.text}; {why.fix}"
+                    f"could follow: {why.text}; ask for Learn.WIDTH only there"
                 )
 
     def _unknown(self, key: str) -> str:
         known = sorted({name for site in self.seen.values() for name in _names(site)})
         close = difflib.get_close_matches(key, known, n=3)
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else ""
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
-            f"learn[{key!r}] fits no activation site; {hint} Sites are named after the layer in "
+            f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
             f"front of them: {', '.join(known[:20])}"
         )
 

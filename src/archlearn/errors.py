@@ -27,3 +27,8 @@ class CertificateError(ArchlearnError):
 
 class FileError(ArchlearnError, ValueError):
     """A model file is truncated, foreign, of a later version, or not allowed."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without the notes that tracing adds to it."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

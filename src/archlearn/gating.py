@@ -1,6 +1,7 @@
 """Gates are put behind the activations of a copy of the user's model."""
 
 import copy
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -47,9 +48,11 @@ def add_gates(
         InputError: If the inputs do not fit, `learn` names no layer, or nothing can be learnt.
         TracingError: If the model's own `forward` depends on data.
     """
+    leaves = tuple(leaves)
     _check_gateable(net, width_start, depth_start)
+    _check_leaves(net, leaves)
     gated = copy.deepcopy(net)
-    choice = choose(gated, ExampleInputs.of(example_inputs), learn, tuple(leaves))
+    choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
     store = GateStore(choice, width_start, depth_start)
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
     reference = next(iter(gated.parameters()))
@@ -73,7 +76,7 @@ def depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
 @torch.no_grad()
 def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
-    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+    gates = _all_gates(model)
     torch._foreach_clamp_min_(gates, 0.0)
     torch._foreach_clamp_max_(gates, 1.0)
 
@@ -98,9 +101,7 @@ def parameter_groups(
         weight_decay: The weights' decay.
         options: Further options for both groups.
     """
-    gates = [*width_gates(model).values(), *depth_gates(model).values()]
-    if not gates:
-        raise InputError("the model has no gates; call add_gates on it first")
+    gates = _all_gates(model)
     known = {id(gate) for gate in gates}
     weights = [p for p in model.parameters() if id(p) not in known]
     rate = 15 * lr if gate_lr is None else gate_lr
@@ -110,12 +111,34 @@ def parameter_groups(
     ]
 
 
+def _all_gates(model: nn.Module) -> list[nn.Parameter]:
+    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+    if not gates:
+        raise InputError("the model has no gates; call add_gates on it first")
+    return gates
+
+
 def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")
     for name, start in (("width_start", width_start), ("depth_start", depth_start)):
         if not 0 <= start <= 1:
             raise InputError(f"{name} is {start}; a gate lies in [0, 1]")
+
+
+def _check_leaves(net: nn.Module, leaves: tuple[Leaf, ...]) -> None:
+    names = [name for name, _ in net.named_modules() if name]
+    for leaf in leaves:
+        if isinstance(leaf, str):
+            known, label = leaf in names, repr(leaf)
+        else:
+            known, label = any(isinstance(m, leaf) for m in net.modules()), leaf.__name__
+        if not known:
+            close = difflib.get_close_matches(str(leaf), names, n=3)
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise InputError(
+                f"leaves holds {label}, but {type(net).__name__} has no such submodule{hint}"
+            )
 
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:

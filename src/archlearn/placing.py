@@ -110,9 +110,9 @@ def _pays(
     activations = 0
     for site in blueprint.sites[place]:
         channels = blueprint.channels_of(place, site)
-        if channels is not None and site.node in blueprint.gated[place]:
-            if bool((blueprint.group_of[channels] == group).any()):
-                shape = blueprint.followed[place].values[site.node].shape
-                activations += math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
+        gated = channels is not None and site.node in blueprint.gated[place]
+        if gated and bool((blueprint.group_of[channels] == group).any()):
+            shape = blueprint.followed[place].values[site.node].shape
+            activations += math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
     weights = sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
     return weights < activations

@@ -34,7 +34,7 @@ class GateStore(nn.Module):
             self.width.register_parameter(gate_key(group.name), nn.Parameter(start))
         for site in choice.links:
             self.depth.register_parameter(gate_key(site), nn.Parameter(torch.tensor(depth_start)))
-        sizes = torch.tensor([len(group.channels) for group in groups])
+        sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         places = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         self.register_buffer("group_of_gate", places, persistent=False)
         self.register_buffer("neurons", choice.neurons(), persistent=False)

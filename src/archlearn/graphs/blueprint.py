@@ -69,6 +69,10 @@ class Blueprint:
         """The evaluation graph and, where it differs, the training graph."""
         return self.traces.graphs
 
+    def group_sizes(self) -> Tensor:
+        """Return how many channels each group has."""
+        return torch.tensor([len(group.channels) for group in self.groups], dtype=torch.long)
+
     def count_by_group(self, channels: Tensor) -> Tensor:
         """Return how many of the given channels belong to each group."""
         return torch.bincount(self.group_of[channels] + 1, minlength=len(self.groups) + 1)[1:]

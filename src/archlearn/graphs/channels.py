@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, first_line
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying
 from archlearn.graphs.ledger import Ledger
 from archlearn.graphs.linear_ops import read_linear_op
@@ -19,7 +19,7 @@ from archlearn.graphs.rules.movement import as_selection, call_on_places, move
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.sites import SiteChannels
 from archlearn.graphs.step import Step, opaque, tree_map
-from archlearn.graphs.tracing import ExampleInputs
+from archlearn.graphs.tracing import ExampleInputs, values_for
 
 _IN_PLACE = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
@@ -74,8 +74,8 @@ class _Follower(fx.Interpreter):
         except Exception as error:
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
             raise InputError(
-                f"the model does not run on the example inputs: {where}: {error}. Give inputs "
-                "that model(...) takes, on the device and in the dtype of the model"
+                f"the model does not run on the example inputs: {where}: {first_line(error)}. "
+                "Give inputs that model(...) takes, on the device and in the dtype of the model"
             ) from error
 
     def _is_unknown(self, n: fx.Node) -> bool:
@@ -195,11 +195,10 @@ def follow(
     """
     ledger = Ledger(net)
     followed: list[Followed] = []
-    given = (*inputs.args, *inputs.kwargs.values())
     with torch.no_grad():
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
-            follower.run(*given)
+            follower.run(*values_for(graph, inputs))
             followed.append(Followed(follower.values, follower.sites, follower.other_multiply_adds))
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)

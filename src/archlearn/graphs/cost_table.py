@@ -86,9 +86,9 @@ def _count_dim(
     blueprint: Blueprint, key: tuple[str, int], parameter: Tensor
 ) -> tuple[Tensor, float]:
     size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
-    sizes = torch.tensor([float(len(group.channels)) for group in blueprint.groups])
+    sizes = blueprint.group_sizes()
     channels = blueprint.dims.get(key)
     if channels is None:
-        return torch.zeros_like(sizes), float(size)
+        return torch.zeros(len(sizes)), float(size)
     found = blueprint.count_by_group(channels)
     return found / sizes, float(size - found.sum())

@@ -24,6 +24,7 @@ Leaf = str | type[nn.Module]
 _SOURCE = "archlearn_source"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_MODELS = os.path.join(_HERE, "models") + os.sep
 _TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -129,18 +130,98 @@ class _Tracer(fx.Tracer):
     ) -> tuple[Callable[..., Any], list[Any]]:
         if self._inputs is None:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
-        names, values = _bind(root_fn, self.root, self._inputs)
+        arguments = bind_arguments(root_fn, type(self.root).__name__, self._inputs)
+        proxies = [self._placeholder(a, arguments[:i]) for i, a in enumerate(arguments)]
 
-        def call(*proxies: Any) -> Any:
-            chosen = [
-                proxy if _holds_tensor(value) else value
-                for proxy, value in zip(proxies, values, strict=True)
-            ]
-            n_args = len(self._inputs.args) if self._inputs else 0
-            keywords = dict(zip(names[n_args:], chosen[n_args:], strict=True))
-            return root_fn(self.root, *chosen[:n_args], **keywords)
+        def call(*given: Any) -> Any:
+            args: list[Any] = []
+            keywords: dict[str, Any] = {}
+            for argument, proxy in zip(arguments, given, strict=True):
+                value = proxy if argument.is_followed else argument.value
+                if not argument.is_followed and _is_plain(argument.value):
+                    self.create_proxy(
+                        "call_function", check_argument, (proxy, argument.value, argument.name), {}
+                    )
+                if argument.by_keyword:
+                    keywords[argument.name] = value
+                else:
+                    args.append(value)
+            return root_fn(self.root, *args, **keywords)
 
-        return call, [self.create_proxy("placeholder", name, (), {}) for name in names]
+        return call, proxies
+
+    def _placeholder(self, argument: "Argument", before: "list[Argument]") -> fx.Proxy:
+        if argument.is_followed and all(other.is_followed for other in before):
+            return self.create_proxy("placeholder", argument.name, (), {})
+        value = argument.value if _is_plain(argument.value) else None
+        default = None if argument.is_followed else value
+        return self.create_proxy("placeholder", argument.name, (default,), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of `forward`, as it was in the example call.
+
+    Attributes:
+        is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
+    """
+
+    name: str
+    value: Any
+    is_followed: bool
+    by_keyword: bool
+
+
+def bind_arguments(
+    forward: Callable[..., Any], owner: str, inputs: ExampleInputs
+) -> list[Argument]:
+    """Return the arguments of `forward` in the order of its signature, defaults filled in."""
+    signature = python_inspect.signature(forward)
+    try:
+        bound = signature.bind(None, *inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"example_inputs do not fit {owner}.forward{signature}: {error}; give them as one "
+            "call of the model takes them"
+        ) from error
+    bound.apply_defaults()
+    arguments: list[Argument] = []
+    for name, value in list(bound.arguments.items())[1:]:
+        kind = signature.parameters[name].kind
+        if kind is python_inspect.Parameter.VAR_POSITIONAL:
+            parts = [(f"{name}_{i}", part, False) for i, part in enumerate(value)]
+        elif kind is python_inspect.Parameter.VAR_KEYWORD:
+            parts = [(key, part, True) for key, part in value.items()]
+        else:
+            parts = [(name, value, kind is python_inspect.Parameter.KEYWORD_ONLY)]
+        arguments += [Argument(n, v, _holds_tensor(v), by) for n, v, by in parts]
+    return arguments
+
+
+def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
+    """Return what the placeholders of a traced graph take for the given inputs."""
+    names = [(str(n.target), n.args) for n in graph.nodes if n.op == "placeholder"]
+    left = iter(inputs.args)
+    values: list[Any] = []
+    for name, default in names:
+        if name in inputs.kwargs:
+            values.append(inputs.kwargs[name])
+        else:
+            values.append(next(left, default[0] if default else None))
+    return values
+
+
+def check_argument(given: Any, fixed: Any, name: str) -> None:
+    """Raise if an argument that was fixed when the model was traced is given otherwise."""
+    if given is not fixed and given != fixed:
+        raise InputError(
+            f"{name} is {given!r}, but the model was traced with {fixed!r}; put the value that "
+            "you use into example_inputs"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 def trace(
@@ -153,6 +234,9 @@ def trace(
     Raises:
         TracingError: If `forward` itself, outside any submodule, depends on data.
     """
+    bound: Any = vars(type(net)).get("_archlearn_graphs")
+    if bound is not None:
+        return Traces(bound[0], bound[1] if len(bound) > 1 else None, {})
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with evaluating(net):
@@ -175,7 +259,7 @@ def _user_line() -> str:
 
 
 def _is_ours(path: str) -> bool:
-    return path.startswith((_TORCH, _HERE))
+    return path.startswith((_TORCH, _HERE)) and not path.startswith(_MODELS)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -210,28 +294,6 @@ def _trace_mode(
                 "Move what depends on the data into a submodule of its own: it is then called as "
                 "a leaf, and the rest is learnt (leaves=[...] marks one by name or class)"
             ) from error
-
-
-def _bind(
-    forward: Callable[..., Any], root: nn.Module, inputs: ExampleInputs
-) -> tuple[list[str], list[Any]]:
-    signature = python_inspect.signature(forward)
-    try:
-        signature.bind(root, *inputs.args, **inputs.kwargs)
-    except TypeError as error:
-        raise InputError(
-            f"example_inputs do not fit {type(root).__name__}.forward{signature}: {error}; give "
-            "them as one call of the model takes them"
-        ) from error
-    parameters = list(signature.parameters.values())[1:]
-    names: list[str] = []
-    for position in range(len(inputs.args)):
-        plain = position < len(parameters) and parameters[position].kind in (
-            python_inspect.Parameter.POSITIONAL_ONLY,
-            python_inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-        names.append(parameters[position].name if plain else f"argument_{position}")
-    return [*names, *inputs.kwargs], [*inputs.args, *inputs.kwargs.values()]
 
 
 def _holds_tensor(value: Any) -> bool:

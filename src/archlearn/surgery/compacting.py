@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from archlearn.binding import bind_graphs_, user_class
 from archlearn.certificates import compare
 from archlearn.costs import EXAMPLE, known_inputs
-from archlearn.errors import SurgeryError
+from archlearn.errors import InputError, SurgeryError
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
@@ -43,6 +43,11 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         SurgeryError: If the plan does not fit the model, or would not be exact.
         CertificateError: If the result differs from the model.
     """
+    if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
+        raise InputError(
+            f"plan is a {type(plan).__name__}; give a Plan from archlearn.plan(model), and "
+            "example inputs as example_inputs=..."
+        )
     inputs = known_inputs(model, example_inputs)
     training = model.training
     with evaluating(model):

@@ -240,6 +240,7 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
     blueprint = choice.blueprint
     kept = torch.zeros(len(blueprint.root), dtype=torch.bool)
     closed = torch.zeros_like(kept)
+    closed_by: dict[int, str] = {}
     for place, sites in enumerate(blueprint.sites):
         for site in sites:
             module = by_hand.get(site.module)
@@ -248,7 +249,8 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
                 opened = is_open(module.width).cpu()
                 kept[channels[opened]] = True
                 closed[channels[~opened]] = True
-    _check_by_hand(blueprint, kept, closed)
+                closed_by |= {int(c): site.module for c in channels[~opened]}
+    _check_by_hand(blueprint, kept, closed, closed_by)
     linear = tuple(
         site.name
         for site in blueprint.sites[0]
@@ -261,12 +263,13 @@ def _is_linear(site: TriState) -> bool:
     return site.depth is not None and bool(is_open(site.depth))
 
 
-def _check_by_hand(blueprint: Blueprint, kept: Tensor, closed: Tensor) -> None:
-    both = torch.nonzero(kept & closed).flatten()
-    if len(both):
+def _check_by_hand(
+    blueprint: Blueprint, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
+) -> None:
+    for channel in torch.nonzero(kept & closed).flatten().tolist():
         raise SurgeryError(
-            "gates placed by hand disagree: a channel is dropped at one TriState and kept at "
-            "another that it is tied to; share one gate between them, or use add_gates"
+            f"gates placed by hand disagree: {closed_by[channel]!r} drops a channel that another "
+            "TriState keeps, and the two are tied; share one gate between them, or use add_gates"
         )
     learnable = torch.zeros_like(closed)
     for group in blueprint.groups:
@@ -278,4 +281,4 @@ def _check_by_hand(blueprint: Blueprint, kept: Tensor, closed: Tensor) -> None:
     for channel in torch.nonzero(closed & ~learnable).flatten().tolist():
         reason = blueprint.reasons.get(channel)
         why = f"{reason.text}; {reason.fix}" if reason else "nothing narrows it"
-        raise SurgeryError(f"a channel that a TriState drops cannot go: {why}")
+        raise SurgeryError(f"a channel that {closed_by[channel]!r} drops cannot go: {why}")

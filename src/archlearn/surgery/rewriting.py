@@ -246,5 +246,6 @@ class Rewriter:
     def _keep(self, index: Tensor) -> str:
         n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
         name = f"archlearn_index_{n}"
-        self.net.register_buffer(name, index)
+        reference = next(iter(self.net.parameters()), index)
+        self.net.register_buffer(name, index.to(reference.device))
         return name

@@ -77,7 +77,7 @@ def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: 
         owner, _, attribute = str(node.target).rpartition(".")
         n_calls = sum(n.target == node.target for n in node.graph.nodes)
         if n_calls == 1:
-            setattr(net.get_submodule(owner), attribute, made)
+            setattr(net.get_submodule(owner), attribute, _to_device_of(net, made))
             return False
         new_name = _add(net, made)
     else:
@@ -102,10 +102,15 @@ def _narrowed(
     return NarrowedLocalResponseNorm(size, alpha, beta, k, n_original=n_original, kept=kept)
 
 
-def _add(net: nn.Module, module: nn.Module) -> str:
+def _add(net: nn.Module, module: NarrowedLocalResponseNorm) -> str:
     name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
-    net.add_module(name, module)
+    net.add_module(name, _to_device_of(net, module))
     return name
+
+
+def _to_device_of(net: nn.Module, module: NarrowedLocalResponseNorm) -> NarrowedLocalResponseNorm:
+    reference = next(iter(net.parameters()), None)
+    return module if reference is None else module.to(reference.device)
 
 
 def _line(ids: Tensor, dim: int) -> Tensor:
