@@ -1,0 +1,204 @@
+"""Every law can fail: each check sees the one thing that is off."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+from tests.laws import chains, checking
+from tests.laws.networks import build
+from tests.laws.programs import Block, Gates, Program
+
+PLAIN = (0,) * 10
+PROGRAM = Program(
+    shape=(2, 6, 6),
+    blocks=(
+        Block("plain", 5, PLAIN),
+        Block("residual", 4, (1, *PLAIN[1:])),
+        Block("pair", 6, PLAIN),
+        Block("plain", 4, PLAIN),
+    ),
+    head=Block("head", 1, PLAIN),
+    seed=3,
+)
+GATES = Gates(closed=4, whole=0, linear=5, seed=1)
+CHAIN = chains.Chain(
+    2,
+    (
+        chains.Affine(3, 3, 1, 1, True),
+        chains.Affine(4, 2, 2, 1, True),
+        chains.Affine(2, 3, 1, 2, False),
+    ),
+    1,
+    False,
+    "zeros",
+    5,
+)
+
+
+@pytest.fixture
+def gated() -> nn.Module:
+    return checking.gate_and_set(PROGRAM, GATES)
+
+
+@pytest.fixture
+def small(gated: nn.Module) -> nn.Module:
+    return al.compact(gated)
+
+
+def each_weight(net: nn.Module) -> Iterator[Tensor]:
+    """Yield every weight with more than one dimension."""
+    yield from (p for p in net.parameters() if p.dim() > 1)
+
+
+def test_the_examples_of_the_controls_keep_the_laws() -> None:
+    for check in (checking.check_compact, checking.check_twice, checking.check_files):
+        check(PROGRAM, GATES)
+    for check in (checking.check_costs, checking.check_prediction, checking.check_never_empty):
+        check(PROGRAM, GATES)
+    chains.check_associative(CHAIN)
+    chains.check_fold(CHAIN)
+
+
+def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn.Module) -> None:
+    x = checking.fresh(PROGRAM)
+    checking.check_same(gated, small, x)
+    seen = 0
+    for weight in each_weight(small):
+        kept = weight.detach().clone()
+        weight.data.mul_(1 + 1e-6)
+        try:
+            checking.check_same(gated, small, x)
+        except AssertionError:
+            seen += 1
+        weight.data.copy_(kept)
+    assert seen == len(list(each_weight(small)))
+
+
+def test_a_dropped_channel_too_many_is_seen(gated: nn.Module) -> None:
+    other = copy.deepcopy(gated)
+    name, gate = next((n, g) for n, g in width_gates(other).items() if (g > 0.5).sum() > 1)
+    gate.data[(gate > 0.5).nonzero()[0]] = 0.1
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, al.compact(other), checking.fresh(PROGRAM))
+    assert len(al.plan(other).widths[name]) == len(al.plan(gated).widths[name]) - 1
+
+
+def test_channels_kept_in_another_order_are_seen(gated: nn.Module, small: nn.Module) -> None:
+    layer = next(m for m in small.modules() if isinstance(m, nn.Conv2d) and m.out_channels > 1)
+    layer.weight.data = layer.weight.data.flip(0)
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, checking.fresh(PROGRAM))
+
+
+def test_a_second_compacting_that_drops_more_is_seen(gated: nn.Module, small: nn.Module) -> None:
+    regated = checking.gate_if_learnable(small, PROGRAM)
+    assert regated is not None
+    gate = next(g for g in width_gates(regated).values() if len(g) > 1)
+    gate.data[0] = 0.1
+    twice = al.compact(regated)
+    assert checking.shapes(twice) != checking.shapes(small)
+    with pytest.raises(AssertionError):
+        checking.check_equal_states(small, twice)
+
+
+def test_a_file_of_another_network_is_seen(small: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    al.save(small, path)
+    loaded = al.load(path)
+    checking.check_equal_states(small, loaded)
+    next(each_weight(loaded)).data.view(-1)[0] += 1e-12
+    with pytest.raises(AssertionError):
+        checking.check_equal_states(small, loaded)
+
+
+def test_a_plan_that_costs_more_is_seen(gated: nn.Module) -> None:
+    plan = al.plan(gated)
+    dearer = replace(plan.before, parameters=plan.before.parameters + 1)
+    slower = replace(plan.before, multiply_adds=plan.before.multiply_adds + 1)
+    for after in (dearer, slower):
+        with pytest.raises(AssertionError):
+            checking.check_no_dearer(replace(plan, after=after))
+
+
+def test_a_prediction_that_is_off_by_one_is_seen(gated: nn.Module, small: nn.Module) -> None:
+    plan, net, x = al.plan(gated), build(PROGRAM), checking.fresh(PROGRAM)
+    checking.check_counted(plan, net, small, x)
+    more = replace(plan.after, multiply_adds=plan.after.multiply_adds + 1)
+    fewer = replace(plan.after, parameters=plan.after.parameters - 1)
+    for after in (more, fewer):
+        with pytest.raises(AssertionError):
+            checking.check_counted(replace(plan, after=after), net, small, x)
+    with pytest.raises(AssertionError):
+        checking.check_counted(plan, small, small, x)
+
+
+def test_an_empty_group_is_seen(gated: nn.Module) -> None:
+    plan = al.plan(gated)
+    checking.check_channels_stay(plan)
+    with pytest.raises(AssertionError):
+        checking.check_channels_stay(replace(plan, widths={**plan.widths, "emptied": ()}))
+    narrowing = replace(plan.narrowings[0], kept=())
+    with pytest.raises(AssertionError):
+        checking.check_channels_stay(replace(plan, narrowings=(narrowing,)))
+
+
+def test_a_changed_plan_is_another_plan(gated: nn.Module) -> None:
+    plan = al.plan(gated)
+    kept = str(plan.narrowings[0].kept[0])
+    text = plan.to_json().replace(f'"kept": [{kept}', '"kept": [77', 1)
+    assert al.Plan.from_json(text) != plan
+
+
+def test_a_closed_gate_changes_the_function() -> None:
+    gated = checking.gate(PROGRAM)
+    gate = next(iter(width_gates(gated).values()))
+    gate.data[0] = 0.1
+    with pytest.raises(AssertionError):
+        checking.check_same(build(PROGRAM), gated, checking.fresh(PROGRAM))
+
+
+def test_a_linear_site_changes_the_function() -> None:
+    gated = checking.gate(PROGRAM)
+    next(iter(depth_gates(gated).values())).data.fill_(0.9)
+    with pytest.raises(AssertionError):
+        checking.check_same(build(PROGRAM), gated, checking.fresh(PROGRAM))
+
+
+def test_a_state_without_its_gates_is_seen(gated: nn.Module) -> None:
+    other = checking.gate(PROGRAM)
+    state = gated.state_dict()
+    weights = {name: state[name] for name in build(PROGRAM).state_dict()}
+    other.load_state_dict(weights, strict=False)
+    with pytest.raises(AssertionError):
+        checking.check_same(gated, other, checking.fresh(PROGRAM))
+
+
+def test_a_gradient_that_misses_a_term_is_seen(gated: nn.Module) -> None:
+    numbers = [*width_gates(gated).values(), *depth_gates(gated).values()]
+    strengths = al.Strengths.from_width_cost(0.3)
+    checking.check_gradient(gated, strengths, numbers)
+    with pytest.raises(torch.autograd.gradcheck.GradcheckError, match="Jacobian"):
+        checking.check_gradient(gated, strengths, numbers, shift=1e-3)
+
+
+def test_a_merge_in_the_wrong_order_is_seen() -> None:
+    first, second, third = chains.build_chain(CHAIN)
+    x = chains.inputs_of(CHAIN)
+    with torch.no_grad():
+        right = third(second(first(x)))
+        wrong = copy.deepcopy(second)
+        wrong.weight.data = wrong.weight.data.flip(-1)
+        merged = chains.merge(chains.merge(first, wrong), third)
+        with pytest.raises(AssertionError, match="differ by"):
+            chains.check_same_values(right, merged(x))
+        unbiased = chains.merge(chains.merge(first, second), third)
+        unbiased.bias.data[0] += 1e-6
+        with pytest.raises(AssertionError, match="differ by"):
+            chains.check_same_values(right, unbiased(x))
