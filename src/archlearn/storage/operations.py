@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
+from archlearn.graphs.tracing import check_argument
 
 Operation = Callable[..., Any]
 
@@ -120,7 +121,10 @@ def find_operation(name: object) -> Operation:
 @cache
 def all_operations() -> dict[str, Operation]:
     """Return every function that a file may name, by the name it has there."""
-    listed: dict[str, Operation] = {"getattr": getattr}
+    listed: dict[str, Operation] = {
+        "getattr": getattr,
+        "archlearn.check_argument": check_argument,
+    }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)
     listed |= _collect("F", F, _FUNCTIONAL)
