@@ -98,7 +98,7 @@ def test_arguments_with_a_default_keep_it_unless_they_are_given(tmp_path: Path) 
     al.save(net, tmp_path / "net.safetensors")
     loaded = al.load(tmp_path / "net.safetensors")
     torch.testing.assert_close(loaded(x).extra, net(x, 2.0).extra)
-    with pytest.raises(al.InputError, match="scale is tensor.*traced with 2.0"):
+    with pytest.raises(al.InputError, match=r"scale is tensor.*traced with 2.0"):
         loaded(x, scale=scale)
     al.save(net, tmp_path / "net.safetensors", {"x": x, "scale": scale})
     loaded = al.load(tmp_path / "net.safetensors")
