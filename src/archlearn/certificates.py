@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.tracing import ExampleInputs
@@ -144,7 +145,7 @@ def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
-    leaves = torch.utils._pytree.tree_leaves(out)
+    leaves = tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
@@ -162,7 +163,7 @@ def _random_like(inputs: ExampleInputs, seed: int) -> ExampleInputs:
         low, high = int(value.min()), int(value.max())
         return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
 
-    return ExampleInputs(*torch.utils._pytree.tree_map(draw, (inputs.args, inputs.kwargs)))
+    return ExampleInputs(*tree_map(draw, (inputs.args, inputs.kwargs)))
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from archlearn.binding import bind_graphs_
 from archlearn.choosing import choose
@@ -111,8 +111,8 @@ def parameter_groups(
     ]
 
 
-def _all_gates(model: nn.Module) -> list[nn.Parameter]:
-    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+def _all_gates(model: nn.Module) -> list[Tensor]:
+    gates: list[Tensor] = [*width_gates(model).values(), *depth_gates(model).values()]
     if not gates:
         raise InputError("the model has no gates; call add_gates on it first")
     return gates

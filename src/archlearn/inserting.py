@@ -12,7 +12,7 @@ from archlearn.placing import Reader, place_gates
 from archlearn.stores import STORE, GateStore, gate_key
 from archlearn.tristate import gate_channels, mix_linear
 
-_OUT_OF_PLACE = {
+_OUT_OF_PLACE: dict[Any, Any] = {
     F.relu_: F.relu, torch.relu_: torch.relu, F.leaky_relu_: F.leaky_relu, F.elu_: F.elu,
     F.hardtanh_: F.hardtanh,
 }  # fmt: skip
@@ -122,12 +122,13 @@ class _Writer:
 def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:
     """Let a call leave its input alone."""
     if node.op == "call_module":
-        module = net.get_submodule(str(node.target))
+        module: Any = net.get_submodule(str(node.target))
         if hasattr(module, "inplace"):
             module.inplace = False
     elif node.op == "call_method":
         node.target = str(node.target).rstrip("_")
     else:
-        node.target = _OUT_OF_PLACE.get(node.target, node.target)  # pyright: ignore[reportArgumentType]
+        target: Any = node.target
+        node.target = _OUT_OF_PLACE.get(target, target)
         if "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)

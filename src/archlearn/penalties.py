@@ -99,7 +99,8 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
 
 
 def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
-    widths, depths = list(store.width_gates().values()), list(store.depth_gates().values())
+    widths: list[Tensor] = list(store.width_gates().values())
+    depths: list[Tensor] = list(store.depth_gates().values())
     total = store.neurons.new_zeros(())
     depth = torch.stack(depths) if depths else None
     if widths:

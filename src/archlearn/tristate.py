@@ -48,7 +48,8 @@ class _Scale(torch.autograd.Function):
         return x * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (grad,) = grads
         x, scale = ctx.saved_tensors
         for_x, for_scale = ctx.needs_input_grad
         return (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError, first_line
@@ -18,7 +19,7 @@ from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.sites import SiteChannels
-from archlearn.graphs.step import Step, opaque, tree_map
+from archlearn.graphs.step import Step, fixed_out, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
 
 _IN_PLACE = {
@@ -86,9 +87,7 @@ class _Follower(fx.Interpreter):
         if n.op == "get_attr":
             return self._read_attribute(n, out) if isinstance(out, Tensor) else out
         if n.op == "placeholder":
-            return tree_map(
-                lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out
-            )
+            return fixed_out(out)
         step = self._step(n, out)
         if n.op == "output":
             for labels in step.labels:
@@ -115,7 +114,7 @@ class _Follower(fx.Interpreter):
         return self.ledger.raw(str(n.target))
 
     def _step(self, n: fx.Node, out: Any) -> Step:
-        labelled = fx.node.map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
+        labelled = map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
         real_args, real_kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = labelled
         return Step(

@@ -141,9 +141,9 @@ def _from_function(node: fx.Node) -> LinearOp | None:
     arguments = arguments_of(node)
     weight, bias = arguments.get("weight"), arguments.get("bias")
     groups = arguments.get("groups", 1)
-    plain = isinstance(weight, fx.Node) and weight.op == "get_attr" and isinstance(groups, int)
-    plain_bias = bias is None or (isinstance(bias, fx.Node) and bias.op == "get_attr")
-    if not plain or not plain_bias:
+    if not (isinstance(weight, fx.Node) and weight.op == "get_attr" and isinstance(groups, int)):
+        return None
+    if bias is not None and not (isinstance(bias, fx.Node) and bias.op == "get_attr"):
         return None
     return LinearOp(
         node=node.name,

@@ -4,14 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from archlearn.graphs.labels import Labels, fixed_like
 from archlearn.graphs.ledger import Ledger
-
-tree_map = torch.utils._pytree.tree_map
-tree_leaves = torch.utils._pytree.tree_leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import InputError, TracingError
 from archlearn.modes import evaluating
@@ -58,7 +59,7 @@ class ExampleInputs:
             wanted = isinstance(value, Tensor) and (not floating_only or value.is_floating_point())
             return value.detach().to(*args) if wanted else value
 
-        mapped = torch.utils._pytree.tree_map(move, (self.args, self.kwargs))
+        mapped = tree_map(move, (self.args, self.kwargs))
         return ExampleInputs(*mapped)
 
 
@@ -297,7 +298,7 @@ def _trace_mode(
 
 
 def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in torch.utils._pytree.tree_leaves(value))
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def _fingerprint(graph: fx.Graph) -> list[str]:

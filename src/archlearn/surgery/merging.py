@@ -26,7 +26,7 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
             f"cannot merge: the first layer gives {first.out_features} features "
             f"but the second takes {second.in_features}"
         )
-    has_bias = first.bias is not None or second.bias is not None
+    has_bias = _has_bias(first) or _has_bias(second)
     merged = nn.Linear(first.in_features, second.out_features, bias=has_bias).to(second.weight)
     merged.weight.copy_(second.weight @ first.weight)
     if has_bias:
@@ -157,6 +157,10 @@ def _compose(first: Any, second: Any, steps: list[int], dilation: list[int]) -> 
         )
         kernel[(..., *region)] += part
     return kernel
+
+
+def _has_bias(layer: Any) -> bool:
+    return layer.bias is not None
 
 
 def _common(dilation: int, kernel: int, step: int, other: int) -> int:

@@ -125,7 +125,8 @@ def _update_sizes_(module: Any) -> None:
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.numel()
     elif isinstance(module, _NORMS):
-        known = module.weight if module.weight is not None else module.running_mean
+        tensors: list[Tensor | None] = [module.weight, module.running_mean]
+        known = next((tensor for tensor in tensors if tensor is not None), None)
         if known is not None:
             module.num_features = len(known)
 

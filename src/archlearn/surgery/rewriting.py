@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
@@ -126,7 +127,7 @@ class Rewriter:
         return expected
 
     def _evaluate(self, node: fx.Node, default: Any) -> Any:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))
         try:
             return call_node(node, self.net, args, kwargs)
         except Exception:  # it does not run on narrowed labels as it stands
@@ -192,7 +193,7 @@ class Rewriter:
     def _moved_places(self, old: fx.Node, places: Tensor) -> Any:
         values = self.blueprint.followed[self.place].values
         first = old.all_input_nodes[0]
-        args, kwargs = fx.node.map_arg(
+        args, kwargs = map_arg(
             (old.args, old.kwargs), lambda n: places if n is first else values[n.name]
         )
         try:

@@ -229,7 +229,7 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
     if node.op == "call_method":
         return _BY_NAME.get(str(node.target), opaque)
     if node.target in (operator.getitem, getattr):
-        return _BY_NAME[node.target.__name__]  # pyright: ignore[reportFunctionMemberAccess]
+        return _BY_NAME["getattr" if node.target is getattr else "getitem"]
     name = getattr(node.target, "__name__", "")
     home = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
     return _BY_NAME.get(name, opaque) if home in _HOMES else opaque
