@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
 
 import archlearn as al
 from archlearn.gating import depth_gates, width_gates
@@ -184,7 +185,7 @@ def test_a_gradient_that_misses_a_term_is_seen(gated: nn.Module) -> None:
     numbers = [*width_gates(gated).values(), *depth_gates(gated).values()]
     strengths = al.Strengths.from_width_cost(0.3)
     checking.check_gradient(gated, strengths, numbers)
-    with pytest.raises(torch.autograd.gradcheck.GradcheckError, match="Jacobian"):
+    with pytest.raises(GradcheckError, match="Jacobian"):
         checking.check_gradient(gated, strengths, numbers, shift=1e-3)
 
 
