@@ -142,7 +142,7 @@ A, B = torch.randn(4, 3), torch.randn(4, 2)
     [
         (A, B),
         {"left": A, "right": B},
-        pytest.param({"right": B, "left": A}, marks=pytest.mark.xfail(strict=True)),
+        {"right": B, "left": A},
     ],
 )
 def test_several_inputs_by_position_or_by_name(inputs: Any) -> None:
@@ -175,14 +175,21 @@ def test_inputs_that_do_not_fit_are_refused(inputs: Any, message: str) -> None:
         al.add_gates(Pair(), inputs)
 
 
-@pytest.mark.xfail(strict=True)
-def test_an_option_that_is_no_tensor_is_not_baked_in() -> None:
+def test_an_option_that_is_no_tensor_is_kept_and_another_value_refused() -> None:
     net = Pair()
     model = al.add_gates(net, {"left": A, "right": B, "scale": 2.0})
     torch.testing.assert_close(model(A, B, scale=2.0), net(A, B, scale=2.0))
-    try:
-        found = model(A, B, scale=3.0)
-    except al.InputError as error:
-        assert "scale" in str(error)  # noqa: PT017
-    else:
-        torch.testing.assert_close(found, net(A, B, scale=3.0))
+    with pytest.raises(
+        al.InputError, match=r"scale is 3.0, but the model was traced with 2.0; put"
+    ):
+        model(A, B, scale=3.0)
+
+
+def test_an_option_left_out_keeps_its_default_and_another_value_is_refused() -> None:
+    net = Pair()
+    model = al.add_gates(net, (A, B))
+    torch.testing.assert_close(model(A, B, scale=1.0), net(A, B))
+    with pytest.raises(
+        al.InputError, match=r"scale is 2.0, but the model was traced with 1.0; put"
+    ):
+        model(A, B, scale=2.0)

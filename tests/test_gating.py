@@ -219,6 +219,11 @@ def test_clipping_reaches_gates_placed_by_hand() -> None:
     assert site.width.tolist() == [0.0, 1.0]
 
 
+def test_there_is_nothing_to_clip_in_a_model_without_gates() -> None:
+    with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
+        al.clip_gates_(Net())
+
+
 def test_the_names_of_lenet() -> None:
     gated = al.add_gates(LeNet(), torch.zeros(1, 1, 28, 28))
     sizes = {name: len(gate) for name, gate in width_gates(gated).items()}

@@ -124,7 +124,6 @@ def test_source_lines_of_a_gated_model_are_those_of_the_users_code() -> None:
     assert second.source == line_of(Normed, "x.relu()")
 
 
-@pytest.mark.xfail(strict=True, reason="frames inside the package are skipped")
 def test_source_lines_of_our_own_models_are_theirs() -> None:
     assert all(row.source.startswith("lenet.py:") for row in al.inspect(LeNet(), DIGITS).rows)
 

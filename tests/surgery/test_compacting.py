@@ -160,6 +160,13 @@ def test_a_plan_that_the_gates_no_longer_say_is_refused() -> None:
         al.compact(model, plan)
 
 
+@pytest.mark.parametrize("plan", ["plan", X])
+def test_something_else_than_a_plan_is_refused(plan: object) -> None:
+    message = f"plan is a {type(plan).__name__}; give a Plan from archlearn.plan"
+    with pytest.raises(al.InputError, match=message):
+        al.compact(gate(), plan)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_plan_of_another_model_is_refused() -> None:
     other = al.add_gates(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1)), X.float())
     with pytest.raises(al.SurgeryError, match="plan does not fit the model"):
