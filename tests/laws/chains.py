@@ -36,7 +36,7 @@ class Chain:
         n_space: Dimensions of space; 0 means Linear layers.
         padding: What the layer that may pad pads by.
         late: Whether a bias-free 1×1 layer comes first, so that the second may pad.
-        mode: How the padding is filled, where the first layer pads.
+        mode: How a layer fills its padding; it matters where the first layer pads.
     """
 
     n_space: int
@@ -88,7 +88,7 @@ def _layer(chain: Chain, place: int, affine: Affine, n_in: int) -> Any:
         stride=affine.stride,
         dilation=dilation,
         padding=chain.padding if pads else 0,
-        padding_mode=chain.mode if pads and not chain.late else "zeros",
+        padding_mode="zeros" if pads and chain.late else chain.mode,
         bias=affine.bias and not point,
     )
 
