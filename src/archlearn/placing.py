@@ -13,8 +13,13 @@ from torch import Tensor, fx, nn
 
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.labels import ZERO, Labels, core
-from archlearn.graphs.linear_ops import LinearOp, is_linear_op, read_linear_op
-from archlearn.graphs.links import shares_parameters
+from archlearn.graphs.linear_ops import (
+    LinearOp,
+    is_called_again,
+    is_linear_op,
+    read_linear_op,
+    shares_parameters,
+)
 from archlearn.graphs.rules.norms import local_response
 from archlearn.graphs.rules.registry import rule_for
 
@@ -95,13 +100,9 @@ def _read(
     groups = blueprint.group_of[channels].unique().tolist()
     plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
     zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
-    if not plain or not zero or _is_called_again(node) or shares_parameters(net, op.layer):
+    if not plain or not zero or is_called_again(node) or shares_parameters(net, op.layer):
         return groups, None
     return groups, Reader(node.name, op, channels)
-
-
-def _is_called_again(node: fx.Node) -> bool:
-    return sum(n.op == "call_module" and n.target == node.target for n in node.graph.nodes) > 1
 
 
 def _pays(

@@ -95,6 +95,8 @@ class _Follower(fx.Interpreter):
                     labels.ids, "part of the model's output", "the output is never narrowed"
                 )
             return None
+        if not step.labels:
+            return fixed_out(out)
         self._guard_in_place(n, step)
         self._guard_scrambled(n, step)
         made = self.rules[n](step)
@@ -150,7 +152,10 @@ class _Follower(fx.Interpreter):
         """A run of moves through several dimensions must amount to a selection of channels."""
         if len(step.labels) != 1 or not isinstance(made, Labels):
             return
-        source = next(node for node in n.all_input_nodes if self.values[node.name] is step.x)
+        found = [node for node in n.all_input_nodes if self.values[node.name] is step.x]
+        if not found:
+            return
+        source = found[0]
         start, places = self.runs.get(source.name, (step.x, None))
         if places is None:
             places = torch.arange(step.x.ids.numel()).reshape(step.x.shape)

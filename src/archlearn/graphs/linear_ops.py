@@ -107,6 +107,23 @@ def layer_of(node: fx.Node) -> str:
     return node.name
 
 
+def is_called_again(node: fx.Node) -> bool:
+    """Return whether the module that a node calls is called elsewhere, too."""
+    return sum(n.op == "call_module" and n.target == node.target for n in node.graph.nodes) > 1
+
+
+def shares_parameters(net: nn.Module, layer: str) -> bool:
+    """Return whether another module holds a parameter of this layer too."""
+    own = {id(p) for p in net.get_submodule(layer).parameters()}
+    n_holders = sum(
+        id(p) in own
+        for module in net.modules()
+        for p in module._parameters.values()
+        if p is not None
+    )
+    return n_holders > len(own)
+
+
 def _module_kind(module: nn.Module) -> tuple[str, int] | None:
     for known, kind in _MODULES.items():
         if isinstance(module, known):

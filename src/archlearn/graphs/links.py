@@ -5,7 +5,15 @@ from typing import Any
 
 from torch import fx, nn
 
-from archlearn.graphs.linear_ops import LINEAR, TRANSPOSED, LinearOp, is_linear_op, read_linear_op
+from archlearn.graphs.linear_ops import (
+    LINEAR,
+    TRANSPOSED,
+    LinearOp,
+    is_called_again,
+    is_linear_op,
+    read_linear_op,
+    shares_parameters,
+)
 from archlearn.graphs.sites import Site
 
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -107,7 +115,7 @@ def _check(
     if one is None or two is None or not (one.is_module and two.is_module):
         return "a layer beside it is no module of torch's own"
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
-    if any(_n_calls(graph, str(n.target)) > 1 for n in named) or first.target == second.target:
+    if any(is_called_again(n) for n in named) or first.target == second.target:
         return "a layer beside it is called more than once"
     if any(_is_read_directly(graph, str(n.target)) for n in named):
         return "the weights of a layer beside it are also read on their own"
@@ -140,21 +148,5 @@ def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -
     return ""
 
 
-def _n_calls(graph: fx.Graph, target: str) -> int:
-    return sum(n.op == "call_module" and n.target == target for n in graph.nodes)
-
-
 def _is_read_directly(graph: fx.Graph, layer: str) -> bool:
     return any(n.op == "get_attr" and str(n.target).startswith(f"{layer}.") for n in graph.nodes)
-
-
-def shares_parameters(net: nn.Module, layer: str) -> bool:
-    """Return whether another module holds a parameter of this layer too."""
-    own = {id(p) for p in net.get_submodule(layer).parameters()}
-    n_holders = sum(
-        id(p) in own
-        for module in net.modules()
-        for p in module._parameters.values()
-        if p is not None
-    )
-    return n_holders > len(own)

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, along
-from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, read_linear_op
+from archlearn.graphs.linear_ops import (
+    TRANSPOSED,
+    LinearOp,
+    is_called_again,
+    read_linear_op,
+    shares_parameters,
+)
 from archlearn.graphs.step import Step, opaque
 
 
@@ -88,7 +94,12 @@ def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:
             f"a dropped channel becomes a constant that {op.layer!r} reads with zero padding",
             f"put the normalisation in front of the activation, or use padding=0 in {op.layer!r}",
         )
-    elif op.groups > 1 or not op.is_module:
+    elif (
+        op.groups > 1
+        or not op.is_module
+        or is_called_again(step.node)
+        or shares_parameters(step.net, op.layer)
+    ):
         step.ledger.block(
             constant,
             f"a dropped channel becomes a constant that {op.layer!r} cannot take into a bias",

@@ -15,7 +15,7 @@ from archlearn.graphs.labels import (
     along,
     varying,
 )  # fmt: skip
-from archlearn.graphs.step import Step, leaves_of, map_leaves, opaque, tree_map
+from archlearn.graphs.step import Step, fixed_out, leaves_of, map_leaves, opaque, tree_map
 
 
 def move(step: Step) -> Any:
@@ -41,7 +41,7 @@ def attribute(step: Step) -> Any:
     """Read an attribute: of a tensor only its description, or its transpose."""
     holder, name = step.args[0], step.args[1]
     if not isinstance(holder, Labels):
-        return step.out
+        return fixed_out(step.out)
     if name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad"):
         return step.out
     return move(step) if name in ("T", "mT", "data") else opaque(step)
