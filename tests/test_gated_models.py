@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating import depth_gates, width_gates
+from archlearn.tristate import Gate
 
 # torch's own warnings about torch's own code, while it compiles
 theirs = pytest.mark.filterwarnings(
@@ -120,6 +121,57 @@ def test_a_model_of_another_precision_is_learnt_and_compacted(dtype: torch.dtype
     assert {p.dtype for p in small.parameters()} == {dtype}
     tolerance = 1e-10 if dtype is torch.float64 else 0.05
     torch.testing.assert_close(small(x), model(x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.xfail(strict=True)
+def test_function_transforms_work() -> None:
+    """Gradients of each sample by `vmap` sum to the gradient of the batch."""
+    model = make()[1].eval()
+    state = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(state: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, state, (x[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(state, X)
+    together = gradients(model, model(X))
+    torch.testing.assert_close({name: g.sum(0) for name, g in each.items()}, together)
+
+
+class ByHand(nn.Module):
+    """The same network with gates placed by hand, which act on activations and nowhere else.
+
+    The first stands behind the pooling: in front of it, a dropped channel would be zero
+    everywhere, and the pooling would pick any of its places instead of the largest.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.gate_1 = al.TriState(6, nn.Identity(), depth=Gate.ABSENT)
+        self.gate_2 = al.TriState(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        net: Any = self.net
+        x = self.gate_1(F.max_pool2d(F.gelu(net.norm(net.conv(x))), 2)).flatten(1)
+        return net.last(self.gate_2(net.hidden(x)))
+
+
+def test_gradients_are_those_of_gates_on_the_activations() -> None:
+    """Gates may act on the next weights instead; all gradients stay what they were."""
+    net, model = make()
+    reference, x = ByHand(net).double(), X.double()
+    model = model.double()
+    with torch.no_grad():
+        for site, gate in (("gate_1", "conv"), ("gate_2", "hidden")):
+            getattr(reference, site).width.copy_(width_gates(model)[gate])
+        reference.gate_2.depth.copy_(depth_gates(model)["hidden"])
+    ours, theirs = gradients(model, model(x)), gradients(reference, reference(x))
+    for name, gradient in theirs.items():
+        name = name.removeprefix("net.").replace("gate_1.width", "archlearn_gates.width.conv")
+        name = name.replace("gate_2.width", "archlearn_gates.width.hidden")
+        name = name.replace("gate_2.depth", "archlearn_gates.depth.hidden")
+        torch.testing.assert_close(ours.pop(name), gradient, rtol=1e-10, atol=1e-10, msg=name)
+    assert not ours
 
 
 class Pair(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating import depth_gates, width_gates
-from archlearn.tristate import DEPTH_START, WIDTH_START, Gate, TriState
+from archlearn.tristate import DEPTH_START, WIDTH_START, Gate, TriState, gate_channels
 
 X = torch.tensor([[-2.0, -1.0, 3.0], [4.0, 0.0, -5.0]])
 
@@ -116,6 +116,33 @@ def test_channels_may_be_counted_from_the_end() -> None:
     x = torch.randn(2, 5, 3)
     site = set_(TriState(3, dim=-1, depth=Gate.ABSENT), [1.0, 0.0, 1.0])
     torch.testing.assert_close(site(x), torch.relu(x) * torch.tensor([1.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((3, 5, 2, 2), 1),
+        ((3, 5), 1),
+        ((2, 3, 5), 2),
+        ((5, 2, 3), 0),
+        ((1, 4, 3, 3), 1),
+        ((4, 1), 1),
+        ((2, 3, 1), 2),
+        pytest.param((3, 1, 2, 2), 1, marks=pytest.mark.xfail(strict=True)),
+        pytest.param((3, 1, 6), 1, marks=pytest.mark.xfail(strict=True)),
+    ],
+)
+def test_gradients_of_scaling_agree_with_autograd(shape: tuple[int, ...], dim: int) -> None:
+    """Both gradients are written by hand; so are those of the second order, which follow."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+    width = torch.rand(shape[dim], dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def scale(x: Tensor, width: Tensor) -> Tensor:
+        return gate_channels(x, width, dim)
+
+    assert torch.autograd.gradcheck(scale, (x, width))
+    assert torch.autograd.gradgradcheck(scale, (x, width))
 
 
 def test_training_and_evaluation_use_the_same_binary_gates() -> None:
