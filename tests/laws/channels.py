@@ -76,7 +76,7 @@ def shuffle(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     """Channels in another order."""
     n = shape[0]
     groups = next((g for g in (2, 3) if n % g == 0), 1)
-    made = [
+    made: list[Callable[[], nn.Module]] = [
         lambda: Calls(pick((_view_shuffle, _sized_shuffle))(groups, len(shape) - 1)),
         lambda: Calls(lambda x: x.flip(1)),
         lambda: Calls(lambda x: torch.roll(x, 1, 1)),

@@ -143,11 +143,11 @@ class Meeting(nn.Module):
 def meeting(shape: Shape, width: int, pick: Chooser) -> nn.Module:
     """Two activated layers, multiplied, subtracted, divided or chosen between."""
     n_in, n_space = shape[0], len(shape) - 1
-    paths = [
+    left, right = (
         nn.Sequential(keeping(n_in, width, n_space, pick), activation(width, pick))
         for _ in range(2)
-    ]
-    return Meeting(*paths, pick(("product", "difference", "largest", "quotient", "where")))
+    )
+    return Meeting(left, right, pick(("product", "difference", "largest", "quotient", "where")))
 
 
 class Skip(nn.Module):

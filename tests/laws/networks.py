@@ -77,7 +77,8 @@ def build(program: Program) -> Network:
             blocks.append(made)
             shapes.append(shape)
     if not blocks:
-        blocks, shapes = [nn.Identity()], [shape]
+        blocks.append(nn.Identity())
+        shapes.append(shape)
     net = Network(blocks, *_heads(program.head, shapes)).double().eval()
     randomise_(net, program.seed)
     return net

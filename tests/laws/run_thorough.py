@@ -102,7 +102,7 @@ def _wrap(
         database=None,
         derandomize=False,
         phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
     def one(example: tuple[Any, ...]) -> None:

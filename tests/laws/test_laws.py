@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from tests.laws import chains, checking
-from tests.laws.networks import NETWORKS
+from tests.laws.networks import NETWORKS, build
 from tests.laws.programs import Gates, Program, gates
 
 LEAST_LEARNABLE = 0.9
