@@ -61,6 +61,15 @@ def test_the_smallest_difference_that_is_not_rounding_is_seen(
         assert 0 < al.certify(first, second, X.double()).difference_float64 < 1e-11
 
 
+def test_a_difference_within_float32_rounding_is_still_no_rounding_in_float64() -> None:
+    first = net()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second[3].bias[0] += 1e-4
+    with pytest.raises(al.CertificateError, match=r"and by \d\.\d\de-0[4-9] in float32"):
+        al.certify(first, second, X)
+
+
 class Fixed(nn.Module):
     """A model whose outputs are given."""
 

@@ -147,6 +147,60 @@ def test_gates_are_not_added_to_gates() -> None:
         al.add_gates(Net(), X.float())
 
 
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("activation", [nn.PReLU(), nn.PReLU(6)])
+def test_a_learnt_activation(activation: nn.Module) -> None:
+    site = TriState(6, activation)
+    net = nn.Sequential(nn.Linear(4, 6), site, nn.Linear(6, 2)).double()
+    set_(site, [0, 3])
+    small = al.compact(net, example_inputs=X)
+    assert small[0].out_features == 4
+    torch.testing.assert_close(small(X), net(X), **EXACT)
+
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.parametrize("activation", [nn.Softmax(1), nn.LayerNorm(6)])
+def test_an_activation_that_mixes_channels_is_refused(activation: nn.Module) -> None:
+    site = TriState(6, activation)
+    net = nn.Sequential(nn.Linear(4, 6), site, nn.Linear(6, 2)).double()
+    set_(site, [0, 3])
+    with pytest.raises(al.SurgeryError, match=type(activation).__name__):
+        al.compact(net, example_inputs=X)
+
+
+def test_one_gate_shared_by_two_layers_is_compacted() -> None:
+    class Shared(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second, self.gate_2 = nn.Linear(6, 6), self.gate_1
+            self.last = nn.Linear(6, 2)
+
+    net = Shared().double()
+    set_(net.gate_1, [0, 1], depth=0.9)
+    small = al.compact(net, example_inputs=X)
+    assert str(al.read_architecture(net, X)) == "2"
+    torch.testing.assert_close(small(X), net(X), **EXACT)
+
+
+def test_the_output_is_never_narrowed() -> None:
+    site = TriState(6).double()
+    net = nn.Sequential(nn.Linear(4, 6).double(), site)
+    set_(site, [2])
+    with pytest.raises(al.SurgeryError, match="part of the model's output; the output is never"):
+        al.compact(net, example_inputs=X)
+
+
+def test_a_linear_site_that_cannot_merge_loses_its_activation() -> None:
+    site = TriState(3).double()
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), site, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
+    set_(site, [0], depth=0.9)
+    x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    small = al.compact(net.double(), example_inputs=x)
+    assert isinstance(small[1], nn.Identity)
+    assert al.plan(net, x).merges == ()
+    torch.testing.assert_close(small(x), net(x), **EXACT)
+
+
 class Attached(nn.Module):
     """Channels last, and a TriState along the last dimension."""
 
