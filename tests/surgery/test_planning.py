@@ -116,6 +116,18 @@ def test_a_norm_between_is_folded_and_counted() -> None:
     assert (merge.before, merge.after) == (30 + 12 + 21, 15)
 
 
+def test_a_norm_between_layers_without_bias_gives_the_merged_one_a_bias() -> None:
+    net = nn.Sequential(
+        nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3, bias=False)
+    )
+    model = gate(net, linear=("0",))
+    (merge,) = al.plan(model).merges
+    assert (merge.before, merge.after) == (24 + 12 + 18, 12 + 3)
+    small = al.compact(model)
+    assert al.count_costs(small).parameters == 15
+    torch.testing.assert_close(small(X), model(X))
+
+
 class Behind(nn.Module):
     """A BatchNorm behind the activation makes a dropped channel a constant."""
 
@@ -143,14 +155,17 @@ def test_a_bias_that_a_fold_makes_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("net", "closed", "linear"),
     [
-        gate(chain(4, 6, 5, 3), {"0": [1, 4]}, linear=("2",)),
-        gate(Behind(), {"first": [1]}),
-        gate(chain(4, 6, 3, norm=True), linear=("0",)),
+        (chain(4, 6, 5, 3), {"0": [1, 4]}, ("2",)),
+        (Behind(), {"first": [1]}, ()),
+        (chain(4, 6, 3, norm=True), {}, ("0",)),
     ],
 )
-def test_a_plan_goes_through_json(model: nn.Module) -> None:
+def test_a_plan_goes_through_json(
+    net: nn.Module, closed: dict[str, list[int]], linear: tuple[str, ...]
+) -> None:
+    model = gate(net, closed, linear)
     plan = al.plan(model)
     assert al.Plan.from_json(plan.to_json()) == plan
     assert al.compact(model, al.Plan.from_json(plan.to_json())).certificate.difference < 1e-3
