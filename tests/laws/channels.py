@@ -147,7 +147,9 @@ def across_norm(shape: Shape, width: int, pick: Chooser) -> nn.Module:
         lambda: nn.GroupNorm(1, n),
         lambda: nn.LayerNorm(shape[-1]) if n_space == 0 else nn.LayerNorm(list(shape)),
     ]
-    if n_space and torch.Size(shape[1:]).numel() > 1:
+    if not n_space:
+        made.append(lambda: nn.RMSNorm(n))
+    elif torch.Size(shape[1:]).numel() > 1:
         instance = getattr(nn, f"InstanceNorm{n_space}d")
         made += [lambda: instance(n, affine=True), lambda: instance(n)]
     return pick(made)()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import tests.laws.channels
 import tests.laws.joins
 import tests.laws.layers
+import tests.laws.mixers
 import tests.laws.spaces
 from tests.laws.layers import Maker, Shape
 from tests.laws.pieces import Calls, activation, pointwise
@@ -22,6 +23,7 @@ MAKERS: dict[str, Maker] = {
     **tests.laws.joins.MAKERS,
     **tests.laws.spaces.MAKERS,
     **tests.laws.channels.MAKERS,
+    **tests.laws.mixers.MAKERS,
 }
 # Layers and joins are what people's networks consist of: they come three times as often.
 KINDS = [
@@ -30,6 +32,7 @@ KINDS = [
     *(2 * tuple(tests.laws.joins.MAKERS)),
     *tests.laws.spaces.MAKERS,
     *tests.laws.channels.MAKERS,
+    *tests.laws.mixers.MAKERS,
 ]
 SHAPES: list[Shape] = [
     (5,), (2, 6, 6), (3, 5, 5), (1, 8, 8), (3, 6, 5), (2, 7, 7), (2, 6), (3, 5), (2, 4, 3, 4),

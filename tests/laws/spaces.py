@@ -114,24 +114,9 @@ def flatten(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     return pick([nn.Flatten, *[lambda form=form: Calls(form) for form in forms]])()
 
 
-def tokens(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
-    """Places become a line, and a Linear works over channels or over places."""
-    if len(shape) != 3:
-        return None
-    n_places = shape[1] * shape[2]
-    if pick((True, False)):
-        steps = [Calls(lambda x: x.flatten(2)), nn.Linear(n_places, width), nn.ReLU()]
-        return nn.Sequential(*steps)
-    mlp = nn.Sequential(nn.Linear(shape[0], width), nn.GELU(), nn.Linear(width, shape[0]))
-    turn = pick((lambda x: x.flatten(2).transpose(1, 2), lambda x: x.flatten(2).permute(0, 2, 1)))
-    start = [nn.LayerNorm(shape[0])] if pick((False, True)) else []
-    return nn.Sequential(Calls(turn), *start, mlp, Calls(lambda x: x.transpose(1, 2)))
-
-
 MAKERS: dict[str, Maker] = {
     "pool": pool,
     "resize": resize,
     "padded": padded,
     "flatten": flatten,
-    "tokens": tokens,
 }

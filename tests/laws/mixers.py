@@ -1,0 +1,74 @@
+"""Blocks that take places for tokens: MLPs over channels or places, and attention."""
+
+import torch
+from torch import Tensor, nn
+
+from tests.laws.layers import Maker, Shape
+from tests.laws.pieces import Calls, activation
+from tests.laws.programs import Chooser
+
+
+def tokens(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """Places become a line, and a Linear works over channels or over places."""
+    if len(shape) != 3:
+        return None
+    n_places = shape[1] * shape[2]
+    if pick((True, False)):
+        steps = [Calls(lambda x: x.flatten(2)), nn.Linear(n_places, width), nn.ReLU()]
+        return nn.Sequential(*steps)
+    mlp = nn.Sequential(nn.Linear(shape[0], width), nn.GELU(), nn.Linear(width, shape[0]))
+    turn = pick((lambda x: x.flatten(2).transpose(1, 2), lambda x: x.flatten(2).permute(0, 2, 1)))
+    start = [nn.LayerNorm(shape[0])] if pick((False, True)) else []
+    return nn.Sequential(Calls(turn), *start, mlp, Calls(lambda x: x.transpose(1, 2)))
+
+
+class Transformer(nn.Module):
+    """Attention and an MLP, each added to what went in; channels in front, as elsewhere."""
+
+    def __init__(self, mix: nn.Module, norm: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mix, self.norm, self.mlp = mix, norm, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        x = x + self.mix(self.norm(x))
+        x = x + self.mlp(x)
+        return x.transpose(1, 2)
+
+
+class TorchAttention(nn.Module):
+    """Attention as torch has it."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(n, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class OwnAttention(nn.Module):
+    """Attention written by hand, with keys of any width."""
+
+    def __init__(self, n: int, n_key: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(n, n_key), nn.Linear(n, n_key), nn.Linear(n, n)
+        self.project = nn.Linear(n, n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.matmul(self.query(x), self.key(x).transpose(-2, -1)) * 0.5
+        return self.project(scores.softmax(-1) @ self.value(x))
+
+
+def transformer(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A transformer's block over the places of a line or of an image."""
+    n = shape[0]
+    if len(shape) not in (2, 3):
+        return None
+    mix = pick((lambda: OwnAttention(n, width), lambda: TorchAttention(n), nn.Identity))()
+    mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
+    line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
+    return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))
+
+
+MAKERS: dict[str, Maker] = {"tokens": tokens, "transformer": transformer}
