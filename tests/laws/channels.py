@@ -142,7 +142,7 @@ def across_norm(shape: Shape, width: int, pick: Chooser) -> nn.Module:
     """A norm that mixes channels, or one that does not."""
     n, n_space = shape[0], len(shape) - 1
     groups = next((g for g in (2, 3) if n % g == 0), 1)
-    made = [
+    made: list[Callable[[], nn.Module]] = [
         lambda: nn.GroupNorm(groups, n),
         lambda: nn.GroupNorm(1, n),
         lambda: nn.LayerNorm(shape[-1]) if n_space == 0 else nn.LayerNorm(list(shape)),
