@@ -3,6 +3,7 @@
 So `isinstance` holds, attributes and methods are there, and no parameter changes its name.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +23,7 @@ def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> Non
     if len(runs) == 1:
         namespace["forward"] = runs[0]
     else:
-        evaluate, train = runs
-        namespace |= {"_evaluate": evaluate, "_train": train, "forward": _by_mode}
+        namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
     base = user_class(net)
     net.__class__ = type(f"{prefix}{base.__name__}", (base,), namespace)
 
@@ -36,9 +36,13 @@ def user_class(net: nn.Module) -> type[nn.Module]:
     return cls
 
 
-def _by_mode(self: Any, *args: Any, **kwargs: Any) -> Any:
-    run = self._train if self.training else self._evaluate
-    return run(*args, **kwargs)
+def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(evaluate)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = self._train if self.training else self._evaluate
+        return run(*args, **kwargs)
+
+    return forward
 
 
 def _forward_of(net: nn.Module, graph: fx.Graph) -> Callable[..., Any]:

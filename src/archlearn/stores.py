@@ -30,10 +30,11 @@ class GateStore(nn.Module):
         self.width, self.depth = nn.Module(), nn.Module()
         groups = choice.blueprint.groups
         for group in groups:
-            start = torch.full((len(group.channels),), width_start)
+            start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
             self.width.register_parameter(gate_key(group.name), nn.Parameter(start))
         for site in choice.links:
-            self.depth.register_parameter(gate_key(site), nn.Parameter(torch.tensor(depth_start)))
+            start = torch.tensor(depth_start, dtype=torch.float64)
+            self.depth.register_parameter(gate_key(site), nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         places = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         self.register_buffer("group_of_gate", places, persistent=False)

@@ -132,7 +132,7 @@ def _draw(
         for site in found
         if site.node in chosen[place] and site.node in followed[place].sites
     ]
-    homes = [*dims.values(), *elements.values()]
+    homes = [*dims.values(), *elements.values(), *_parts(followed, root)]
     groups = _find_groups(root, reasons, homes, at_sites)
     return Blueprint(
         inputs=inputs,
@@ -184,6 +184,16 @@ def _find_reasons(
             reasons.setdefault(channel, block.reason)
     reasons.setdefault(0, TIED_TO_FIXED)
     return reasons
+
+
+def _parts(followed: tuple[Followed, ...], root: Tensor) -> Iterable[Tensor]:
+    """Yield the channels of each part that a tensor is split into.
+
+    A part is a home of its own, so that no part is ever left without a channel.
+    """
+    for each in followed:
+        for parts in each.parts:
+            yield root[parts]
 
 
 def _find_groups(

@@ -214,7 +214,7 @@ def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
 
 def check_argument(given: Any, fixed: Any, name: str) -> None:
     """Raise if an argument that was fixed when the model was traced is given otherwise."""
-    if given is not fixed and given != fixed:
+    if given is not fixed and (isinstance(given, Tensor) or given != fixed):
         raise InputError(
             f"{name} is {given!r}, but the model was traced with {fixed!r}; put the value that "
             "you use into example_inputs"

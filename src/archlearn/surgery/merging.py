@@ -54,7 +54,8 @@ def merge_convolutions(first: Any, second: Any) -> Any:
         )
     ]
     kernel = _compose(first, second, steps, dilation)
-    padding = first.padding if not any(second.padding) else _times(first.stride, second.padding)
+    pads = any(second.padding)
+    padding = _times(first.stride, second.padding) if pads else first.padding
     has_bias = first.bias is not None or second.bias is not None
     merged = type(second)(
         first.in_channels,
@@ -64,7 +65,7 @@ def merge_convolutions(first: Any, second: Any) -> Any:
         padding=padding,
         dilation=tuple(dilation),
         bias=has_bias,
-        padding_mode=first.padding_mode,
+        padding_mode=second.padding_mode if pads else first.padding_mode,
     ).to(second.weight)
     merged.weight.copy_(kernel)
     if has_bias:

@@ -104,6 +104,9 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     }
     before = Costs(count_parameters(model), _count_multiply_adds(model, decision, made.sizes))
     after = _predict(model, made, before)
+    after = Costs(
+        after.parameters - _count_left_out(model, decision, made.sizes), after.multiply_adds
+    )
     return Plan(
         widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after
     )
@@ -183,6 +186,21 @@ def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: _Sizes) ->
     """Return the multiply-adds of one run on the example inputs, from the run already made."""
     layers = sum(find_tensor(model, name).numel() * n for name, n in sizes.positions.items())
     return layers + decision.choice.blueprint.followed[0].other_multiply_adds
+
+
+def _count_left_out(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
+    """Return the parameters of activations (PReLU) all of whose calls have become linear."""
+    calls: dict[str, list[bool]] = {}
+    for site in decision.choice.blueprint.sites[0]:
+        if site.module:
+            calls.setdefault(site.module, []).append(site.name in decision.linear)
+    gone = [name for name, linear in calls.items() if all(linear)]
+    return sum(
+        math.prod(sizes.shape(f"{name}.{key}"))
+        for name in gone
+        for key, _ in model.get_submodule(name).named_parameters()
+        if key not in ("width", "depth")
+    )
 
 
 def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
