@@ -28,6 +28,11 @@ def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> Non
     net.__class__ = type(f"{prefix}{base.__name__}", (base,), namespace)
 
 
+def is_bound(net: nn.Module) -> bool:
+    """Return whether a model runs a generated `forward`."""
+    return "_archlearn_graphs" in vars(type(net))
+
+
 def user_class(net: nn.Module) -> type[nn.Module]:
     """Return the class that the user wrote, whatever has been bound to it since."""
     cls = type(net)

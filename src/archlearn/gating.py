@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.binding import bind_graphs_
+from archlearn.binding import bind_graphs_, is_bound
 from archlearn.choosing import choose
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
@@ -53,7 +53,7 @@ def add_gates(
     _check_leaves(net, leaves)
     gated = copy.deepcopy(net)
     choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
-    store = GateStore(choice, width_start, depth_start)
+    store = GateStore(choice, width_start, depth_start, was_bound=is_bound(net))
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
     reference = next(iter(gated.parameters()))
     store.to(device=reference.device, dtype=reference.dtype)

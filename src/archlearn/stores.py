@@ -16,6 +16,7 @@ class GateStore(nn.Module):
 
     Attributes:
         choice: What is learnt, and why the rest is not.
+        was_bound: Whether the model had a generated `forward` already (a compact model).
         width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
     """
@@ -24,9 +25,12 @@ class GateStore(nn.Module):
     neurons: Tensor
     linear_neurons: Tensor
 
-    def __init__(self, choice: Choice, width_start: float, depth_start: float) -> None:
+    def __init__(
+        self, choice: Choice, width_start: float, depth_start: float, *, was_bound: bool = False
+    ) -> None:
         super().__init__()
         self.choice = choice
+        self.was_bound = was_bound
         self.width, self.depth = nn.Module(), nn.Module()
         groups = choice.blueprint.groups
         for group in groups:

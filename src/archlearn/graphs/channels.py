@@ -11,15 +11,15 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError, first_line
-from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying
+from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
 from archlearn.graphs.ledger import Ledger
 from archlearn.graphs.linear_ops import read_linear_op
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
-from archlearn.graphs.rules.movement import as_selection, call_on_places, move
+from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.sites import SiteChannels
-from archlearn.graphs.step import Step, fixed_out, opaque
+from archlearn.graphs.step import Step, fixed_out, leaves_of, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
 
 _IN_PLACE = {
@@ -36,11 +36,13 @@ class Followed:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
+        parts: The atoms of tensors that are a part of another (a slice, a chunk).
     """
 
     values: dict[str, Any]
     sites: dict[str, SiteChannels]
     other_multiply_adds: int
+    parts: tuple[Tensor, ...]
 
 
 class _Follower(fx.Interpreter):
@@ -55,8 +57,13 @@ class _Follower(fx.Interpreter):
         self.sites: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.other_multiply_adds = 0
+        self.parts: list[Tensor] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
+
+    def result(self) -> Followed:
+        """Return what became of labels in this graph."""
+        return Followed(self.values, self.sites, self.other_multiply_adds, tuple(self.parts))
 
     def run_node(self, n: fx.Node) -> Any:
         out = self._run_real(n)
@@ -100,6 +107,8 @@ class _Follower(fx.Interpreter):
         self._guard_in_place(n, step)
         self._guard_scrambled(n, step)
         made = self.rules[n](step)
+        if self.rules[n] in (move, pick):
+            self._note_parts(step, made)
         if self.rules[n] is move:
             self._note_run(n, step, made)
         if self.rules[n] is activate:
@@ -147,6 +156,12 @@ class _Follower(fx.Interpreter):
             dims = varying(labels.ids)
             if len(dims) > 1:
                 self.ledger.read(labels, dims[0])
+
+    def _note_parts(self, step: Step, made: Any) -> None:
+        n_before = sum(labels.ids.numel() for labels in step.labels)
+        for labels in leaves_of(made):
+            if isinstance(labels, Labels) and labels.ids.numel() < n_before:
+                self.parts.append(torch.unique(without_repeats(labels.ids)))
 
     def _note_run(self, n: fx.Node, step: Step, made: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""
@@ -203,7 +218,7 @@ def follow(
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
             follower.run(*values_for(graph, inputs))
-            followed.append(Followed(follower.values, follower.sites, follower.other_multiply_adds))
+            followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)
 

@@ -74,7 +74,9 @@ view_as where zero_
 """
 METHODS = frozenset(_METHODS.split())
 
-ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "requires_grad"})
+ATTRIBUTES = frozenset(
+    {"shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "requires_grad", "values", "indices"}
+)
 
 # Functions that torchvision marks as leaves of a trace; looked up only where it can be imported.
 _TORCHVISION = {

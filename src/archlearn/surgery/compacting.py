@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.binding import bind_graphs_, user_class
+from archlearn.binding import bind_graphs_, is_bound, user_class
 from archlearn.certificates import compare
 from archlearn.costs import EXAMPLE, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
-from archlearn.stores import STORE
+from archlearn.stores import STORE, find_store
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.narrowing import (
     make_plain_,
@@ -100,7 +100,9 @@ def _carry_out(
     shift_biases_(small, shifts, plan.narrowings)
     carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
     carrier.run()
-    changed = carrier.changed or any(rewriter.changed for rewriter in rewriters)
+    store = find_store(gated)
+    was_bound = store.was_bound if store is not None else is_bound(gated)
+    changed = was_bound or carrier.changed or any(rewriter.changed for rewriter in rewriters)
     return small, carrier.graphs, changed
 
 

@@ -106,12 +106,10 @@ class Rewriter:
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
             return self._scramble(old, node)
-        found = self._evaluate(node, None)
-        if self._same(found, expected):
+        if rule_for(old, self.net) is movement.pad and self._pads_space(old, full):
             return expected
-        is_pad = rule_for(old, self.net) is movement.pad
-        if is_pad and found is not None and found.shape == expected.shape:
-            return expected  # only what is put around differs
+        if self._same(self._evaluate(node, None), expected):
+            return expected
         move = Move(self.net, self.graph, node, self.narrowed, expected, full)
         made = rewrite_move(move) or self._select(old, node, expected)
         if made is None:
@@ -125,6 +123,11 @@ class Rewriter:
         self.narrowed[made] = expected
         self.nodes[old.name] = made
         return expected
+
+    def _pads_space(self, old: fx.Node, full: Labels) -> bool:
+        source = self.blueprint.followed[self.place].values[old.all_input_nodes[0].name]
+        before, after = without_repeats(source.ids), without_repeats(full.ids)
+        return bool(torch.isin(after, before).all())
 
     def _evaluate(self, node: fx.Node, default: Any) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))

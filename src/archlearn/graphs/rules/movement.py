@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from archlearn.graphs.labels import (
     CONSTANT,
@@ -16,6 +16,11 @@ from archlearn.graphs.labels import (
     varying,
 )  # fmt: skip
 from archlearn.graphs.step import Step, fixed_out, leaves_of, map_leaves, opaque, tree_map
+
+_CONSTANT_PADS = (
+    nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
+    nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+)  # fmt: skip
 
 
 def move(step: Step) -> Any:
@@ -103,6 +108,11 @@ def _pad_channels(step: Step, x: Labels, amounts: Any, value: float, dim: int) -
 
 
 def _pad_arguments(step: Step) -> tuple[Labels, tuple[int, ...], str, float]:
+    if step.node.op == "call_module":
+        module: Any = step.module
+        is_constant = isinstance(module, _CONSTANT_PADS)
+        value = getattr(module, "value", 0.0)
+        return step.x, tuple(module.padding), "constant" if is_constant else "other", value
     amounts = step.argument(1, "pad")
     mode = step.argument(2, "mode", "constant")
     return step.x, tuple(amounts), mode, step.argument(3, "value") or 0.0

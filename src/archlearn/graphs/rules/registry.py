@@ -208,7 +208,7 @@ _BY_CLASS: list[tuple[Any, Rule]] = [
     ((nn.AlphaDropout, nn.FeatureAlphaDropout), elementwise.keep),
     ((nn.Sigmoid, nn.Hardsigmoid), elementwise.unary),
     (_POOL_MODULES, spatial.pool),
-    (_PAD_MODULES, spatial.pool),
+    (_PAD_MODULES, movement.pad),
     (nn.Upsample, spatial.resize),
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin), spatial.along_dim),
     (_BATCH_NORMS, norms.within_channel),
