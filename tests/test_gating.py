@@ -159,6 +159,15 @@ def test_open_depth_gate_makes_the_layer_linear() -> None:
     torch.testing.assert_close(gated.eval()(X), expected)
 
 
+def test_an_activation_that_works_in_place_is_made_linear_too() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
+    gated = al.add_gates(net, X)
+    with torch.no_grad():
+        depth_gates(gated)["0"].fill_(1.0)
+    torch.testing.assert_close(gated(X), net[2](net[0](X)))
+    assert net[1].inplace
+
+
 def test_the_last_channel_of_a_layer_stays() -> None:
     net, gated = gate()
     with torch.no_grad():

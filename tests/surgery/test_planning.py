@@ -101,6 +101,35 @@ def test_what_a_merge_must_lower_is_the_users_choice() -> None:
     assert plan.pay == "multiply_adds"
 
 
+def test_a_plan_is_carried_out_as_its_user_chose() -> None:
+    model = gate(chain(4, 2, 4), linear=("0",))
+    small = al.compact(model, al.plan(model, pay="multiply_adds"))
+    assert al.count_costs(small).parameters == 10 + 12
+    assert al.count_costs(al.compact(model)).parameters == 20
+
+
+class Twice(nn.Module):
+    """One layer called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.both, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.both(torch.relu(self.first(x))))
+        return self.last(torch.relu(self.both(y)))
+
+
+def test_the_work_of_a_layer_called_twice_is_counted_twice() -> None:
+    model = al.add_gates(Twice(), X)
+    (name,) = width_gates(model)
+    with torch.no_grad():
+        width_gates(model)[name][[0, 1]] = 0.0
+    plan = al.plan(model)
+    assert plan.after == al.Costs(20 + 20 + 15, 5 * (16 + 2 * 16 + 12))
+    assert al.count_costs(al.compact(model)) == plan.after
+
+
 def test_a_run_of_linear_layers_merges_in_the_cheapest_parts() -> None:
     """4-9-1-9-4 with all linear: 4-1-4 costs 5 + 8, less than one layer of 20."""
     plan = al.plan(gate(chain(4, 9, 1, 9, 4), linear=("0", "2", "4")))
@@ -160,6 +189,7 @@ def test_a_bias_that_a_fold_makes_is_counted() -> None:
         (chain(4, 6, 5, 3), {"0": [1, 4]}, ("2",)),
         (Behind(), {"first": [1]}, ()),
         (chain(4, 6, 3, norm=True), {}, ("0",)),
+        (chain(4, 6, 3), {"0": [0, 1, 2, 3, 4]}, ("0",)),
     ],
 )
 def test_a_plan_goes_through_json(
