@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import fx, nn
 
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
+
 
 def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> None:
     """Give `net` a `forward` that runs the given graphs.
@@ -26,6 +28,17 @@ def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> Non
         namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
     base = user_class(net)
     net.__class__ = type(f"{prefix}{base.__name__}", (base,), namespace)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric."""
+    while True:
+        inner: Any = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in _WRAPPERS:
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
 
 
 def is_bound(net: nn.Module) -> bool:

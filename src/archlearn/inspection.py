@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from archlearn.binding import unwrap
 from archlearn.choosing import Choice, choose, choose_by_hand
 from archlearn.costs import known_inputs
 from archlearn.graphs.sites import Site
@@ -67,6 +68,7 @@ def inspect(model: nn.Module, example_inputs: object = None) -> Inspection:
             table says what `add_gates` would learn.
         example_inputs: Arguments for one call of the model.
     """
+    model = unwrap(model)
     store = find_store(model)
     if store is not None:
         return _inspect(store.choice)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from archlearn.binding import unwrap
 from archlearn.graphs.linear_ops import is_linear_op, layer_of
 from archlearn.modes import evaluating
 from archlearn.surgery.planning import decide, draft
@@ -55,6 +56,7 @@ def read_architecture(
         example_inputs: Needed only where gates were placed by hand.
         pay: What a merge must lower to be made.
     """
+    model = unwrap(model)
     with evaluating(model):
         decision = decide(model, example_inputs)
         sketch = draft(model, decision, pay)

@@ -33,7 +33,8 @@ def plan_merges(
 ) -> tuple[Merge, ...]:
     """Return for each run of linear links the cheapest way to merge its layers.
 
-    A run of layers may merge wholly, in parts or not at all; all ways are compared.
+    A run of layers may merge wholly, in parts or not at all; all ways are compared. A merge
+    must lower what the user counts, and may not raise the other cost.
     """
     merges: list[Merge] = []
     for run in _runs([links[site] for site in linear if site in links]):
@@ -102,7 +103,7 @@ def _split(run: list[Link], sizes: Sizes, pay: str) -> list[Merge]:
     for end in range(1, n + 1):
         options: list[tuple[int, list[tuple[int, int]]]] = []
         for start in range(end):
-            if end - start > 1 and not _is_exact(run, start, end, sizes):
+            if end - start > 1 and not _may_merge(run, start, end, sizes):
                 continue
             cost = _segment_cost(run, start, end, sizes, pay)
             options.append((best[start][0] + cost, [*best[start][1], (start, end)]))
@@ -121,6 +122,15 @@ def _segment_cost(run: list[Link], start: int, end: int, sizes: Sizes, pay: str)
     norms_behind = run[end - 1].norms if end <= len(run) else ()
     kept = separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes)
     return (merge.after if end - start > 1 else merge.before) + getattr(kept, pay)
+
+
+def _may_merge(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
+    """Return whether a merge is exact and raises neither of the two costs."""
+    if not _is_exact(run, start, end, sizes):
+        return False
+    draft = _merge(run, start, end, sizes, "parameters", made=True)
+    old, new = separate_costs(draft, sizes), merged_costs(draft, sizes)
+    return new.parameters <= old.parameters and new.multiply_adds <= old.multiply_adds
 
 
 def _is_exact(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.binding import bind_graphs_, is_bound, user_class
+from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import compare
 from archlearn.costs import EXAMPLE, known_inputs
 from archlearn.errors import InputError, SurgeryError
@@ -43,6 +43,7 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         SurgeryError: If the plan does not fit the model, or would not be exact.
         CertificateError: If the result differs from the model.
     """
+    model = unwrap(model)
     if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
         raise InputError(
             f"plan is a {type(plan).__name__}; give a Plan from archlearn.plan(model), and "

@@ -22,7 +22,9 @@ class Move:
 
     Attributes:
         narrowed: The labels that stay, or other values, of each node so far.
-        expected: The labels that the call should return.
+        source: The places of the input's elements that stay.
+        expected: The places that the call should return.
+        found: The places that it returns as it stands, or None if it does not run.
         full: The labels that it returned before anything was dropped.
     """
 
@@ -30,13 +32,10 @@ class Move:
     graph: fx.Graph
     node: fx.Node
     narrowed: dict[fx.Node, Any]
+    source: Any
     expected: Any
+    found: Any
     full: Any
-
-    @property
-    def source(self) -> Any:
-        """The narrowed input."""
-        return self.narrowed.get(self.node.all_input_nodes[0])
 
 
 def rewrite_move(move: Move) -> fx.Node | None:

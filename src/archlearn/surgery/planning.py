@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from archlearn.binding import unwrap
 from archlearn.choosing import Choice, choose_by_hand
 from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
@@ -54,6 +55,7 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
         InputError: If the model has no gates, or `pay` is neither of the two.
         SurgeryError: If a gate placed by hand drops a channel that something still reads.
     """
+    model = unwrap(model)
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
     with evaluating(model):

@@ -4,6 +4,7 @@ The narrowed labels are sent through each call that only moves data. Where the c
 stands gives the labels that it should, it stays; where it does not, it is rewritten.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,10 +109,13 @@ class Rewriter:
             return self._scramble(old, node)
         if rule_for(old, self.net) is movement.pad and self._pads_space(old, full):
             return expected
-        if self._same(self._evaluate(node, None), expected):
+        if isinstance(values[old.all_input_nodes[0].name], tuple | list):
+            return self._evaluate(node, expected)
+        tracked = self._track(old, node, full)
+        if tracked is not None and self._same(tracked.found, tracked.expected):
             return expected
-        move = Move(self.net, self.graph, node, self.narrowed, expected, full)
-        made = rewrite_move(move) or self._select(old, node, expected)
+        made = None if tracked is None else rewrite_move(tracked)
+        made = made or self._select(old, node, expected)
         if made is None:
             raise SurgeryError(
                 f"cannot narrow through {node.name} ({node.target}): its shape arguments mix "
@@ -129,34 +133,62 @@ class Rewriter:
         before, after = without_repeats(source.ids), without_repeats(full.ids)
         return bool(torch.isin(after, before).all())
 
+    def _track(self, old: fx.Node, node: fx.Node, full: Any) -> Move | None:
+        """Send the place of every element through the call, before and after narrowing.
+
+        Labels would not do: elements of one channel have the same label, and may change places.
+        """
+        values = self.blueprint.followed[self.place].values
+        whole: dict[fx.Node, Tensor] = {}
+        parts: dict[fx.Node, Any] = {}
+        start = 0
+        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
+            labels = values[before.name]
+            if isinstance(self.narrowed.get(now), Scrambled):
+                return None
+            if isinstance(labels, Labels):
+                n = labels.ids.numel()
+                places = torch.arange(start, start + n, dtype=torch.float64).reshape(labels.shape)
+                whole[before], parts[now] = places, self._cut(labels, places)
+                start += n
+        moved = _try(old, self.net, lambda n: whole.get(n, values[n.name]))
+        found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
+        if rule_for(old, self.net) is movement.pad:  # what is put in has no place before
+            moved, found, parts = map_leaves(_ids, full), self._evaluate(node, None), self.narrowed
+        labels_out, moved_out = leaves_of(full), leaves_of(moved)
+        if len(labels_out) != len(moved_out):
+            return None
+        cut = [self._cut(x, y) for x, y in zip(labels_out, moved_out, strict=True)]
+        expected = cut[0] if isinstance(full, Labels) else cut
+        source = parts.get(node.all_input_nodes[0])
+        return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
+
     def _evaluate(self, node: fx.Node, default: Any) -> Any:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.narrowed.get(n))
-        try:
-            return call_node(node, self.net, args, kwargs)
-        except Exception:  # it does not run on narrowed labels as it stands
-            return default
+        found = _try(node, self.net, self.narrowed.get)
+        return default if found is None else found
 
     def _reduce_all(self, full: Any) -> Any:
         return map_leaves(self._reduce_labels, full)
 
     def _reduce_labels(self, value: Any) -> Any:
         """Return the ids that stay, None where they are no box, other values as they are."""
-        if not isinstance(value, Labels):
-            return value
-        repeated = {dim: size for dim, size in enumerate(value.shape) if value.ids.stride(dim) == 0}
-        ids = value.ids
+        return self._cut(value, value.ids) if isinstance(value, Labels) else value
+
+    def _cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
+        """Return the part of a tensor with these labels that stays, None if it is no box."""
+        ids = labels.ids
+        repeated = [dim for dim in range(ids.dim()) if ids.stride(dim) == 0]
         for dim in repeated:
             ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
         gone = self.dropped[self.blueprint.root[ids]]
         if not bool(gone.any()):
-            return value.ids
+            return tensor
         for dim in range(ids.dim()):
-            whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
-            kept = torch.nonzero(~whole).flatten()
-            ids, gone = ids.index_select(dim, kept), gone.index_select(dim, kept)
-        if bool(gone.any()):
-            return None
-        return ids.expand([repeated.get(dim, size) for dim, size in enumerate(ids.shape)])
+            if dim not in repeated:
+                whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
+                kept = torch.nonzero(~whole).flatten()
+                gone, tensor = gone.index_select(dim, kept), tensor.index_select(dim, kept)
+        return None if bool(gone.any()) else tensor
 
     def _touches(self, full: Any) -> bool:
         return any(
@@ -253,3 +285,16 @@ class Rewriter:
         reference = next(iter(self.net.parameters()), index)
         self.net.register_buffer(name, index.to(reference.device))
         return name
+
+
+def _try(node: fx.Node, net: nn.Module, value_of: Callable[[fx.Node], Any]) -> Any:
+    """Make a call with other arguments; return None if it does not run on them."""
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)
+    try:
+        return call_node(node, net, args, kwargs)
+    except Exception:  # literal sizes do not fit narrowed tensors
+        return None
+
+
+def _ids(leaf: Any) -> Any:
+    return leaf.ids if isinstance(leaf, Labels) else leaf

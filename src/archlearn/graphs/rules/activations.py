@@ -60,6 +60,14 @@ def activate(step: Step) -> Any:
 
 def _activate(step: Step) -> Any:
     name = activation_name(step.node, step.net)
+    module = step.module if step.node.op == "call_module" else None
+    known = (*MODULES, *SQUASHING_MODULES, nn.Identity)
+    if isinstance(module, TriState) and not isinstance(module.activation, known):
+        return opaque(
+            step,
+            f"{step.node.target!r} wraps a {name}, which may mix channels",
+            "wrap an activation that treats every element alike",
+        )
     if name.lower() == "prelu":
         return prelu(step)
     return _glu(step) if name.lower() == "glu" else unary(step)

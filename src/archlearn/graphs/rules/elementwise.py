@@ -34,8 +34,8 @@ def unary(step: Step) -> Any:
 def prelu(step: Step) -> Any:
     """A slope for each channel or for all; zero stays zero."""
     if step.node.op == "call_module":
-        name = f"{step.node.target}.weight"
-        slope = step.ledger.raw(name)
+        inner = ".activation" if hasattr(step.module, "activation") else ""
+        slope = step.ledger.raw(f"{step.node.target}{inner}.weight")
     else:
         slope = step.argument(1, "weight")
     if not isinstance(slope, Labels):
