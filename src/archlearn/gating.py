@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.binding import bind_graphs_, is_bound
+from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
@@ -119,6 +119,11 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
 
 
 def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
+    if unwrap(net) is not net:
+        raise InputError(
+            f"the model is wrapped in a {type(net).__name__}; give the model itself, and wrap or "
+            "compile the gated copy"
+        )
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")
     for name, start in (("width_start", width_start), ("depth_start", depth_start)):

@@ -25,9 +25,10 @@ class Gate(Enum):
 
 def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     """Return `x` with each channel multiplied by its binary width gate."""
+    dim %= x.dim()
     shape = [1] * x.dim()
     shape[dim] = -1
-    return _Scale.apply(x, width.to(x.dtype).reshape(shape))
+    return _Scale.apply(x, width.to(x.dtype).reshape(shape), dim)
 
 
 def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:
@@ -42,25 +43,31 @@ class _Scale(torch.autograd.Function):
     made at once.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
+    def forward(x: Tensor, scale: Tensor, dim: int) -> Tensor:  # noqa: ARG004
         return x * scale
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        x, scale, ctx.dim = inputs
+        ctx.save_for_backward(x, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, scale = ctx.saved_tensors
-        for_x, for_scale = ctx.needs_input_grad
+        for_x, for_scale = ctx.needs_input_grad[:2]
         return (
             grad * scale if for_x else None,
-            _sum_product(grad, x, scale) if for_scale else None,
+            _sum_product(grad, x, scale, ctx.dim) if for_scale else None,
+            None,
         )
 
 
-def _sum_product(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+def _sum_product(grad: Tensor, x: Tensor, scale: Tensor, dim: int) -> Tensor:
     """Return the sum of `grad * x` over all dimensions that `scale` does not have."""
-    dim = next((d for d, size in enumerate(scale.shape) if size > 1), 0)
     inner = math.prod(x.shape[dim + 1 :])
     if inner < 4 or not (grad.is_contiguous() and x.is_contiguous()):
         return (grad * x).sum_to_size(scale.shape)

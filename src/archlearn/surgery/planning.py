@@ -19,7 +19,7 @@ from archlearn.graphs.labels import CONSTANT, Labels, core
 from archlearn.graphs.ledger import find_tensor, first_names
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.modes import evaluating
-from archlearn.stores import find_store
+from archlearn.stores import STORE, find_store
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.plans import Fold, Merge, Narrowing, Plan
 from archlearn.tristate import TriState, check_gate
@@ -67,6 +67,13 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     store = find_store(model)
     if store is None:
         return _decide_by_hand(model, example_inputs)
+    if getattr(model, STORE, None) is not store:
+        name = next(name for name, module in model.named_modules() if module is store)
+        inside = name.removesuffix(f".{STORE}")
+        raise InputError(
+            f"the gates are in the submodule {inside!r}; call plan, compact or "
+            f"read_architecture on that"
+        )
     for name, gate in [*store.width_gates().items(), *store.depth_gates().items()]:
         check_gate(name, gate)
     blueprint = store.choice.blueprint

@@ -97,6 +97,9 @@ class Rewriter:
             return self._visit_move(old, node, full)
         if not has_labels:
             return full if rule is opaque else self._evaluate(node, full)
+        for source in node.all_input_nodes:
+            if isinstance(self.narrowed.get(source), Scrambled):
+                raise SurgeryError(_cannot_narrow(source))
         self._bake_numbers(old, node)
         return self._reduce_all(full)
 
@@ -117,10 +120,7 @@ class Rewriter:
         made = None if tracked is None else rewrite_move(tracked)
         made = made or self._select(old, node, expected)
         if made is None:
-            raise SurgeryError(
-                f"cannot narrow through {node.name} ({node.target}): its shape arguments mix "
-                "channels with other dimensions; mark the module that calls it in leaves=[...]"
-            )
+            return self._scramble(old, node)
         self.changed = True
         node.replace_all_uses_with(made)
         self.replaced.add(node)
@@ -241,10 +241,7 @@ class Rewriter:
         found = self._source(old, node)
         moved = None if found is None else self._moved_places(old, found[1])
         if found is None or not isinstance(moved, Tensor):
-            raise SurgeryError(
-                f"cannot narrow through {node.name} ({node.target}); mark the module that calls "
-                "it in leaves=[...]"
-            )
+            raise SurgeryError(_cannot_narrow(node))
         return Scrambled(found[0], moved)
 
     def _select(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
@@ -298,3 +295,10 @@ def _try(node: fx.Node, net: nn.Module, value_of: Callable[[fx.Node], Any]) -> A
 
 def _ids(leaf: Any) -> Any:
     return leaf.ids if isinstance(leaf, Labels) else leaf
+
+
+def _cannot_narrow(node: fx.Node) -> str:
+    return (
+        f"cannot narrow through {node.name} ({node.target}): it mixes channels with other "
+        "dimensions; mark the module that calls it in leaves=[...]"
+    )

@@ -134,7 +134,7 @@ _POOLS = [
     "fn",
 ]
 _MEANS = ["mean", "amax", "amin", "nanmean"]
-_REDUCTIONS = ["sum", "norm", "std", "var", "logsumexp"]
+_REDUCTIONS = ["sum", "norm", "std", "var"]
 _ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
 _NUMBERS = [
     "size",
