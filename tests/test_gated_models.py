@@ -123,7 +123,6 @@ def test_a_model_of_another_precision_is_learnt_and_compacted(dtype: torch.dtype
     torch.testing.assert_close(small(x), model(x), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.xfail(strict=True, reason="_Scale has no setup_context")
 def test_function_transforms_work() -> None:
     """Gradients of each sample by `vmap` sum to the gradient of the batch."""
     model = make()[1].eval()

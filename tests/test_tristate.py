@@ -128,16 +128,8 @@ def test_channels_may_be_counted_from_the_end() -> None:
         ((1, 4, 3, 3), 1),
         ((4, 1), 1),
         ((2, 3, 1), 2),
-        pytest.param(
-            (3, 1, 2, 2),
-            1,
-            marks=pytest.mark.xfail(strict=True, reason="backward with one channel fails"),
-        ),
-        pytest.param(
-            (3, 1, 6),
-            1,
-            marks=pytest.mark.xfail(strict=True, reason="backward with one channel fails"),
-        ),
+        ((3, 1, 2, 2), 1),
+        ((3, 1, 6), 1),
     ],
 )
 def test_gradients_of_scaling_agree_with_autograd(shape: tuple[int, ...], dim: int) -> None:

@@ -121,8 +121,8 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
 def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
     if unwrap(net) is not net:
         raise InputError(
-            f"the model is wrapped in a {type(net).__name__}; give the model itself, and wrap or "
-            "compile the gated copy"
+            f"the model is wrapped in a {type(net).__name__}; give the model as it was before "
+            "torch.compile or DDP, and wrap the gated copy"
         )
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")

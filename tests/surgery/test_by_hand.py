@@ -157,7 +157,6 @@ def test_a_learnt_activation(activation: nn.Module) -> None:
     torch.testing.assert_close(small(X), net(X), **EXACT)
 
 
-@pytest.mark.xfail(strict=True, reason="not refused by name yet")
 @pytest.mark.parametrize("activation", [nn.Softmax(1), nn.LayerNorm(6)])
 def test_an_activation_that_mixes_channels_is_refused(activation: nn.Module) -> None:
     site = TriState(6, activation)

@@ -272,6 +272,8 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         for site in sites:
             module = by_hand.get(site.module)
             channels = blueprint.channels_of(place, site)
+            if module is not None and channels is None:
+                _check_all_open(site.module, module)
             if module is not None and module.width is not None and channels is not None:
                 opened = is_open(module.width).cpu()
                 kept[channels[opened]] = True
@@ -284,6 +286,15 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         if site.module in by_hand and _is_linear(by_hand[site.module])
     )
     return Decision(choice, closed, linear)
+
+
+def _check_all_open(name: str, module: TriState) -> None:
+    if module.width is not None and not bool(is_open(module.width).all()):
+        raise SurgeryError(
+            f"{name!r} drops channels that cannot go: it wraps a "
+            f"{type(module.activation).__name__}, which may mix them, or none of the model's "
+            "layers makes them; wrap an activation that treats every element alike"
+        )
 
 
 def _is_linear(site: TriState) -> bool:

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.labels import Labels, without_repeats
+from archlearn.graphs.labels import Labels, varying, without_repeats
 from archlearn.graphs.rules import movement
 from archlearn.graphs.rules.movement import as_selection
 from archlearn.graphs.rules.registry import rule_for
@@ -254,7 +254,7 @@ class Rewriter:
         full_source = self._full_of(source)
         if not isinstance(moved, Tensor) or full_source is None:
             return None
-        chosen = as_selection(full_source.shape, moved)
+        chosen = as_selection(full_source.shape, moved, varying(full_source.ids))
         if chosen is None:
             return None
         dim, index = chosen

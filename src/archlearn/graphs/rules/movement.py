@@ -1,6 +1,6 @@
 """Calls that only move data: the same is done to the labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,12 +71,17 @@ def call_on_places(step: Step, places: Tensor) -> Tensor:
     return _call_on(step, lambda _: places)
 
 
-def as_selection(shape: torch.Size, moved: Tensor) -> tuple[int, Tensor] | None:
-    """Return the dimension and indices that turn a tensor of places into `moved`."""
+def as_selection(
+    shape: torch.Size, moved: Tensor, dims: Sequence[int] = ()
+) -> tuple[int, Tensor] | None:
+    """Return the dimension and indices that turn a tensor of places into `moved`.
+
+    The given dimensions are tried first: what changes nothing is a selection along any.
+    """
     places = torch.arange(shape.numel()).reshape(shape)
     if moved.dim() != len(shape) or moved.numel() == 0:
         return None
-    for dim in range(len(shape)):
+    for dim in [*dims, *range(len(shape))]:
         others = [s for d, s in enumerate(shape) if d != dim]
         if others != [s for d, s in enumerate(moved.shape) if d != dim]:
             continue
