@@ -29,7 +29,7 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet torch==2.13.0
 	$(PIP) install --quiet hatchling editables
-	$(PIP) install --quiet --no-build-isolation -e '.[cli,dev,bench]'
+	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,dev,bench]'
 	$(PIP) install --quiet --no-deps torchvision==0.28.0
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@
@@ -56,11 +56,11 @@ demo: $(STAMP) ## Learn a small network on real data and show the result
 	$(BIN)/archlearn demo
 
 laws: $(STAMP) ## Check every law on 10,000 random networks (hours)
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(WORKERS) tests/laws
+	$(BIN)/python tests/laws/run_thorough.py --examples 10000 --workers $(WORKERS)
 
 benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their tables
-	$(BIN)/python benchmarks/step_cost.py
-	$(BIN)/python benchmarks/torchvision_models.py
+	$(BIN)/python -m benchmarks.step_cost
+	$(BIN)/python -m benchmarks.torchvision_models
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
