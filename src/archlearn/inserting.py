@@ -58,8 +58,14 @@ def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
 
 def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:
     """Call a layer with each input column of its weight multiplied by its width gate."""
-    weight: Any = layer.weight
-    return torch.func.functional_call(layer, {"weight": gate_channels(weight, width, dim)}, (x,))
+    owner: Any = layer
+    weight = gate_channels(owner.weight, width, dim)
+    if not (owner._forward_hooks or owner._forward_pre_hooks or owner._backward_hooks):
+        if isinstance(layer, nn.Linear):
+            return F.linear(x, weight, layer.bias)
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return owner._conv_forward(x, weight, owner.bias)
+    return torch.func.functional_call(layer, {"weight": weight}, (x,))
 
 
 class _Writer:
