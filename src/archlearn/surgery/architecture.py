@@ -7,7 +7,8 @@ from torch import fx, nn
 from archlearn.binding import unwrap
 from archlearn.graphs.linear_ops import is_linear_op, layer_of
 from archlearn.modes import evaluating
-from archlearn.surgery.planning import decide, draft
+from archlearn.surgery.deciding import decide
+from archlearn.surgery.planning import draft
 
 
 @dataclass(frozen=True, slots=True)

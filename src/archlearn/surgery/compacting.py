@@ -15,6 +15,7 @@ from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
 from archlearn.stores import STORE, find_store
 from archlearn.surgery.carrying import Carrier
+from archlearn.surgery.deciding import Decision, decide
 from archlearn.surgery.narrowing import (
     make_plain_,
     narrowed_tensors,
@@ -22,7 +23,7 @@ from archlearn.surgery.narrowing import (
     shift_biases_,
     update_sizes_,
 )
-from archlearn.surgery.planning import Decision, computed_tensors, decide, write_plan
+from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
 
