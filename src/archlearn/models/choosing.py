@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from archlearn.errors import InputError
+from archlearn.models import alexnet, caffenet
 from archlearn.models.convnet import ConvNet
 from archlearn.models.importing import import_callable, is_reference
 from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
@@ -14,10 +15,12 @@ from archlearn.models.mlp import MLP
 
 Shape = tuple[int, ...]
 KINDS = {
-    "lenet": "20-50-500-10, the paper's network for MNIST",
+    "lenet": "20-50-500-10, the paper's network for MNIST; lenet:8-12-20 chooses widths",
     "deep-lenet": "20-50-(75 x 6)-10; deep-lenet:12 chooses how many",
     "mlp": "300-100 hidden; mlp:500-200-100 chooses others",
     "convnet": "32-32-64-64-128-128 convolutions with BatchNorm",
+    "caffenet": "the paper's network for ImageNet; caffenet:0.5 has half of each width",
+    "alexnet": "torchvision's AlexNet: one tower, no normalisation",
     "package.module:function": "your own function or class",
 }
 
@@ -32,9 +35,9 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
         InputError: If there is no such network, or it does not fit the data.
     """
     kind, _, rest = name.partition(":")
-    if kind == "lenet" and not rest:
+    if kind == "lenet":
         channels, side = _square(name, input_shape, SMALLEST_SIDE)
-        return LeNet(channels, side, n_outputs)
+        return LeNet(channels, side, n_outputs, _three(rest or "20-50-500", name))
     if kind == "deep-lenet":
         channels, side = _square(name, input_shape, SMALLEST_SIDE)
         return DeepLeNet(_numbers(rest or "6", name)[0], channels, side, n_outputs)
@@ -45,6 +48,14 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
         return MLP(n_in, n_outputs, _numbers(rest or "300-100", name))
     if kind == "convnet" and not rest:
         return ConvNet(_square(name, input_shape, 8)[0], n_outputs)
+    if kind == "caffenet":
+        channels, side = _square(name, input_shape, caffenet.SMALLEST_SIDE)
+        sizes = caffenet.Sizes(
+            n_channels=channels, side=side, n_outputs=n_outputs, factor=_factor(rest or "1", name)
+        )
+        return caffenet.CaffeNet(sizes)
+    if kind == "alexnet" and not rest:
+        return alexnet.AlexNet(_square(name, input_shape, alexnet.SMALLEST_SIDE)[0], n_outputs)
     if is_reference(name):
         return _from_user(name, input_shape, n_outputs)
     raise _unknown(name)
@@ -56,7 +67,7 @@ def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
         raise InputError(
             f"the model {name!r} takes square images of at least {smallest} x {smallest} pixels, "
             f"but one example has shape {shape}; use --model mlp, or data that fit "
-            "(digits:28 enlarges the digits)"
+            "(digits:28 enlarges the digits), or enlarge them batch by batch (--resize 227)"
         )
     return shape[0], shape[1]
 
@@ -66,6 +77,23 @@ def _numbers(text: str, name: str) -> list[int]:
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise InputError(f"{name!r}: give widths as numbers with dashes, as in mlp:300-100")
     return [int(part) for part in parts]
+
+
+def _factor(text: str, name: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 4:
+        raise InputError(f"{name!r}: give the factor of the widths, as in caffenet:0.5")
+    return factor
+
+
+def _three(text: str, name: str) -> tuple[int, int, int]:
+    numbers = _numbers(text, name)
+    if len(numbers) != 3:
+        raise InputError(f"{name!r}: a LeNet has three widths to choose, as in lenet:8-12-20")
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:

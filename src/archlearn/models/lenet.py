@@ -14,13 +14,20 @@ class LeNet(nn.Module):
     On 28 x 28 images of one channel it has 431,080 parameters.
     """
 
-    def __init__(self, n_channels: int = 1, side: int = 28, n_outputs: int = 10) -> None:
+    def __init__(
+        self,
+        n_channels: int = 1,
+        side: int = 28,
+        n_outputs: int = 10,
+        widths: tuple[int, int, int] = (20, 50, 500),
+    ) -> None:
         super().__init__()
         reduced = ((side - 4) // 2 - 4) // 2
-        self.conv1 = nn.Conv2d(n_channels, 20, 5)
-        self.conv2 = nn.Conv2d(20, 50, 5)
-        self.fc1 = nn.Linear(50 * reduced * reduced, 500)
-        self.fc2 = nn.Linear(500, n_outputs)
+        first, second, third = widths
+        self.conv1 = nn.Conv2d(n_channels, first, 5)
+        self.conv2 = nn.Conv2d(first, second, 5)
+        self.fc1 = nn.Linear(second * reduced * reduced, third)
+        self.fc2 = nn.Linear(third, n_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one score for each class."""

@@ -74,20 +74,28 @@ class DeviceStep:
 
 
 class CapturedStepper:
-    """Replays a captured graph of several steps, and one of a single step for the rest."""
+    """Replays a captured graph of several steps, and one of a single step for the rest.
+
+    Attributes:
+        stream: Where the graphs were captured. Graphs that are replayed at the same time must
+            come from different streams: a stream's calls to cuBLAS share a workspace.
+    """
 
     def __init__(self, body: DeviceStep, steps_per_epoch: int) -> None:
         self._body = body
         self._next_step = -1
         self._steps_per_epoch = steps_per_epoch
         self._chunk = largest_divisor(steps_per_epoch, MOST_STEPS_IN_A_GRAPH)
+        self.stream = torch.cuda.Stream()
         body.work.model.train()
         random_state = torch.cuda.get_rng_state()
         kept = _keep(body)
         try:
-            _warm_up(body)
-            self._single = _capture(body, 1)
-            self._several = _capture(body, self._chunk) if self._chunk > 1 else self._single
+            _warm_up(body, self.stream)
+            self._single = _capture(body, 1, self.stream)
+            self._several = self._single
+            if self._chunk > 1:
+                self._several = _capture(body, self._chunk, self.stream)
         finally:
             _give_back(body, kept)
             torch.cuda.set_rng_state(random_state)
@@ -143,8 +151,7 @@ def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
         tensor.zero_()
 
 
-def _warm_up(body: DeviceStep) -> None:
-    stream = torch.cuda.Stream()
+def _warm_up(body: DeviceStep, stream: torch.cuda.Stream) -> None:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP):
@@ -154,9 +161,9 @@ def _warm_up(body: DeviceStep) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def _capture(body: DeviceStep, count: int) -> torch.cuda.CUDAGraph:
+def _capture(body: DeviceStep, count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(count):
             body.run()
     return graph

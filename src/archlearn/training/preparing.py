@@ -76,14 +76,48 @@ def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
     """Return a session at the beginning of its first epoch."""
     fabric = start_fabric(settings.hardware)
     with fabric.rank_zero_first():
-        examples = load_examples(settings.data, progress)
-    dataset = build_dataset(examples, validation_share=settings.validation, limit=settings.limit)
+        dataset = load_dataset(settings, progress)
+    if len(dataset.validation) == 0:
+        raise SettingsError(
+            "validation is 0, but a run is watched on its validation part; use a small share, "
+            "as --validation 0.01"
+        )
+    return open_session(settings, folder, fabric, dataset)
+
+
+def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
+    """Return the data set that the settings ask for."""
+    return build_dataset(
+        load_examples(settings.data, progress),
+        validation_share=settings.validation,
+        limit=settings.limit,
+        classes=settings.classes,
+    )
+
+
+def open_session(
+    settings: RunSettings,
+    folder: Path,
+    fabric: Fabric,
+    dataset: Dataset,
+    network: nn.Module | None = None,
+) -> Session:
+    """Return a session on data at hand.
+
+    Args:
+        settings: What was asked for.
+        folder: Where the run is recorded.
+        fabric: Launched.
+        dataset: What is learnt from.
+        network: A plain network to start from, instead of a fresh one; it is not changed.
+    """
     n_parts = fabric.world_size * settings.hardware.accumulate
     settings = derive_sizes(settings, len(dataset.train), n_parts)
     _check_batch(settings, len(dataset.train), n_parts)
     seed_everything(settings.seed, 0)
-    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
-    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    if network is None:
+        network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2].cpu())
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
     settings = derive_strengths(settings, dataset, n_neurons)

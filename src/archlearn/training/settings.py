@@ -114,6 +114,7 @@ class RunSettings:
         1 / 12, "Part of the train data that is set apart to validate on.", fixed=True
     )
     limit: int | None = setting(None, "Use only so many train examples.", fixed=True)
+    classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     strengths: StrengthSettings = field(default_factory=StrengthSettings)

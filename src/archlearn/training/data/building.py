@@ -1,6 +1,6 @@
 """Two piles of examples become a data set: a validation part and normalising numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,7 +32,11 @@ class Examples:
 
 
 def build_dataset(
-    examples: Examples, *, validation_share: float, limit: int | None = None
+    examples: Examples,
+    *,
+    validation_share: float,
+    limit: int | None = None,
+    classes: int | None = None,
 ) -> Dataset:
     """Return a data set whose mean and deviation are those of its train part.
 
@@ -40,8 +44,11 @@ def build_dataset(
         examples: What a source gave.
         validation_share: Part of the train examples that is set apart to validate on.
         limit: Keep only so many train examples, drawn always alike.
+        classes: Keep only the examples of the first so many classes.
     """
     _check(examples)
+    if classes is not None:
+        examples = _keep_classes(examples, classes)
     train, validation = examples.train, examples.validation
     if validation is None:
         train, validation = carve_validation(train, validation_share)
@@ -62,6 +69,22 @@ def build_dataset(
         target_mean=target_mean,
         target_std=target_std,
     )
+
+
+def _keep_classes(examples: Examples, classes: int) -> Examples:
+    """Return the examples of the first classes alone."""
+    n_outputs = _count_outputs(examples)
+    if examples.task != "classification" or not 2 <= classes <= n_outputs:
+        raise DataError(
+            f"the first {classes} classes of {examples.name!r} were asked for, but it is a "
+            f"{examples.task} with {n_outputs} outputs; choose 2 to {n_outputs} classes of a "
+            "classification"
+        )
+    parts = [examples.train, examples.test, examples.validation]
+    train, test, validation = (part and part.take(part.targets < classes) for part in parts)
+    assert train is not None
+    assert test is not None
+    return replace(examples, train=train, test=test, validation=validation)
 
 
 def _draw(n: int, limit: int) -> Tensor:

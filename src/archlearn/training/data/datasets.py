@@ -1,7 +1,7 @@
 """A data set is three splits of tensors and the numbers that normalise them."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -57,6 +57,11 @@ class Dataset:
     target_mean: Tensor
     target_std: Tensor
 
+    def to(self, device: torch.device) -> "Dataset":
+        """Return the same data set with its examples on a device."""
+        parts = {part: getattr(self, part).to(device) for part in ("train", "validation", "test")}
+        return replace(self, **parts)
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Return the shape of one example."""
@@ -73,8 +78,11 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
-    """Return a train and a validation part, always the same ones for the same share."""
-    n_validation = max(1, round(len(examples) * share))
+    """Return a train and a validation part, always the same ones for the same share.
+
+    A share of 0 leaves the validation part empty; any other has one example at least.
+    """
+    n_validation = max(1, round(len(examples) * share)) if share else 0
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     order = torch.randperm(len(examples), generator=generator)
     return examples.take(order[n_validation:]), examples.take(order[:n_validation])

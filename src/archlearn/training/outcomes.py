@@ -1,0 +1,168 @@
+"""An outcome is what a run of a team came to: plain data, and the compact model."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.gates import is_open
+from archlearn.gating import depth_gates, width_gates
+from archlearn.surgery.architecture import read_architecture
+from archlearn.surgery.compacting import compact
+from archlearn.surgery.planning import plan
+from archlearn.training.evaluating import Score, evaluate
+from archlearn.training.measuring import costs_of
+from archlearn.training.optimising import has_gates
+from archlearn.training.preparing import Session, set_layout_
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import to_table
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Recording:
+    """Keeps the gates of every epoch where they are, so that nothing waits for them."""
+
+    def __init__(self, gates: Sequence[Tensor], n_epochs: int) -> None:
+        self._gates = gates
+        n_gates = sum(gate.numel() for gate in gates)
+        device = gates[0].device if gates else torch.device("cpu")
+        self._rows = torch.zeros(n_epochs + 1, n_gates, device=device)
+
+    @torch.no_grad()
+    def note(self, epoch: int) -> None:
+        """Keep the gates as they are after so many epochs."""
+        if self._gates:
+            self._rows[epoch] = torch.cat([gate.detach().reshape(-1) for gate in self._gates])
+
+    def rows(self) -> Tensor:
+        """Return the gates of every epoch, the beginning first, on the CPU."""
+        return self._rows.cpu()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        settings: Every setting filled in.
+        widths: Width of each layer of the compact model, by name.
+        train_loss: Loss of the final model on the whole train part.
+        validation_accuracy: None where no validation part was set apart.
+        seconds: Time of training, shared by the runs side by side.
+        history: One entry an epoch: kept channels by group, linear sites, distance from binary.
+        model: The compact model, plain, on the CPU.
+    """
+
+    row: str
+    seed: int
+    settings: RunSettings
+    architecture: str
+    widths: dict[str, int]
+    n_layers: int
+    parameters: int
+    multiply_adds: int
+    train_loss: float
+    validation_loss: float | None
+    validation_accuracy: float | None
+    test_loss: float
+    test_accuracy: float | None
+    epochs: int
+    seconds: float
+    history: tuple[dict[str, Any], ...]
+    model: nn.Module
+
+    def to_json(self, *, history: bool = False) -> dict[str, Any]:
+        """Return everything but the model, and the history only if asked for."""
+        table = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del table["model"]
+        table["settings"] = to_table(self.settings)
+        if not history:
+            del table["history"]
+        return table
+
+
+def sum_up(row: str, session: Session, recording: Recording, seconds: float) -> Outcome:
+    """Return the outcome of a session whose training has ended.
+
+    Losses and accuracies are those of the trained model on its device; the compact model computes
+    the same, as its certificate says.
+    """
+    trained = session.work.model
+    device = session.objective.mean.device
+    parts = session.dataset.train, session.dataset.validation, session.dataset.test
+    scores = [
+        evaluate(trained, part.to(device), session.objective) if len(part) else None
+        for part in parts
+    ]
+    train, validation, test = scores
+    assert train is not None
+    assert test is not None
+    architecture, small = _compact(trained, session)
+    costs = costs_of(small, session.example)
+    return Outcome(
+        row=row,
+        seed=session.settings.seed,
+        settings=session.settings,
+        architecture=architecture,
+        widths=widths_of(small),
+        n_layers=len(widths_of(small)),
+        parameters=costs.parameters,
+        multiply_adds=costs.multiply_adds,
+        train_loss=train.loss,
+        validation_loss=_finite(validation),
+        validation_accuracy=None if validation is None else validation.accuracy,
+        test_loss=test.loss,
+        test_accuracy=test.accuracy,
+        epochs=session.n_epochs,
+        seconds=round(seconds, 3),
+        history=_history(session, recording),
+        model=small,
+    )
+
+
+def widths_of(network: nn.Module) -> dict[str, int]:
+    """Return the width of every linear layer and convolution of a plain network, by name."""
+    return {
+        name: layer.weight.shape[0]
+        for name, layer in network.named_modules()
+        if isinstance(layer, _LAYERS)
+    }
+
+
+def _finite(score: Score | None) -> float | None:
+    return None if score is None or not math.isfinite(score.loss) else score.loss
+
+
+def _compact(trained: nn.Module, session: Session) -> tuple[str, nn.Module]:
+    model = copy.deepcopy(trained).cpu().eval()
+    set_layout_(model, torch.contiguous_format)
+    if not has_gates(model):
+        return "-".join(map(str, widths_of(model).values())), model
+    chosen = plan(model, session.example, pay=session.settings.strengths.pay)
+    architecture = str(read_architecture(model, pay=session.settings.strengths.pay))
+    return architecture, compact(model, chosen)
+
+
+def _history(session: Session, recording: Recording) -> tuple[dict[str, Any], ...]:
+    model = session.work.model
+    width, depth = width_gates(model), depth_gates(model)
+    sizes = [gate.numel() for gate in (*width.values(), *depth.values())]
+    entries: list[dict[str, Any]] = []
+    for epoch, gates in enumerate(recording.rows() if sizes else ()):
+        pieces = iter(is_open(gates).split(sizes))
+        entries.append(
+            {
+                "epoch": epoch,
+                "step": epoch * session.steps_per_epoch,
+                "widths": {name: int(next(pieces).sum()) for name in width},
+                "linear": [name for name in depth if bool(next(pieces).all())],
+                "gap": round(torch.minimum(gates, 1 - gates).mean().item(), 5),
+            }
+        )
+    return tuple(entries)

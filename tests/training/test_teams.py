@@ -1,0 +1,93 @@
+"""A team's runs are ordinary runs: what they come to does not depend on the company."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from archlearn.gating import width_gates
+from archlearn.training.data.building import build_dataset
+from archlearn.training.data.choosing import load_examples
+from archlearn.training.errors import DataError, SettingsError
+from archlearn.training.running import learn
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+from archlearn.training.teams import Run, train_team
+
+GIVEN = {"data": "digits", "model": "mlp:20-10", "epochs": 2, "limit": 400, "accelerator": "cpu"}
+
+
+def settings(**given: object) -> RunSettings:
+    return override(RunSettings(), GIVEN | given)
+
+
+def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
+    runs = [Run(row="a", settings=settings(seed=seed)) for seed in (3, 4)]
+    together = train_team(runs)
+    alone = train_team(runs[1:])
+    assert [outcome.seed for outcome in together] == [3, 4]
+    assert together[1].test_loss == alone[0].test_loss
+    assert together[0].test_loss != together[1].test_loss
+    summary = learn(settings(seed=4, report=False), tmp_path / "run")
+    assert alone[0].parameters == summary["after"]["parameters"]
+    assert alone[0].architecture == summary["after"]["architecture"]
+    assert alone[0].test_accuracy == summary["test_accuracy"]
+
+
+def test_history_has_the_widths_of_every_epoch_from_the_beginning_on() -> None:
+    (outcome,) = train_team([Run(row="a", settings=settings(epochs=3))])
+    assert [entry["epoch"] for entry in outcome.history] == [0, 1, 2, 3]
+    assert [entry["step"] for entry in outcome.history] == [0, 10, 20, 30]
+    assert sum(outcome.history[0]["widths"].values()) == 30
+    assert sum(outcome.history[-1]["widths"].values()) <= 30
+    assert "model" not in outcome.to_json()
+    assert "history" not in outcome.to_json()
+    assert outcome.to_json(history=True)["history"] == outcome.history
+
+
+def test_a_run_can_start_from_a_network_and_leaves_it_alone() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 10))
+    before = network[1].weight.clone()
+    run = Run(row="a", settings=settings(learn="nothing", epochs=1), network=network)
+    (outcome,) = train_team([run])
+    assert torch.equal(network[1].weight, before)
+    assert outcome.architecture == "7-10"
+    assert outcome.parameters == 64 * 7 + 7 + 7 * 10 + 10
+    assert not torch.equal(outcome.model[1].weight, before)
+
+
+def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
+    def close_one(model: nn.Module, epochs_done: int) -> None:
+        next(iter(width_gates(model).values()))[0] = 0.0
+
+    run = Run(row="a", settings=settings(epochs=1, start_after=1.0), after_epoch=close_one)
+    (outcome,) = train_team([run])
+    assert [sum(entry["widths"].values()) for entry in outcome.history] == [30, 29]
+
+
+def test_without_a_validation_part_all_train_examples_are_learnt_from() -> None:
+    (outcome,) = train_team([Run(row="a", settings=settings(validation=0.0, limit=None))])
+    assert outcome.validation_accuracy is None
+    assert outcome.validation_loss is None
+    assert math.isfinite(outcome.train_loss)
+
+
+def test_learn_refuses_to_go_unwatched(tmp_path) -> None:
+    with pytest.raises(SettingsError, match="watched on its validation part"):
+        learn(settings(validation=0.0), tmp_path / "run")
+
+
+def test_only_the_first_classes_are_kept() -> None:
+    dataset = build_dataset(load_examples("digits"), validation_share=0.1, classes=3)
+    assert dataset.n_outputs == 3
+    for split in (dataset.train, dataset.validation, dataset.test):
+        assert sorted(split.targets.unique().tolist()) == [0, 1, 2]
+    (outcome,) = train_team([Run(row="a", settings=settings(classes=3))])
+    assert list(outcome.widths.values())[-1] == 3
+
+
+@pytest.mark.parametrize("classes", [1, 11])
+def test_classes_that_are_not_there_are_refused(classes: int) -> None:
+    with pytest.raises(DataError, match="choose 2 to 10 classes"):
+        build_dataset(load_examples("digits"), validation_share=0.1, classes=classes)
