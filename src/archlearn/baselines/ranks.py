@@ -1,0 +1,68 @@
+"""Ranks are chosen greedily: the next one where it keeps most of a layer per parameter."""
+
+import heapq
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.baselines.methods import TOLERANCE, BudgetError
+from archlearn.baselines.svd import (
+    Factorisable,
+    count_factorised,
+    factorisable_layers,
+    factorise,
+    matrix_shape,
+)
+
+
+def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
+    """Return the rank of every layer for a number of parameters.
+
+    All layers begin at rank 1. Then, again and again, the one layer gets another rank whose next
+    singular value holds the largest share of its energy per parameter, among those that still
+    fit. No layer gets a rank at which its two thin layers are as large as the whole one.
+
+    Raises:
+        BudgetError: If the layers at rank 1 are too large already.
+    """
+    layers = factorisable_layers(model)
+    ranks = dict.fromkeys(layers, 1)
+    shares = {name: _energy_shares(layer) for name, layer in layers.items()}
+    left = budget - count_factorised(model, ranks)
+    if left < -TOLERANCE * budget:
+        raise BudgetError(
+            f"{budget:,} parameters were asked for, but at rank 1 everywhere the model still has "
+            f"{budget - left:,}; ask for more"
+        )
+    waiting = [(-_worth(shares[name], 1, layers[name]), name) for name in layers]
+    heapq.heapify(waiting)
+    while waiting:
+        _, name = heapq.heappop(waiting)
+        price = sum(matrix_shape(layers[name]))
+        if price > left or ranks[name] + 1 >= _whole_rank(layers[name]):
+            continue
+        ranks[name] += 1
+        left -= price
+        heapq.heappush(waiting, (-_worth(shares[name], ranks[name], layers[name]), name))
+    return ranks
+
+
+def reduce_by_svd(model: nn.Module, example: Tensor, budget: int) -> nn.Module:  # noqa: ARG001
+    """Return the model with its layers at the ranks that fit a budget."""
+    return factorise(model, choose_ranks(model, budget))
+
+
+def _energy_shares(layer: Factorisable) -> Tensor:
+    energy = torch.linalg.svdvals(layer.weight.detach().flatten(1).double()).square()
+    return energy / energy.sum().clamp_min(torch.finfo(energy.dtype).tiny)
+
+
+def _worth(shares: Tensor, rank: int, layer: Factorisable) -> float:
+    """Return the share of energy that one more rank holds, per parameter."""
+    return shares[rank].item() / sum(matrix_shape(layer)) if rank < len(shares) else 0.0
+
+
+def _whole_rank(layer: Factorisable) -> int:
+    """Return the first rank at which two thin layers are as large as the whole one."""
+    rows, columns = matrix_shape(layer)
+    return max(2, -(-rows * columns // (rows + columns)))
