@@ -1,0 +1,90 @@
+"""CaffeNet, the paper's network for ImageNet: AlexNet with pooling before normalisation."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+INPUT_SIDE = 227
+SMALLEST_SIDE = 67
+WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What a CaffeNet is fitted to.
+
+    Attributes:
+        side: Height and width of the images; 227 is Caffe's.
+        factor: What every hidden width is multiplied by; 1 is the whole network.
+    """
+
+    n_channels: int = 3
+    side: int = INPUT_SIDE
+    n_outputs: int = 1000
+    factor: float = 1.0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the hidden widths; they are even, for the convolutions of two groups."""
+        return tuple(max(2, 2 * round(width * self.factor / 2)) for width in WIDTHS)
+
+    @property
+    def reduced_side(self) -> int:
+        """Return the side of the images that the fully connected layers see."""
+        side = (self.side - 11) // 4 + 1
+        for _ in range(3):
+            side = (side - 3) // 2 + 1
+        return side
+
+
+class CaffeNet(nn.Module):
+    """96-256-384-384-256-4096-4096-1000; layers 2, 4 and 5 are convolutions of two groups.
+
+    Layers have Caffe's names. The whole network on 227 x 227 images and 1000 classes has
+    60,965,224 parameters. Fresh weights are drawn so that the activations keep their size, which
+    lets the network learn at higher rates than Caffe's own start; Caffe's weights are read by
+    `archlearn.weights`.
+    """
+
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        super().__init__()
+        sizes = sizes or Sizes()
+        first, second, third, fourth, fifth, sixth, seventh = sizes.widths
+        self.conv1 = nn.Conv2d(sizes.n_channels, first, 11, stride=4)
+        self.pool1 = nn.MaxPool2d(3, 2)
+        self.norm1 = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+        self.conv2 = nn.Conv2d(first, second, 5, padding=2, groups=2)
+        self.pool2 = nn.MaxPool2d(3, 2)
+        self.norm2 = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+        self.conv3 = nn.Conv2d(second, third, 3, padding=1)
+        self.conv4 = nn.Conv2d(third, fourth, 3, padding=1, groups=2)
+        self.conv5 = nn.Conv2d(fourth, fifth, 3, padding=1, groups=2)
+        self.pool5 = nn.MaxPool2d(3, 2)
+        self.fc6 = nn.Linear(fifth * sizes.reduced_side**2, sixth)
+        self.drop6 = nn.Dropout()
+        self.fc7 = nn.Linear(sixth, seventh)
+        self.drop7 = nn.Dropout()
+        self.fc8 = nn.Linear(seventh, sizes.n_outputs)
+        draw_weights_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one score for each class."""
+        x = self.norm1(self.pool1(torch.relu(self.conv1(x))))
+        x = self.norm2(self.pool2(torch.relu(self.conv2(x))))
+        x = torch.relu(self.conv3(x))
+        x = torch.relu(self.conv4(x))
+        x = self.pool5(torch.relu(self.conv5(x))).flatten(1)
+        x = self.drop6(torch.relu(self.fc6(x)))
+        x = self.drop7(torch.relu(self.fc7(x)))
+        return self.fc8(x)
+
+
+@torch.no_grad()
+def draw_weights_(net: nn.Module) -> None:
+    """Draw every weight so that a ReLU layer keeps the size of what it reads; biases are zero."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                layer.bias.zero_()

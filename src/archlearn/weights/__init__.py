@@ -1,0 +1,1 @@
+"""Weights that other programs learnt: read as data, checked, never executed."""

@@ -1,0 +1,86 @@
+"""Weights go with the inputs they were learnt on: the order of colours, and what is taken off.
+
+Caffe reads images as blue, green, red from 0 to 255 and takes a mean off each colour. This package
+gives a network red, green, blue. So the first convolution's input channels are turned round when
+Caffe's weights are read, and the mean is given in our order and in parts of 255, with a deviation
+of 1/255: `(x / 255 - mean) / std` is then what Caffe computes. Where BVLC's CaffeNet was trained
+with a mean image, its mean over the pixels is used, as Caffe's own examples do for deployment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archlearn.errors import FileError
+from archlearn.weights.caffemodel import Blobs
+
+_CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
+_TORCHVISION_MEAN = (0.485, 0.456, 0.406)
+_TORCHVISION_STD = (0.229, 0.224, 0.225)
+_TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pretrained:
+    """Weights by name, and the normalisation of the inputs they were learnt on.
+
+    Attributes:
+        mean: By colour, red first, where bytes count as 0 to 1; None where it is not known.
+        std: Likewise.
+    """
+
+    state: Mapping[str, Tensor]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+def from_caffe(blobs: Blobs) -> Pretrained:
+    """Return the weights and biases of Caffe's layers as `layer.weight` and `layer.bias`.
+
+    The first layer that reads three channels has them turned round, to red, green, blue. Leading
+    dimensions of size one, which the old form has, go from biases and matrices.
+
+    Raises:
+        FileError: If a layer has something else than a weight and a bias.
+    """
+    state: dict[str, Tensor] = {}
+    turned = False
+    for layer, found in blobs.items():
+        if len(found) not in (1, 2):
+            raise FileError(
+                f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
+                "bias are read"
+            )
+        weight = _without_leading_ones(found[0])
+        if not turned and weight.ndim == 4 and weight.shape[1] == 3:
+            weight, turned = weight.flip(1), True
+        state[f"{layer}.weight"] = weight.float()
+        if len(found) == 2:
+            state[f"{layer}.bias"] = found[1].reshape(-1).float()
+    return Pretrained(state=state, mean=_CAFFE_MEAN, std=(1 / 255,) * 3)
+
+
+def _without_leading_ones(blob: Tensor) -> Tensor:
+    """Return a matrix where the old form has 1 x 1 x rows x columns."""
+    return blob.reshape(blob.shape[2:]) if blob.ndim == 4 and blob.shape[:2] == (1, 1) else blob
+
+
+def from_state(state: Mapping[str, object]) -> Pretrained:
+    """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
+
+    Raises:
+        FileError: If it holds anything but tensors.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise FileError(
+                f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
+                "as torch.save(net.state_dict(), path) writes it"
+            )
+        tensors[name] = value
+    if all(key in tensors for key in _TORCHVISION_KEYS):
+        return Pretrained(state=tensors, mean=_TORCHVISION_MEAN, std=_TORCHVISION_STD)
+    return Pretrained(state=tensors)

@@ -1,0 +1,113 @@
+"""A pretrained network comes from a file of ours, Caffe's, or a `state_dict`; none is executed."""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from archlearn.errors import FileError, InputError
+from archlearn.storage import load
+from archlearn.weights.caffemodel import read_caffemodel
+from archlearn.weights.conventions import Pretrained, from_caffe, from_state
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".caffemodel", ".safetensors", ".pth", ".pt")
+
+
+def read_pretrained(path: Path) -> Pretrained | nn.Module:
+    """Return weights by name, or the network itself where `archlearn.save` wrote the file.
+
+    Raises:
+        FileError: If the file is missing, truncated, foreign, or would have to be executed.
+    """
+    if not path.is_file():
+        raise FileError(f"cannot start from {path}: there is no such file")
+    if path.suffix == ".caffemodel":
+        return from_caffe(read_caffemodel(path))
+    if path.suffix == ".safetensors":
+        return load(path) if _is_ours(path) else from_state(safetensors.torch.load_file(path))
+    if path.suffix in (".pth", ".pt"):
+        return from_state(_read_state_dict(path))
+    raise FileError(f"cannot start from {path}: it must end in {', '.join(SUFFIXES)}")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with safetensors.safe_open(path, framework="pt", device="cpu") as handle:
+            return (handle.metadata() or {}).get("format") == "archlearn"
+    except safetensors.SafetensorError as error:
+        raise FileError(
+            f"cannot start from {path}: it is truncated, or not a safetensors file ({error})"
+        ) from error
+
+
+def _read_state_dict(path: Path) -> dict[str, Any]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Torch's reader lets through whatever odd bytes make it stumble.
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise FileError(
+            f"cannot start from {path}: it is truncated, or holds more than tensors ({first}); "
+            "write it anew with torch.save(net.state_dict(), path)"
+        ) from error
+    if not isinstance(found, dict):
+        raise FileError(
+            f"cannot start from {path}: it holds a {type(found).__name__}; write "
+            "torch.save(net.state_dict(), path)"
+        )
+    return found
+
+
+@torch.no_grad()
+def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> nn.Module:
+    """Return a copy of a network with the weights of another, all of which must fit.
+
+    The last layer stays as it is, with a warning, where only its number of outputs differs.
+
+    Raises:
+        InputError: If names or shapes differ elsewhere; the first ones are named.
+    """
+    made = copy.deepcopy(network)
+    own, given = made.state_dict(), pretrained.state
+    odd = sorted(own.keys() ^ given.keys())
+    if odd:
+        missing = "lacks" if odd[0] in own else "has besides"
+        raise InputError(
+            f"the pretrained weights are of another network: the file {missing} {odd[0]!r} "
+            f"({len(odd)} names differ); choose the model that they are of (--model caffenet for "
+            "BVLC's, --model alexnet for torchvision's)"
+        )
+    fresh = _of_last_layer(own, given, n_outputs)
+    for name, value in own.items():
+        if name in fresh:
+            continue
+        if value.shape != given[name].shape:
+            raise InputError(
+                f"the pretrained {name!r} has the shape {tuple(given[name].shape)}, but the "
+                f"network's has {tuple(value.shape)}; choose the model and input size that it is of"
+            )
+        value.copy_(given[name])
+    if fresh:
+        logger.warning(
+            "the pretrained network has other outputs than these data: %s start afresh",
+            " and ".join(sorted(fresh)),
+        )
+    return made
+
+
+def _of_last_layer(own: Any, given: Any, n_outputs: int) -> set[str]:
+    """Return the names of tensors that differ only in the number of outputs."""
+    return {
+        name
+        for name in own
+        if own[name].shape != given[name].shape
+        and own[name].ndim == given[name].ndim
+        and own[name].shape[0] == n_outputs
+        and own[name].shape[1:] == given[name].shape[1:]
+    }

@@ -1,0 +1,190 @@
+"""Weights of other programs: what is read is what was written, and nothing else is believed."""
+
+import pickle
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import archlearn as al
+from archlearn.errors import ArchlearnError, FileError, InputError
+from archlearn.models.alexnet import AlexNet
+from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.weights.caffemodel import read_caffemodel
+from archlearn.weights.conventions import Pretrained, from_caffe
+from archlearn.weights.loading import read_pretrained, with_weights
+from benchmarks.torchvision_import import import_models
+from tests.weights.caffe_files import Form, as_caffe_has_them, blob, content, layer, network
+
+SMALL = Sizes(side=67, n_outputs=5, factor=1 / 48)
+
+
+def caffenet(seed: int) -> CaffeNet:
+    torch.manual_seed(seed)
+    net = CaffeNet(SMALL).eval()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+def write(path: Path, body: bytes) -> Path:
+    path.write_bytes(body)
+    return path
+
+
+@pytest.mark.parametrize("form", ["old", "new"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_network_written_as_caffe_does_computes_the_same(
+    tmp_path: Path, form: Form, packed: bool
+) -> None:
+    net = caffenet(0)
+    layers = as_caffe_has_them(net.state_dict(), "conv1")
+    path = write(tmp_path / "net.caffemodel", network(layers, form, packed=packed))
+    read = read_pretrained(path)
+    assert isinstance(read, Pretrained)
+    made = with_weights(caffenet(1), read, SMALL.n_outputs)
+    raw = torch.randint(0, 256, (2, 3, 67, 67), dtype=torch.uint8)
+    assert read.mean is not None
+    assert read.std is not None
+    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (read.mean, read.std))
+    ours = (raw / 255 - mean) / std
+    assert torch.equal(made(ours), net(ours))
+    # What Caffe itself feeds: blue, green, red from 0 to 255, less its mean of each colour.
+    caffes = (
+        raw.flip(1).float()
+        - torch.tensor([104.00698793, 116.66876762, 122.67891434])[:, None, None]
+    )
+    torch.testing.assert_close(ours.flip(1), caffes, rtol=1e-5, atol=1e-3)
+    first = nn.functional.conv2d(caffes, layers["conv1"][0], layers["conv1"][1], stride=4)
+    torch.testing.assert_close(made.conv1(ours), first, rtol=1e-4, atol=1e-2)
+
+
+def test_blobs_in_double_precision_and_in_pieces_are_read(tmp_path: Path) -> None:
+    values = torch.arange(6, dtype=torch.float64).reshape(2, 3)
+    body = network({"fc": [values]}, "new")
+    assert torch.equal(read_caffemodel(write(tmp_path / "a.caffemodel", body))["fc"][0], values)
+    one, two = torch.tensor([1.0]), torch.tensor([2.0])
+    shape = content(7, content(1, b"\x02"))
+    pieces = shape + blob(one, "new").partition(content(7, content(1, b"\x01")))[2]
+    pieces += blob(two, "new").partition(content(7, content(1, b"\x01")))[2]
+    body = layer("fc", [pieces], "new")
+    found = read_caffemodel(write(tmp_path / "b.caffemodel", body))["fc"][0]
+    assert found.tolist() == [1.0, 2.0]
+
+
+def test_every_truncated_file_is_refused_or_lacks_layers(tmp_path: Path) -> None:
+    body = network({"fc": [torch.ones(2, 3), torch.ones(2)]}, "old")
+    path = tmp_path / "net.caffemodel"
+    whole = read_caffemodel(write(path, body))
+    for length in range(len(body)):
+        try:
+            found = read_caffemodel(write(path, body[:length]))
+        except FileError:
+            continue
+        assert found.keys() < whole.keys()
+
+
+@settings(max_examples=200)
+@given(body=st.binary(max_size=200))
+def test_foreign_bytes_raise_nothing_but_our_error(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "foreign.caffemodel"
+    try:
+        read_caffemodel(write(path, body))
+    except FileError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "holds no layer with weights"),
+        (b"hello, I am text", "no Caffe model, or truncated"),
+        (b"\xff" * 30, "more than ten bytes"),
+        (b"\x00\x00", "number 0"),
+        (content(100, content(7, content(5, b"\0" * 6))), "6 bytes are no whole number"),
+        (layer("a", [blob(torch.ones(2), "new") + content(5, b"\0" * 4)], "new"), r"\[2\] but 3"),
+        (layer("a", [blob(torch.ones(2), "new")], "new") * 2, "two layers have the name 'a'"),
+    ],
+)
+def test_broken_files_are_refused_with_a_reason(
+    tmp_path: Path, body: bytes, complaint: str
+) -> None:
+    with pytest.raises(FileError, match=complaint):
+        read_caffemodel(write(tmp_path / "net.caffemodel", body))
+
+
+def test_layer_with_other_blobs_is_refused() -> None:
+    with pytest.raises(FileError, match="'bn' has 3 blobs"):
+        from_caffe({"bn": (torch.ones(1),) * 3})
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_torchvisions_state_dict_fits_the_variant(tmp_path: Path) -> None:
+    theirs = import_models().alexnet(num_classes=11).eval()
+    torch.save(theirs.state_dict(), tmp_path / "alexnet.pth")
+    read = read_pretrained(tmp_path / "alexnet.pth")
+    assert isinstance(read, Pretrained)
+    assert read.mean == (0.485, 0.456, 0.406)
+    made = with_weights(AlexNet(n_outputs=11).eval(), read, 11)
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(made(x), theirs(x))
+
+
+def test_state_dict_in_safetensors_and_network_of_ours_are_told_apart(tmp_path: Path) -> None:
+    net = caffenet(0)
+    safetensors.torch.save_file(net.state_dict(), tmp_path / "state.safetensors")
+    read = read_pretrained(tmp_path / "state.safetensors")
+    assert isinstance(read, Pretrained)
+    assert read.mean is None
+    assert torch.equal(read.state["fc8.bias"], net.fc8.bias)
+    al.save(net, tmp_path / "ours.safetensors")
+    assert isinstance(read_pretrained(tmp_path / "ours.safetensors"), nn.Module)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('executed')",)
+
+
+def test_files_that_would_be_executed_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": Hostile()}, tmp_path / "a.pth")
+    with pytest.raises(FileError, match="holds more than tensors"):
+        read_pretrained(tmp_path / "a.pth")
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(FileError, match="holds more than tensors"):
+        read_pretrained(tmp_path / "b.pt")
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors", "a.caffemodel", "a.onnx"])
+def test_foreign_and_missing_files_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError, match="no such file"):
+        read_pretrained(tmp_path / name)
+    with pytest.raises(ArchlearnError):
+        read_pretrained(write(tmp_path / name, b"something else entirely"))
+
+
+def test_another_number_of_classes_leaves_the_last_layer_fresh(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fresh = CaffeNet(Sizes(side=67, n_outputs=9, factor=1 / 48))
+    made = with_weights(fresh, Pretrained(state=caffenet(0).state_dict()), 9)
+    assert torch.equal(made.fc8.weight, fresh.fc8.weight)
+    assert torch.equal(made.fc7.weight, caffenet(0).fc7.weight)
+    assert "fc8.bias and fc8.weight start afresh" in caplog.text
+
+
+def test_weights_of_another_network_are_refused() -> None:
+    state = caffenet(0).state_dict()
+    with pytest.raises(InputError, match=r"the file lacks .*names differ.*--model caffenet"):
+        with_weights(AlexNet(), Pretrained(state=state), 1000)
+    wider = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 24))
+    with pytest.raises(InputError, match=r"'conv1.weight' has the shape \(2, 3, 11, 11\)"):
+        with_weights(wider, Pretrained(state=state), 5)
