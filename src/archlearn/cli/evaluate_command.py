@@ -1,6 +1,7 @@
 """`archlearn evaluate`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,22 +26,18 @@ def evaluate(
         split: The part to measure on.
     """
     from archlearn.storage import load
-    from archlearn.training.data.building import build_dataset
-    from archlearn.training.data.choosing import load_examples
+    from archlearn.training.data.fetching import no_progress
     from archlearn.training.errors import SettingsError
     from archlearn.training.evaluating import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
+    from archlearn.training.preparing import load_dataset
     from archlearn.training.recording import COMPACT, read_run_settings
     from archlearn.training.settings import RunSettings
 
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
-    dataset = build_dataset(
-        load_examples(data or settings.data),
-        validation_share=settings.validation,
-        limit=settings.limit,
-    )
+    dataset = load_dataset(replace(settings, data=data or settings.data), no_progress)
     network = load(target / COMPACT if target.is_dir() else target)
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
     measured = (

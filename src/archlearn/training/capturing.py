@@ -43,7 +43,7 @@ class DeviceStep:
         work = self.work
         self._set_rates()
         indices = self.order.index_select(0, self.place * work.batch_size + self._within)
-        inputs = work.objective.inputs(self.train.inputs.index_select(0, indices))
+        inputs = work.objective.training_inputs(self.train.inputs.index_select(0, indices))
         targets = self.train.targets.index_select(0, indices)
         for optimiser in work.optimisers:
             optimiser.zero_grad(set_to_none=True)

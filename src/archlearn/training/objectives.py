@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.datasets import Dataset, Task
+
+_AS_THEY_ARE = Framing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class Objective:
 
     Attributes:
         task: Classes (cross-entropy) or numbers (squared error of standardised targets).
+        framing: How images are scaled and, while learning, varied.
     """
 
     task: Task
@@ -22,16 +26,21 @@ class Objective:
     std: Tensor
     target_mean: Tensor
     target_std: Tensor
+    framing: Framing = _AS_THEY_ARE
 
     def inputs(self, raw: Tensor) -> Tensor:
-        """Return normalised inputs; bytes count as 0 to 1."""
+        """Return normalised inputs as they are measured on; bytes count as 0 to 1."""
+        return _laid_out(self.framing.steady(self._normalised(raw)))
+
+    def training_inputs(self, raw: Tensor) -> Tensor:
+        """Return normalised inputs as they are learnt from, varied at random where asked for."""
+        return _laid_out(self.framing.varied(self._normalised(raw)))
+
+    def _normalised(self, raw: Tensor) -> Tensor:
         values = raw.to(self.mean.dtype)
         if raw.dtype == torch.uint8:
             values = values / 255.0
-        values = (values - self.mean) / self.std
-        if values.ndim == 4:
-            values = values.contiguous(memory_format=torch.channels_last)
-        return values
+        return (values - self.mean) / self.std
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss over the examples."""
@@ -55,11 +64,21 @@ class Objective:
             self.std.to(device),
             self.target_mean.to(device),
             self.target_std.to(device),
+            self.framing,
         )
+
+
+def _laid_out(values: Tensor) -> Tensor:
+    return values.contiguous(memory_format=torch.channels_last) if values.ndim == 4 else values
 
 
 def objective_of(dataset: Dataset) -> Objective:
     """Return the objective that fits a data set."""
     return Objective(
-        dataset.task, dataset.mean, dataset.std, dataset.target_mean, dataset.target_std
+        dataset.task,
+        dataset.mean,
+        dataset.std,
+        dataset.target_mean,
+        dataset.target_std,
+        dataset.framing,
     )

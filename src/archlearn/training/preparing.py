@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
-from archlearn.models.choosing import build_network
 from archlearn.penalties import Price, Strengths
 from archlearn.training.capturing import CapturedStepper, DeviceStep
+from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
 from archlearn.training.data.datasets import Dataset
@@ -31,6 +31,7 @@ from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.settings import RunSettings
+from archlearn.training.starting import normalise_as_pretrained, start_network
 from archlearn.training.stepping import EagerStepper, Stepper, Work
 
 logger = logging.getLogger(__name__)
@@ -87,12 +88,14 @@ def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
 
 def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
     """Return the data set that the settings ask for."""
-    return build_dataset(
-        load_examples(settings.data, progress),
+    dataset = build_dataset(
+        load_examples(settings.data, progress, skip_broken=settings.skip_broken),
         validation_share=settings.validation,
         limit=settings.limit,
         classes=settings.classes,
+        framing=Framing(settings.resize, settings.augment),
     )
+    return normalise_as_pretrained(settings, dataset)
 
 
 def open_session(
@@ -116,7 +119,7 @@ def open_session(
     _check_batch(settings, len(dataset.train), n_parts)
     seed_everything(settings.seed, 0)
     if network is None:
-        network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+        network = start_network(settings, dataset)
     example = objective_of(dataset).inputs(dataset.train.inputs[:2].cpu())
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())

@@ -5,15 +5,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from archlearn.models.choosing import build_network
 from archlearn.training.checkpoints import Position, read_checkpoint
-from archlearn.training.data.building import build_dataset
-from archlearn.training.data.choosing import load_examples
 from archlearn.training.data.datasets import Dataset
+from archlearn.training.data.fetching import no_progress
 from archlearn.training.errors import CheckpointError, SettingsError
 from archlearn.training.objectives import objective_of
-from archlearn.training.preparing import gate_network
+from archlearn.training.preparing import gate_network, load_dataset
 from archlearn.training.recording import read_run_settings
+from archlearn.training.starting import start_network
 from archlearn.training.states import restore_tensors_
 
 
@@ -40,10 +39,8 @@ def revive(folder: Path) -> Revived:
     found = read_checkpoint(folder)
     if found is None:
         raise CheckpointError(f"the run {folder} has no checkpoint yet; let it run for a while")
-    dataset = build_dataset(
-        load_examples(settings.data), validation_share=settings.validation, limit=settings.limit
-    )
-    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    dataset = load_dataset(settings, no_progress)
+    network = start_network(settings, dataset)
     example = objective_of(dataset).inputs(dataset.train.inputs[:2])
     model = gate_network(network, example, settings)
     restore_tensors_(found[1], model, ())

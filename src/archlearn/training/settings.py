@@ -115,6 +115,18 @@ class RunSettings:
     )
     limit: int | None = setting(None, "Use only so many train examples.", fixed=True)
     classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
+    resize: int | None = setting(
+        None, "Scale images to this side on the device, batch by batch.", fixed=True
+    )
+    augment: Literal["no", "flip", "crop", "crop-flip"] = setting(
+        "no", "Vary train images at random: windows of them, left and right, both.", fixed=True
+    )
+    skip_broken: bool = setting(
+        False, "Leave broken images out, naming each, instead of stopping.", fixed=True
+    )
+    start_from: str | None = setting(
+        None, "A pretrained network: a saved one, a state_dict, or a .caffemodel.", fixed=True
+    )
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     strengths: StrengthSettings = field(default_factory=StrengthSettings)

@@ -111,7 +111,7 @@ class EagerStepper:
         targets = work.train.targets[indices].to(fabric.device)
         waiting = not last and fabric.world_size > 1
         with fabric.no_backward_sync(self._module) if waiting else nullcontext():
-            outputs = self._module(work.objective.inputs(raw))
+            outputs = self._module(work.objective.training_inputs(raw))
             loss = work.objective.loss(outputs, targets) / work.accumulate
             cost = penalty_of(work) if last else torch.zeros_like(loss)
             fabric.backward(loss + cost)

@@ -30,6 +30,9 @@ from archlearn.training.settings import RunSettings
 logger = logging.getLogger(__name__)
 
 SIDE_BY_SIDE = 16
+_OF_DATA = (
+    "data", "validation", "limit", "classes", "resize", "augment", "skip_broken", "start_from",
+)  # fmt: skip
 _NOWHERE = Path("a-team-writes-nothing")
 
 
@@ -109,7 +112,7 @@ class _Storeroom:
     orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     def dataset(self, settings: RunSettings) -> Dataset:
-        key = (settings.data, settings.validation, settings.limit, settings.classes)
+        key = tuple(getattr(settings, name) for name in _OF_DATA)
         if key not in self.datasets:
             self.datasets[key] = load_dataset(settings, no_progress).to(self.fabric.device)
         return self.datasets[key]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.datasets import (
     Dataset,
     Split,
@@ -37,6 +38,7 @@ def build_dataset(
     validation_share: float,
     limit: int | None = None,
     classes: int | None = None,
+    framing: Framing | None = None,
 ) -> Dataset:
     """Return a data set whose mean and deviation are those of its train part.
 
@@ -45,15 +47,18 @@ def build_dataset(
         validation_share: Part of the train examples that is set apart to validate on.
         limit: Keep only so many train examples, drawn always alike.
         classes: Keep only the examples of the first so many classes.
+        framing: How images are scaled and varied on their way to the network.
     """
     _check(examples)
+    framing = framing or Framing()
+    _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
     train, validation = examples.train, examples.validation
     if validation is None:
         train, validation = carve_validation(train, validation_share)
     if limit is not None and limit < len(train):
-        train = train.take(_draw(len(train), limit))
+        train = train.cut(limit)[0] if train.mixed else train.take(_draw(len(train), limit))
     mean, std = measure_channels(train.inputs)
     target_mean, target_std = _measure_targets(train.targets, examples.task)
     return Dataset(
@@ -68,7 +73,19 @@ def build_dataset(
         n_outputs=_count_outputs(examples),
         target_mean=target_mean,
         target_std=target_std,
+        framing=framing,
     )
+
+
+def _check_framing(examples: Examples, framing: Framing) -> None:
+    shape = tuple(examples.train.inputs.shape[1:])
+    asked = framing.side is not None or framing.augment != "no"
+    if asked and (len(shape) != 3 or (framing.side is not None and framing.side < 1)):
+        raise DataError(
+            f"resize {framing.side} and augment {framing.augment!r} were asked for, but an "
+            f"example of {examples.name!r} has shape {shape}; both are for images, channels x "
+            "height x width, and a side of at least 1"
+        )
 
 
 def _keep_classes(examples: Examples, classes: int) -> Examples:

@@ -3,6 +3,7 @@
 import difflib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,8 @@ from archlearn.training.data.datasets import Split, Task
 from archlearn.training.data.embedded import load_diabetes, load_digits
 from archlearn.training.data.fetching import Progress, no_progress
 from archlearn.training.data.folders import load_folder
+from archlearn.training.data.imagenet import load_imagenet
+from archlearn.training.data.listing import Reading
 from archlearn.training.data.mnist import (
     FASHION_MNIST,
     MNIST,
@@ -28,6 +31,11 @@ from archlearn.training.errors import DataError, SettingsError
 logger = logging.getLogger(__name__)
 
 MNIST_SIDE = 28
+IMAGE_LAYOUTS = {
+    "folder": load_folder,
+    "tiny-imagenet": load_tiny_imagenet,
+    "imagenet": load_imagenet,
+}
 KINDS = {
     "mnist": "70,000 handwritten digits, 28 x 28 (fetched)",
     "fashion-mnist": "70,000 pieces of clothing, 28 x 28 (Debian's package, or fetched)",
@@ -37,14 +45,22 @@ KINDS = {
     "idx:DIR": "four files as MNIST has them, in a folder of yours",
     "folder:DIR": "images, one folder a class; folder:DIR:64 chooses the side",
     "tiny-imagenet:DIR": "Tiny-ImageNet-200 as its authors ship it",
+    "imagenet:DIR": "ILSVRC-2012 with its development kit; imagenet:DIR:128 chooses the side",
     "package.module:function": "your own function; see the documentation",
 }
 
 
-def load_examples(name: str, progress: Progress = no_progress) -> Examples:
+def load_examples(
+    name: str, progress: Progress = no_progress, *, skip_broken: bool = False
+) -> Examples:
     """Return the examples that a name stands for.
 
     MNIST that cannot be had from anywhere is replaced by scikit-learn's digits, with a warning.
+
+    Args:
+        name: The data set.
+        progress: Told of every file fetched and every image decoded.
+        skip_broken: Leave broken images out, naming each, instead of refusing.
 
     Raises:
         SettingsError: If there is no such data set; the nearest name is suggested.
@@ -61,24 +77,24 @@ def load_examples(name: str, progress: Progress = no_progress) -> Examples:
         return load_diabetes()
     if kind == "digits":
         return load_digits(_side(rest, name) if rest else None)
-    if kind in ("idx", "folder", "tiny-imagenet") and rest:
-        return _from_folder(kind, rest, progress)
+    if kind == "idx" and rest:
+        folder = Path(rest).expanduser()
+        contents = read_idx_folder(folder)
+        return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
+    if kind in IMAGE_LAYOUTS and rest:
+        reading = Reading(progress=progress, skip_broken=skip_broken)
+        return _from_images(kind, rest, reading)
     if is_reference(name):
         return _from_user(name)
     raise _unknown(name)
 
 
-def _from_folder(kind: str, rest: str, progress: Progress) -> Examples:
-    if kind == "idx":
-        folder = Path(rest).expanduser()
-        contents = read_idx_folder(folder)
-        return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
-    if kind == "tiny-imagenet":
-        return load_tiny_imagenet(Path(rest).expanduser(), progress)
+def _from_images(kind: str, rest: str, reading: Reading) -> Examples:
+    """Read `DIR` or `DIR:SIDE` in one of the layouts that folders of images have."""
     path, colon, side = rest.rpartition(":")
-    if colon and side.isdigit():
-        return load_folder(Path(path).expanduser(), int(side), progress)
-    return load_folder(Path(rest).expanduser(), None, progress)
+    if colon and side.isdigit() and int(side) > 0:
+        return IMAGE_LAYOUTS[kind](Path(path).expanduser(), replace(reading, side=int(side)))
+    return IMAGE_LAYOUTS[kind](Path(rest).expanduser(), reading)
 
 
 def _side(text: str, name: str) -> int:

@@ -7,17 +7,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from archlearn.training.data.augmenting import Framing
+
 Task = Literal["classification", "regression"]
+_AS_THEY_ARE = Framing()
+_MOST_TO_MEASURE = 100_000
 SPLIT_SEED = 20170
 """The validation split does not follow the run's seed: runs of several seeds stay comparable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Examples in memory. Images are kept as bytes and become floats batch by batch."""
+    """Examples, in memory or mapped from a file; images are bytes and become floats by batch.
+
+    Attributes:
+        mixed: Whether the examples lie in a random order already. Parts of such a split are
+            slices of it, so that one larger than memory is never copied.
+    """
 
     inputs: Tensor
     targets: Tensor
+    mixed: bool = False
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -29,7 +39,14 @@ class Split:
 
     def to(self, device: torch.device) -> "Split":
         """Return the same examples on a device."""
-        return Split(self.inputs.to(device), self.targets.to(device))
+        return Split(self.inputs.to(device), self.targets.to(device), self.mixed)
+
+    def cut(self, place: int) -> tuple["Split", "Split"]:
+        """Return the examples before a place and those from it on; nothing is copied."""
+        return (
+            Split(self.inputs[:place], self.targets[:place], self.mixed),
+            Split(self.inputs[place:], self.targets[place:], self.mixed),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +60,7 @@ class Dataset:
         n_outputs: Number of classes, or of numbers to predict.
         target_mean: Mean of the train targets of a regression; 0 for classes.
         target_std: Standard deviation of the train targets; 1 for classes.
+        framing: How images are scaled and varied on their way to the network.
     """
 
     name: str
@@ -56,6 +74,7 @@ class Dataset:
     n_outputs: int
     target_mean: Tensor
     target_std: Tensor
+    framing: Framing = _AS_THEY_ARE
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the same data set with its examples on a device."""
@@ -64,8 +83,8 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return the shape of one example."""
-        return tuple(self.train.inputs.shape[1:])
+        """Return the shape of one example as the network sees it."""
+        return self.framing.shape(tuple(self.train.inputs.shape[1:]))
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -83,6 +102,9 @@ def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
     A share of 0 leaves the validation part empty; any other has one example at least.
     """
     n_validation = max(1, round(len(examples) * share)) if share else 0
+    if examples.mixed:
+        validation, train = examples.cut(n_validation)
+        return train, validation
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     order = torch.randperm(len(examples), generator=generator)
     return examples.take(order[n_validation:]), examples.take(order[:n_validation])
@@ -91,6 +113,9 @@ def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
 def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
     """Return a part to learn from and a test part, for data that come in one piece."""
     n_test = max(1, round(len(examples) * share))
+    if examples.mixed:
+        test, rest = examples.cut(n_test)
+        return rest, test
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(SPLIT_SEED + 1))
     return examples.take(order[n_test:]), examples.take(order[:n_test])
 
@@ -98,8 +123,10 @@ def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
 def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation by channel of images, by feature of vectors.
 
-    Bytes count as 0 to 1. A feature that never varies has its deviation set to 1.
+    Bytes count as 0 to 1. A feature that never varies has its deviation set to 1. Of very many
+    examples, some evenly spaced ones are measured.
     """
+    inputs = inputs[:: 1 + (len(inputs) - 1) // _MOST_TO_MEASURE]
     keep = 1
     dims = [d for d in range(inputs.ndim) if d != keep]
     mean, square = _moments(inputs, dims)

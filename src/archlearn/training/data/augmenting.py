@@ -1,0 +1,76 @@
+"""Images are enlarged, and varied at random, batch by batch on the device that trains.
+
+So the images that are kept stay small, and a step costs the host nothing. Everything random
+comes from torch's generator of that device, whose state a checkpoint holds.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Augment = Literal["no", "flip", "crop", "crop-flip"]
+SMALLEST_WINDOW = 0.7
+"""Side of the smallest window that is cut out, as a part of the image's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How images come before the network.
+
+    Attributes:
+        side: Height and width they are scaled to; None leaves them as they are.
+        augment: What is varied while learning, never while measuring: the part that is seen
+            (a square window of 70 % to 100 % of the side), left and right, or both.
+    """
+
+    side: int | None = None
+    augment: Augment = "no"
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of an example as the network sees it."""
+        return shape if self.side is None else (*shape[:-2], self.side, self.side)
+
+    def steady(self, images: Tensor) -> Tensor:
+        """Return a batch as it is measured on."""
+        return images if self.side is None else scale(images, self.side)
+
+    def varied(self, images: Tensor) -> Tensor:
+        """Return a batch as it is learnt from, drawn anew each time."""
+        if self.augment == "no":
+            return self.steady(images)
+        side = self.side or images.shape[-1]
+        return cut_windows(images, draw_windows(images, self.augment), side)
+
+
+def scale(images: Tensor, side: int) -> Tensor:
+    """Return images of another side, bilinear; what becomes smaller is averaged first."""
+    if images.shape[-2:] == (side, side):
+        return images
+    smaller = side < images.shape[-1]
+    return F.interpolate(images, (side, side), mode="bilinear", antialias=smaller)
+
+
+def draw_windows(images: Tensor, augment: Augment) -> Tensor:
+    """Return a window for each image as the map from the new frame to the old, n x 2 x 3."""
+    zoom = images.new_ones(len(images))
+    if augment in ("crop", "crop-flip"):
+        zoom = SMALLEST_WINDOW + (1 - SMALLEST_WINDOW) * torch.rand_like(zoom)
+    # Coordinates run from -1 to 1, so a window of part z can move by 1 - z either way.
+    right, low = ((2 * torch.rand_like(zoom) - 1) * (1 - zoom) for _ in range(2))
+    sign = torch.ones_like(zoom)
+    if augment in ("flip", "crop-flip"):
+        sign = torch.where(torch.rand_like(zoom) < 0.5, -sign, sign)
+    nothing = torch.zeros_like(zoom)
+    across = torch.stack([zoom * sign, nothing, right], 1)
+    down = torch.stack([nothing, zoom, low], 1)
+    return torch.stack([across, down], 1)
+
+
+def cut_windows(images: Tensor, windows: Tensor, side: int) -> Tensor:
+    """Return what each window shows, scaled to a side; beyond the border the edge goes on."""
+    shape = [len(images), images.shape[1], side, side]
+    grid = F.affine_grid(windows, shape, align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)

@@ -1,0 +1,73 @@
+"""A run starts from a fresh network or from a pretrained one, which comes with its own inputs.
+
+Gates start open for width and non-linear for depth, so the function at the first step is the
+pretrained function. Weights learnt elsewhere expect inputs normalised as they were there; the
+data set is normalised in that way, and not by its own mean and deviation.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import InputError
+from archlearn.models.choosing import build_network
+from archlearn.training.data.datasets import Dataset
+from archlearn.training.settings import RunSettings
+from archlearn.weights.conventions import Pretrained
+from archlearn.weights.loading import read_pretrained, with_weights
+
+
+def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
+    """Return the plain network that a run starts from.
+
+    Raises:
+        InputError: If the model does not fit the data, or the pretrained weights the model.
+        FileError: If the pretrained file cannot be read.
+    """
+    if settings.start_from is None:
+        return build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    found = read_pretrained(Path(settings.start_from).expanduser())
+    if isinstance(found, nn.Module):
+        _check_outputs(found, dataset, settings.start_from)
+        return found
+    fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    return with_weights(fresh, found, dataset.n_outputs)
+
+
+def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
+    """Return a data set with the mean and deviation that pretrained weights expect."""
+    if settings.start_from is None:
+        return dataset
+    found = read_pretrained(Path(settings.start_from).expanduser())
+    if not isinstance(found, Pretrained) or found.mean is None or found.std is None:
+        return dataset
+    if len(found.mean) != dataset.input_shape[0]:
+        raise InputError(
+            f"{settings.start_from} was learnt on images of {len(found.mean)} colours, but an "
+            f"example of {dataset.name!r} has shape {dataset.input_shape}"
+        )
+    return replace(dataset, mean=_by_colour(found.mean), std=_by_colour(found.std))
+
+
+def _by_colour(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).reshape(-1, 1, 1)
+
+
+@torch.no_grad()
+def _check_outputs(network: nn.Module, dataset: Dataset, path: str) -> None:
+    """Refuse a saved network that does not take these images or has other outputs."""
+    example = torch.zeros(2, *dataset.input_shape)
+    try:
+        outputs = network.eval()(example)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the network in {path} does not take examples of shape {dataset.input_shape}: {error}"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InputError(
+            f"the network in {path} gives {found} for two examples, but {dataset.name!r} has "
+            f"{dataset.n_outputs} outputs; start from a network for these data"
+        )
