@@ -77,11 +77,19 @@ class Sizes:
         return marginal_costs(self._table, counts, self._table.parameters).tolist()
 
 
-def close_to_budget(sizes: Sizes, candidates: Sequence[Candidates], budget: int) -> int:
+def close_to_budget(
+    sizes: Sizes, candidates: Sequence[Candidates], budget: int, *, per_parameter: bool = True
+) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
-    At every step the channel goes whose harm per parameter is least. One that would bring the
-    model below the tolerance is passed over, and each group keeps a channel.
+    At every step the channel goes whose harm is least. One that would bring the model below the
+    tolerance is passed over, and each group keeps a channel.
+
+    Args:
+        sizes: The parameters that go with each channel.
+        candidates: The channels of each group.
+        budget: The number of parameters wanted.
+        per_parameter: Whether harm is divided by the parameters that go with a channel.
 
     Raises:
         BudgetError: If the model cannot be brought to the budget so.
@@ -98,7 +106,8 @@ def close_to_budget(sizes: Sizes, candidates: Sequence[Candidates], budget: int)
         ]
         if not open_to_us:
             break
-        chosen = min(open_to_us, key=lambda place: candidates[place].harm() / savings[place])
+        worth = savings if per_parameter else [1.0] * len(kept)
+        chosen = min(open_to_us, key=lambda place: candidates[place].harm() / worth[place])
         candidates[chosen].close()
         kept[chosen] -= 1
         parameters = sizes.parameters(kept)
