@@ -21,9 +21,9 @@ def test_a_model_is_the_same_as_its_copy() -> None:
     first = net()
     found = al.certify(first, copy.deepcopy(first), X)
     assert (found.difference, found.difference_float64) == (0.0, 0.0)
-    assert (found.dtype, found.n_inputs) == ("float32", 2)
+    assert (found.dtype, found.n_inputs) == ("float32", 4)
     assert (found.tolerance, found.tolerance_float64) == (1e-3, 1e-8)
-    assert str(found).startswith("same function on 2 inputs: largest relative difference 0.0e+00")
+    assert str(found).startswith("same function on 4 inputs: largest relative difference 0.0e+00")
 
 
 def test_other_arithmetic_for_the_same_function_is_accepted() -> None:

@@ -2,16 +2,20 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.tracing import ExampleInputs
+from archlearn.graphs.watching import Watch
 from archlearn.modes import evaluating
+from archlearn.precision import exchanging, widen
+from archlearn.trials import Trial, plain_trials, quick_trials
 
 # The largest relative difference that rounding alone explains, by the precision compared in.
 TOLERANCES = {
@@ -20,7 +24,6 @@ TOLERANCES = {
     torch.float16: 5e-2,
     torch.bfloat16: 1e-1,
 }
-N_RANDOM = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,15 @@ class Certificate:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """How far two models are apart in one trial, in their own and in double precision."""
+
+    own: float
+    wide: float
+    n_inputs: int
+
+
 def certify(
     first: nn.Module,
     second: nn.Module,
@@ -78,42 +90,74 @@ def certify(
         CertificateError: If they differ by more than rounding explains.
     """
     inputs = ExampleInputs.of(example_inputs)
+    shrink = math.inf
     for place, model in (("first", first), ("second", second)):
         try:
-            _run(model, inputs)
+            with evaluating(model), Watch() as watch:
+                _run(model, inputs)
+            shrink = min(shrink, watch.shrink)
         except Exception as error:
             raise InputError(
                 f"the {place} model, {type(model).__name__}, does not run on the example inputs: "
                 f"{first_line(error)}; give inputs that both models take"
             ) from error
-    double = [copy.deepcopy(model).double() for model in (first, second)]
-    return compare((first, second), (double[0], double[1]), inputs, tolerance)
+    comparison = Comparison((first, second), widen(first) | widen(second), inputs, shrink)
+    return comparison.certify(tolerance)
 
 
-def compare(
-    models: tuple[nn.Module, nn.Module],
-    doubles: tuple[nn.Module, nn.Module],
-    inputs: ExampleInputs,
-    tolerance: float | None = None,
-) -> Certificate:
-    """Compare a pair of models and the same pair in double precision."""
-    dtype = _dtype(models[0])
-    allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
-    trials = [inputs, *[_random_like(inputs, seed) for seed in range(N_RANDOM)]]
-    own = max(_difference(*models, trial.to(dtype, floating_only=True)) for trial in trials)
-    wide = max(
-        _difference(*doubles, trial.to(torch.float64, floating_only=True)) for trial in trials
-    )
-    name = str(dtype).removeprefix("torch.")
-    wide_allowed = TOLERANCES[torch.float64]
-    made = Certificate(own, wide, name, len(trials), allowed, wide_allowed)
-    if not (wide <= wide_allowed and own <= allowed):
-        raise CertificateError(
-            f"the two models differ by {wide:.2e} in float64 (allowed {wide_allowed:.0e}) and by "
-            f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-            "not compute the same function: keep the first, and report the model"
-        )
-    return made
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models, and what they are compared on.
+
+    Attributes:
+        doubles: The numbers that both have in double precision.
+        shrink: By how much images may be smaller and still meet every weight.
+    """
+
+    models: tuple[nn.Module, nn.Module]
+    doubles: Mapping[Tensor, Tensor]
+    inputs: ExampleInputs
+    shrink: float
+
+    def certify(self, tolerance: float | None = None) -> Certificate:
+        """Compare the models in evaluation mode, in their own precision and in float64.
+
+        Small images and large batches are tried first. Should the models not take them, or
+        differ there, inputs of the example's own shapes decide.
+        """
+        dtype = _dtype(self.models[0])
+        allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
+        limits = (allowed, TOLERANCES[torch.float64])
+        with evaluating(*self.models):
+            found = self._try_quick(limits)
+            if found is None:
+                found = [self._measure(trial) for trial in plain_trials(self.inputs)]
+        own, wide = max(gap.own for gap in found), max(gap.wide for gap in found)
+        name = str(dtype).removeprefix("torch.")
+        if not (own <= limits[0] and wide <= limits[1]):
+            raise CertificateError(
+                f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
+                f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
+                "not compute the same function: keep the first, and report the model"
+            )
+        return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
+
+    def _try_quick(self, limits: tuple[float, float]) -> list[_Gap] | None:
+        """Return the differences in quick trials, or None if those do not settle the matter."""
+        try:
+            found = [self._measure(trial) for trial in quick_trials(self.inputs, self.shrink)]
+        except Exception:
+            return None
+        settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)
+        return found if found and settled else None
+
+    def _measure(self, trial: Trial) -> _Gap:
+        inputs, own = trial.inputs, None
+        if self.doubles:
+            own = _difference(*self.models, inputs.to(_dtype(self.models[0]), floating_only=True))
+        with exchanging(self.doubles):
+            wide = _difference(*self.models, inputs.to(torch.float64, floating_only=True))
+        return _Gap(wide if own is None else own, wide, trial.n_inputs)
 
 
 def _difference(first: nn.Module, second: nn.Module, inputs: ExampleInputs) -> float:
@@ -142,28 +186,17 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(_cuda_devices(inputs)):
         torch.manual_seed(0)
         out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
     leaves = tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _random_like(inputs: ExampleInputs, seed: int) -> ExampleInputs:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.numel() == 0:
-            return value
-        if value.is_floating_point():
-            drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            return drawn.to(value)
-        if value.dtype is torch.bool or value.is_complex():
-            return value
-        low, high = int(value.min()), int(value.max())
-        return torch.randint(low, high + 1, value.shape, generator=generator).to(value)
-
-    return ExampleInputs(*tree_map(draw, (inputs.args, inputs.kwargs)))
+def _cuda_devices(inputs: ExampleInputs) -> list[int]:
+    leaves = tree_leaves((inputs.args, inputs.kwargs))
+    found = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+    return sorted(found)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -18,9 +18,11 @@ from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
 from archlearn.graphs.rules.registry import rule_for
+from archlearn.graphs.rules.spatial import pool
 from archlearn.graphs.sites import SiteChannels
 from archlearn.graphs.step import Step, fixed_out, leaves_of, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
+from archlearn.graphs.watching import Watch
 
 _IN_PLACE = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
@@ -37,12 +39,14 @@ class Followed:
         sites: The channels of each site, by the name of its node.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
+        shrink: By how much images may be smaller and still meet every weight.
     """
 
     values: dict[str, Any]
     sites: dict[str, SiteChannels]
     other_multiply_adds: int
     parts: tuple[Tensor, ...]
+    shrink: float
 
 
 class _Follower(fx.Interpreter):
@@ -58,12 +62,19 @@ class _Follower(fx.Interpreter):
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.other_multiply_adds = 0
         self.parts: list[Tensor] = []
+        self.watch = Watch()
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
 
     def result(self) -> Followed:
         """Return what became of labels in this graph."""
-        return Followed(self.values, self.sites, self.other_multiply_adds, tuple(self.parts))
+        return Followed(
+            self.values,
+            self.sites,
+            self.other_multiply_adds,
+            tuple(self.parts),
+            self.watch.shrink,
+        )
 
     def run_node(self, n: fx.Node) -> Any:
         out = self._run_real(n)
@@ -74,7 +85,11 @@ class _Follower(fx.Interpreter):
         counter: Any = FlopCounterMode(display=False)
         try:
             if not self._is_unknown(n):
-                return super().run_node(n)
+                if self.rules.get(n) not in (linear, pool):
+                    return super().run_node(n)
+                with self.watch:
+                    return super().run_node(n)
+            self.watch.shrink = 1.0  # it may hold anything
             with counter:
                 out = super().run_node(n)
             self.other_multiply_adds += counter.get_total_flops() // 2

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
-from archlearn.certificates import compare
+from archlearn.certificates import Certificate, Comparison
 from archlearn.costs import EXAMPLE, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
+from archlearn.precision import exchanging, tensors_of, widen
 from archlearn.stores import STORE, find_store
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.deciding import Decision, decide
@@ -26,6 +27,8 @@ from archlearn.surgery.narrowing import (
 from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
+
+CERTIFICATE = "certificate"
 
 
 def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object = None) -> nn.Module:
@@ -57,28 +60,22 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         made = write_plan(model, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             raise SurgeryError(_difference(plan, made))
-        gated = copy_double(model)
+        doubles = widen(model)
         wide = inputs.to(torch.float64, floating_only=True)
-        small, graphs, changed = _carry_out(gated, made, decision, wide)
-        dtypes = {name: tensor.dtype for name, tensor in _tensors(model)}
-        small = _finish(model, gated, small, graphs, changed, dtypes, inputs)
+        with exchanging(doubles):
+            small, graphs, changed = _carry_out(model, made, decision, wide)
+        dtypes = {name: tensor.dtype for name, tensor in tensors_of(model)}
+        doubles |= _cast_(small, dtypes)
+        shrink = decision.choice.blueprint.followed[0].shrink
+        comparison = Comparison((model, small), doubles, inputs, shrink)
+        _finish_(small, comparison, graphs, changed)
     return small.train(training)
-
-
-def copy_double(model: nn.Module) -> nn.Module:
-    """Return a copy in double precision, made in one pass."""
-    return copy.deepcopy(model, {id(t): _double(t) for _, t in _tensors(model)})
-
-
-def _double(tensor: Tensor) -> Tensor:
-    wide = tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(wide, tensor.requires_grad) if is_parameter else wide
 
 
 def _carry_out(
     gated: nn.Module, plan: Plan, decision: Decision, inputs: ExampleInputs
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
+    """Return the compact model in the precision that the gated one has at the moment."""
     blueprint = decision.choice.blueprint
     shifts = read_shifts(gated, plan.folds, _read_constants(gated, plan, inputs))
     source = gated
@@ -108,45 +105,38 @@ def _carry_out(
     return small, carrier.graphs, changed
 
 
-def _finish(
-    model: nn.Module,
-    gated: nn.Module,
-    small: nn.Module,
-    graphs: list[fx.Graph],
-    changed: bool,
-    dtypes: dict[str, torch.dtype],
-    inputs: ExampleInputs,
-) -> nn.Module:
-    """Return the compact model in its own precision, with its certificate.
+def _finish_(
+    small: nn.Module, comparison: Comparison, graphs: list[fx.Graph], changed: bool
+) -> None:
+    """Give the compact model its `forward` and its certificate.
 
     The user's own `forward` serves wherever it computes the same; else a generated one does.
     """
-    for use_own in [False] if changed else [True, False]:
-        if not use_own:
-            bind_graphs_(small, graphs, "Compact")
-        own: Any = _cast(copy.deepcopy(small), dtypes)
-        try:
-            certificate = compare((model, own), (gated, small), inputs)
-        except Exception:
-            if use_own:
-                continue
-            raise
-        own.certificate = certificate
-        setattr(own, EXAMPLE, inputs)
-        return own
-    raise AssertionError("unreachable")
+    certificate = None if changed else _certify_own(comparison)
+    if certificate is None:
+        bind_graphs_(small, graphs, "Compact")
+        certificate = comparison.certify()
+    setattr(small, CERTIFICATE, certificate)
+    setattr(small, EXAMPLE, comparison.inputs)
 
 
-def _cast(net: nn.Module, dtypes: dict[str, torch.dtype]) -> nn.Module:
+def _certify_own(comparison: Comparison) -> Certificate | None:
+    try:
+        return comparison.certify()
+    except Exception:  # whatever the user's own forward does on narrowed layers
+        return None
+
+
+def _cast_(net: nn.Module, dtypes: dict[str, torch.dtype]) -> dict[Tensor, Tensor]:
+    """Give a model its own precision back; return the numbers that it had in double."""
     default = next(iter(dtypes.values()))
-    for name, tensor in _tensors(net):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtypes.get(name, default))
-    return net
-
-
-def _tensors(net: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*net.named_parameters(), *net.named_buffers()]
+    doubles: dict[Tensor, Tensor] = {}
+    for name, tensor in tensors_of(net):
+        dtype = dtypes.get(name, default)
+        if tensor.is_floating_point() and tensor.dtype is not dtype:
+            doubles[tensor] = tensor.data
+            tensor.data = tensor.data.to(dtype)
+    return doubles
 
 
 def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:

@@ -1,0 +1,73 @@
+"""An image may be smaller than the example, and still every weight has a part in the result."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_ADAPTIVE = "adaptive_"
+
+
+class Watch(TorchFunctionMode):
+    """Sees while a model runs how much smaller its images may be.
+
+    A weight of a convolution has a part in the result if it meets an element of the map, and
+    not the padding only; behind an adaptive pool, if the pool does not repeat elements.
+
+    Attributes:
+        shrink: The factor by which each map could be smaller; infinite if none was seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrink = math.inf
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _CONVOLUTIONS:
+            self._note_convolution(dict(zip(_ARGUMENTS, args, strict=False)) | given)
+        elif name.startswith(_ADAPTIVE) and len(args) > 1:
+            self._note_adaptive(args[0], args[1])
+        return func(*args, **given)
+
+    def _note_convolution(self, given: dict[str, Any]) -> None:
+        weight: Tensor = given["weight"]
+        n_space = weight.dim() - 2
+        steps = _each(given.get("stride", 1), n_space)
+        holes = _each(given.get("dilation", 1), n_space)
+        pads = _pads(given.get("padding", 0), weight, holes)
+        for i, size in enumerate(given["input"].shape[-n_space:]):
+            least = _least_size(size, weight.shape[2 + i], steps[i], pads[i], holes[i])
+            self.shrink = min(self.shrink, size / least)
+
+    def _note_adaptive(self, pooled: Tensor, output_size: Any) -> None:
+        n_space = len(output_size) if isinstance(output_size, tuple | list) else pooled.dim() - 2
+        wanted = _each(output_size, n_space)
+        for size, least in zip(pooled.shape[-n_space:], wanted, strict=True):
+            self.shrink = min(self.shrink, size / (least or size))
+
+
+def _least_size(size: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
+    """Return the smallest map on which every weight of a line meets an element."""
+    reach = dilation * (kernel - 1)
+    for least in range(max(1, reach + 1 - 2 * pad), size):
+        starts = range(-pad, least + pad - reach, stride)
+        if all(any(0 <= s + dilation * k < least for s in starts) for k in range(kernel)):
+            return least
+    return size
+
+
+def _each(value: Any, n: int) -> list[Any]:
+    return list(value) * (n // len(value)) if isinstance(value, tuple | list) else [value] * n
+
+
+def _pads(padding: Any, weight: Tensor, holes: list[int]) -> list[int]:
+    if padding == "same":
+        return [hole * (size - 1) // 2 for hole, size in zip(holes, weight.shape[2:], strict=True)]
+    return _each(0 if padding == "valid" else padding, weight.dim() - 2)
