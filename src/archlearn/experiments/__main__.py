@@ -1,0 +1,60 @@
+"""`python -m archlearn.experiments NAME ...`: an experiment without the command line's parts.
+
+For machines that have torch and Lightning Fabric but neither cyclopts, rich nor matplotlib. What
+it writes is the same, less the figure: `archlearn paper NAME --draw` makes that afterwards.
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from archlearn.errors import ArchlearnError
+from archlearn.experiments.catalogue import TITLES, find_experiment
+from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.ordering import choose_folder, choose_scale
+from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.watching import LineWatcher
+from archlearn.training.teams import SIDE_BY_SIDE
+
+
+def main(words: list[str]) -> int:
+    """Carry out one experiment, or list them; return the exit code."""
+    options = _parse(words)
+    if options.name is None:
+        sys.stdout.write("\n".join(f"{name:12}{title}" for name, title in TITLES.items()) + "\n")
+        return 0
+    try:
+        scale = choose_scale(quick=options.quick, seeds=options.seeds, data=options.data)
+        folder = choose_folder(options.out, quick=options.quick)
+        order = Order(
+            experiment=find_experiment(options.name),
+            scale=scale,
+            folder=folder,
+            command=shlex.join(["python", "-m", "archlearn.experiments", *words]),
+            side_by_side=options.side_by_side,
+        )
+        results = conduct(order, LineWatcher(sys.stdout))
+    except ArchlearnError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(describe_results(order.experiment, results) + "\n")
+    sys.stdout.write(f"{write_page(order.experiment, results, folder)}\n")
+    return 0
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m archlearn.experiments")
+    parser.add_argument("name", nargs="?", help="the experiment; left out, they are listed")
+    parser.add_argument("--quick", action="store_true", help="a small version, within 3 minutes")
+    parser.add_argument("--out", type=Path, help="where results go")
+    parser.add_argument("--seeds", help="seeds with commas, as 0,1,2")
+    parser.add_argument("--data", default="mnist", help="the data set")
+    parser.add_argument(
+        "--side-by-side", type=int, default=SIDE_BY_SIDE, help="runs that share a GPU at a time"
+    )
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""What was asked for is known by a digest: runs that were asked the same need not be made twice."""
+
+import hashlib
+import json
+
+from torch import nn
+
+from archlearn.experiments.definitions import Evaluation, Work
+from archlearn.training.tables import to_table
+
+_LENGTH = 16
+
+
+def describe_work(work: Work) -> str:
+    """Return a text that is the same for the same row, settings and network, and no others.
+
+    What is done after an epoch counts by its `repr`. Where and how fast the arithmetic is done
+    does not count.
+    """
+    settings = to_table(work.settings)
+    settings.pop("hardware", None)
+    settings.pop("record", None)
+    asked = [work.row, settings, repr(getattr(work, "after_epoch", None))]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    if work.network is not None:
+        _add_network(digest, work.network)
+    kind = "measured" if isinstance(work, Evaluation) else "trained"
+    return f"{kind}-{digest.hexdigest()[:_LENGTH]}"
+
+
+def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -1,0 +1,187 @@
+"""An experiment is carried out stage by stage; what is in its file already is not run again."""
+
+import datetime
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import archlearn
+from archlearn.experiments.asking import describe_work
+from archlearn.experiments.definitions import Done, Evaluation, Experiment, Work
+from archlearn.experiments.evaluations import evaluate_work
+from archlearn.experiments.files import Results, model_path, read_results, write_results
+from archlearn.experiments.rows import Row, read_row
+from archlearn.experiments.scales import Scale
+from archlearn.storage import save
+from archlearn.training.hardware import describe_hardware, start_fabric
+from archlearn.training.outcomes import Outcome
+from archlearn.training.settings import HardwareSettings
+from archlearn.training.teams import SIDE_BY_SIDE, Run, train_team
+
+
+class Watcher(Protocol):
+    """Hears how an experiment gets on."""
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        """Take note of a stage: so many runs are to be made, so many are there already."""
+        ...
+
+    def advanced(self, done: int, of: int) -> None:
+        """Take note of epochs done by the runs of the stage together."""
+        ...
+
+    def finished(self, row: Row) -> None:
+        """Take note of a run that has ended."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What is to be carried out, and where to.
+
+    Attributes:
+        folder: Results go here, models below it.
+        command: As it was typed, for the record.
+        side_by_side: How many runs share a GPU at a time.
+    """
+
+    experiment: Experiment
+    scale: Scale
+    folder: Path
+    command: str
+    side_by_side: int = SIDE_BY_SIDE
+
+
+def conduct(order: Order, watcher: Watcher) -> Results:
+    """Make all runs that are missing and return the results, which are on the disk by then.
+
+    Every finished run is written down at once, so that an interrupted experiment goes on where
+    it was. A run whose settings have changed since is made again.
+    """
+    return _Conductor(order, watcher).conduct()
+
+
+class _Conductor:
+    """Keeps what is done while an experiment goes on."""
+
+    def __init__(self, order: Order, watcher: Watcher) -> None:
+        self._order = order
+        self._watcher = watcher
+        self._known = _read_known(order)
+        self._before = read_results(order.folder, order.experiment.name)
+        self._done: list[Done] = []
+        self._fresh: list[Row] = []
+
+    def conduct(self) -> Results:
+        """Carry out all stages."""
+        experiment, scale = self._order.experiment, self._order.scale
+        for stage in experiment.stages:
+            works = stage(scale, self._done)
+            asked = [describe_work(work) for work in works]
+            missing = [w for w, key in zip(works, asked, strict=True) if not self._knows(key)]
+            self._watcher.began(len(missing), len(works) - len(missing))
+            self._carry_out(missing)
+            self._done += [self._measure(self._known[key]) for key in asked]
+        derived = experiment.derive([done.row for done in self._done])
+        results = replace(self._results([done.row for done in self._done]), derived=derived)
+        write_results(self._order.folder, results)
+        return results
+
+    def _knows(self, key: str) -> bool:
+        return key in self._known and self._known[key].path.is_file()
+
+    def _carry_out(self, works: Sequence[Work]) -> None:
+        for work in works:
+            if isinstance(work, Evaluation):
+                self._keep(evaluate_work(work), work, work.network)
+        runs = [work for work in works if isinstance(work, Run)]
+        recorder = _Recorder(self, runs)
+        train_team(runs, observer=recorder, side_by_side=self._order.side_by_side)
+
+    def keep_outcome(self, outcome: Outcome, run: Run) -> None:
+        """Write a finished run down."""
+        table = outcome.to_json(history=self._order.experiment.keeps_history)
+        self._keep(table, run, outcome.model)
+
+    def advanced(self, done: int, of: int) -> None:
+        """Pass on how far the runs are."""
+        self._watcher.advanced(done, of)
+
+    def _keep(self, table: dict[str, Any], work: Work, model: torch.nn.Module) -> None:
+        key = describe_work(work)
+        row = read_row({**table, "asked": key})
+        name = self._order.experiment.name
+        path = model_path(self._order.folder, name, row.row, row.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(model, path)
+        self._known[key] = Done(row=row, path=path)
+        self._fresh.append(row)
+        self._write_so_far()
+        self._watcher.finished(row)
+
+    def _measure(self, done: Done) -> Done:
+        measure = self._order.experiment.measure
+        if measure is None or done.row.measured:
+            return done
+        measured = Done(
+            row=replace(done.row, measured=measure(self._order.scale, done)), path=done.path
+        )
+        self._known[done.row.asked] = measured
+        return measured
+
+    def _write_so_far(self) -> None:
+        """Write what is there, with what the file held before, as unfinished."""
+        before = self._before.rows if self._before else ()
+        rows = {row.asked: row for row in (*before, *(d.row for d in self._done), *self._fresh)}
+        write_results(self._order.folder, self._results(list(rows.values())))
+
+    def _results(self, rows: Sequence[Row]) -> Results:
+        order, fabric = self._order, start_fabric(HardwareSettings())
+        times = {(row.seconds, row.epochs) for row in rows}
+        return Results(
+            experiment=order.experiment.name,
+            command=order.command,
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            hardware=describe_hardware(fabric, HardwareSettings().precision),
+            versions={
+                "archlearn": archlearn.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            seeds=order.scale.seeds,
+            quick=order.scale.name == "quick",
+            scale=asdict(order.scale),
+            rows=rows,
+            seconds=sum(seconds for seconds, _ in times),
+        )
+
+
+class _Recorder:
+    """Writes the runs of a team down as they end, which they do in order."""
+
+    def __init__(self, conductor: _Conductor, runs: Sequence[Run]) -> None:
+        self._conductor = conductor
+        self._waiting = list(runs)
+
+    def advanced(self, done: int, of: int) -> None:
+        """Pass on how far the team is."""
+        self._conductor.advanced(done, of)
+
+    def finished(self, outcome: Outcome) -> None:
+        """Write a run down."""
+        self._conductor.keep_outcome(outcome, self._waiting.pop(0))
+
+
+def _read_known(order: Order) -> dict[str, Done]:
+    """Return the finished runs of this experiment and of those it borrows from."""
+    known: dict[str, Done] = {}
+    for name in (*order.experiment.borrows, order.experiment.name):
+        results = read_results(order.folder, name)
+        for row in results.rows if results else ():
+            path = model_path(order.folder, name, row.row, row.seed)
+            known[row.asked] = Done(row=row, path=path)
+    return known

@@ -1,0 +1,161 @@
+"""Figure 3a: how many neurons the third layer has while lambda 1 and lambda 3 do their work."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
+from archlearn.experiments.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn.experiments.rows import Row, group
+from archlearn.experiments.scales import Scale
+from archlearn.experiments.statistics import measure_spread
+from archlearn.experiments.tabulating import write_counts
+from archlearn.training.teams import Run
+
+WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
+"""Lambda 3."""
+BINARISING = (1e-3, 1.5e-3, 2e-3)
+"""Lambda 1. Above lambda 3 / 0.1 a gate that starts at 0.55 would be held open."""
+FREEZE_FOR = 0.0
+"""Gates move to the very end, so that one can see when they have settled."""
+THIRD_LAYER = "fc1"
+SETTLED = 0.02
+"""A layer has settled when it stays within this part of its initial width of its final one."""
+
+
+def name_row(cost: float, binarise: float) -> str:
+    """Return the name of the row of a pair of strengths."""
+    return f"λ3 {cost:g}, λ1 {binarise:g}"
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
+    del done
+    middle = make_terms(WIDTH_COSTS[1], BINARISING[1])
+    rate = choose_gate_rate(scale, middle)
+    return [
+        Run(row=name_row(cost, binarise), settings=learn_architecture(scale, seed, terms))
+        for cost, binarise in choose_pairs(scale)
+        for terms in [make_terms(cost, binarise, rate)]
+        for seed in scale.seeds
+    ]
+
+
+def choose_pairs(scale: Scale) -> list[tuple[float, float]]:
+    """Return the whole grid; of a quick version the cross through its middle."""
+    grid = [(cost, binarise) for cost in WIDTH_COSTS for binarise in BINARISING]
+    if scale.points is None:
+        return grid
+    return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
+
+
+def make_terms(cost: float, binarise: float, rate: float | None = None) -> Terms:
+    """Return the terms of a pair of strengths; the rate is to be the same for all."""
+    return Terms(
+        learn="width",
+        cost=cost,
+        ratio=cost / binarise,
+        gate_rate=rate,
+        freeze_for=FREEZE_FOR,
+    )
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return curves, final widths and when they settled, for each pair and each strength."""
+    groups, pairs = group(rows), list[dict[str, Any]]()
+    for cost in WIDTH_COSTS:
+        for binarise in BINARISING:
+            members = groups.get(name_row(cost, binarise))
+            if members:
+                pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
+    return {
+        "pairs": pairs,
+        "final_by_cost": _average(pairs, "cost", "finals"),
+        "settled_by_binarise": _average(pairs, "binarise", "settled"),
+        "last_change_by_binarise": _average(pairs, "binarise", "last_changes"),
+    }
+
+
+def _measure(rows: Sequence[Row]) -> dict[str, Any]:
+    curves = [[entry["widths"][THIRD_LAYER] for entry in row.history] for row in rows]
+    steps = [entry["step"] for entry in rows[0].history]
+    return {
+        "steps": steps,
+        "mean": [measure_spread(values).mean for values in zip(*curves, strict=True)],
+        "least": [min(values) for values in zip(*curves, strict=True)],
+        "most": [max(values) for values in zip(*curves, strict=True)],
+        "finals": [curve[-1] for curve in curves],
+        "settled": [find_settled(steps, curve, SETTLED * curve[0]) for curve in curves],
+        "last_changes": [find_settled(steps, curve, 0.0) for curve in curves],
+    }
+
+
+def find_settled(steps: Sequence[int], curve: Sequence[float], margin: float) -> int:
+    """Return the first step from which a curve stays within a margin of its end."""
+    for place in reversed(range(len(curve))):
+        if abs(curve[place] - curve[-1]) > margin:
+            return steps[place + 1]
+    return steps[0]
+
+
+def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> dict[str, Any]:
+    """Return the spread of a number over all seeds and pairs of one value of a strength."""
+    values: dict[str, list[float]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair[strength]):
+        values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
+    return {value: measure_spread(found).to_json() for value, found in values.items()}
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what figure 3a must show."""
+    return [
+        _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
+        _check_falling(
+            "more λ1 settles earlier (iterations until within 2 % for good)",
+            derived["settled_by_binarise"],
+        ),
+        _check_falling(
+            "more λ1 stops changing earlier (iteration of the last change)",
+            derived["last_change_by_binarise"],
+        ),
+    ]
+
+
+def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
+    means = [spread["mean"] for spread in found.values()]
+    written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
+    falling = all(after < before for before, after in itertools.pairwise(means))
+    return Check(what=what, measured=written, bound="falling", met=falling)
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return the final widths and when they settled; the paper has them as a figure only."""
+    rows = tuple(
+        (
+            f"{pair['cost']:g}",
+            f"{pair['binarise']:g}",
+            write_counts(measure_spread(pair["finals"]).to_json()),
+            write_counts(measure_spread(pair["settled"]).to_json()),
+            write_counts(measure_spread(pair["last_changes"]).to_json()),
+        )
+        for pair in derived["pairs"]
+    )
+    columns = (
+        "λ3",
+        "λ1",
+        "neurons of layer 3 at the end",
+        "settled at step",
+        "last change at step",
+    )
+    return [Table(columns=columns, rows=rows)]
+
+
+EXPERIMENT = Experiment(
+    name="figure-3a",
+    title="number of neurons against iterations, for several lambda 1 and lambda 3",
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    keeps_history=True,
+)

@@ -1,0 +1,125 @@
+"""Figure 3b: more classes, more neurons and more errors, with nothing else changed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
+from archlearn.experiments.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn.experiments.rows import Row, group, spread_of
+from archlearn.experiments.scales import Scale
+from archlearn.experiments.statistics import correlate_ranks
+from archlearn.experiments.tabulating import write_counts, write_spread
+from archlearn.training.teams import Run
+
+TERMS = Terms(learn="width", cost=3e-4)
+"""Like AL2."""
+CLASSES = tuple(range(2, 11))
+ALL_CLASSES = 10
+THIRD_LAYER = "fc1"
+BOUND = 0.9
+
+
+def name_row(n_classes: int) -> str:
+    """Return the name of the row of so many classes."""
+    return f"{n_classes} classes"
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return one run for each number of classes and seed, all of about the same number of steps.
+
+    Fewer classes have fewer examples, so they are passed over more often: the gates of every run
+    then have equally long to move.
+    """
+    del done
+    works: list[Work] = []
+    terms = replace(TERMS, gate_rate=choose_gate_rate(scale, TERMS))
+    for n_classes in scale.pick(CLASSES):
+        part = n_classes / ALL_CLASSES
+        limit = None if scale.limit is None else round(scale.limit * part)
+        for seed in scale.seeds:
+            settings = learn_architecture(
+                replace(scale, epochs=round(scale.epochs / part), limit=limit), seed, terms
+            )
+            settings = replace(settings, classes=n_classes)
+            works.append(Run(row=name_row(n_classes), settings=settings))
+    return works
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return neurons and errors by number of classes, and how their ranks correlate."""
+    groups = group(rows)
+    found = [n for n in CLASSES if name_row(n) in groups]
+    classes: dict[str, Any] = {}
+    for n_classes in found:
+        members = groups[name_row(n_classes)]
+        classes[str(n_classes)] = {
+            "neurons": spread_of(members, lambda row: row.n_neurons).to_json(),
+            "third_layer": spread_of(members, lambda row: row.widths[THIRD_LAYER]).to_json(),
+            "parameters": spread_of(members, lambda row: row.parameters).to_json(),
+            "error": spread_of(members, lambda row: row.error).to_json(),
+            "train_loss": spread_of(members, lambda row: row.train_loss).to_json(),
+        }
+    return {
+        "classes": classes,
+        "spearman": {
+            name: correlate_ranks(found, [classes[str(n)][name]["mean"] for n in found])
+            for name in ("neurons", "third_layer", "error")
+        },
+        "spearman_of_runs": _correlate_runs(groups, found),
+    }
+
+
+def _correlate_runs(groups: dict[str, list[Row]], found: Sequence[int]) -> dict[str, float]:
+    """Return the rank correlations over single runs instead of means."""
+    pairs = [(n, row) for n in found for row in groups[name_row(n)]]
+    counts = [n for n, _ in pairs]
+    return {
+        "neurons": correlate_ranks(counts, [row.n_neurons for _, row in pairs]),
+        "third_layer": correlate_ranks(counts, [row.widths[THIRD_LAYER] for _, row in pairs]),
+        "error": correlate_ranks(counts, [row.error for _, row in pairs]),
+    }
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what figure 3b must show."""
+    names = {
+        "neurons": "neurons of all layers",
+        "third_layer": "neurons of the third layer",
+        "error": "error",
+    }
+    return [
+        Check(
+            what=f"Spearman of classes and {words} (means; single runs in brackets)",
+            measured=f"{derived['spearman'][name]:.3f} ({derived['spearman_of_runs'][name]:.3f})",
+            bound=f"≥ {BOUND}" if name != "error" else "> 0",
+            met=derived["spearman"][name] >= (BOUND if name != "error" else 0),
+        )
+        for name, words in names.items()
+    ]
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return neurons and errors by number of classes; the paper has them as a figure only."""
+    rows = tuple(
+        (
+            n_classes,
+            write_counts(numbers["neurons"]),
+            write_counts(numbers["third_layer"]),
+            write_counts(numbers["parameters"]),
+            write_spread(numbers["error"]),
+        )
+        for n_classes, numbers in derived["classes"].items()
+    )
+    columns = ("classes", "neurons", "of the third layer", "parameters", "error %")
+    return [Table(columns=columns, rows=rows)]
+
+
+EXPERIMENT = Experiment(
+    name="figure-3b",
+    title="neurons and error for 2 to 10 classes, nothing else changed",
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+)

@@ -1,0 +1,126 @@
+"""How the networks of all experiments are trained: every constant that was tuned stands here.
+
+They were settled on validation data; the test data had no part in it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from archlearn.experiments.scales import Scale
+from archlearn.training.defaults import TRAVEL
+from archlearn.training.settings import (
+    GateSettings,
+    OptimiserSettings,
+    RunSettings,
+    StrengthSettings,
+)
+
+Price = Literal["neurons", "parameters", "multiply_adds"]
+Learnt = Literal["all", "width"]
+
+LEARNING_RATE = 0.02
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+WARMUP_EPOCHS = 1.0
+BATCH_SIZE = 125
+MNIST_TRAIN = 60_000
+START_AFTER = 0.04
+"""Part of the run before gates move: early enough to find small networks."""
+FREEZE_FOR = 0.3
+"""Last part of the run in which gates stand still and weights settle."""
+DEPTH_SHARE = 1.0
+"""Depth strengths as a part of the width ones. At the paper's tenth the loss holds the
+non-linearity of the wide layer."""
+FINE_TUNING = 0.5
+"""Epochs of fine-tuning as a part of those of training, which come before."""
+FINE_TUNING_RATE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What is learnt of the architecture and at which price.
+
+    Attributes:
+        cost: The paper's lambda 3.
+        ratio: Lambda 3 as a part of lambda 1.
+        gate_rate: None follows from the steps and the cost.
+        start_after: Part of the run before gates move.
+        freeze_for: Last part of the run in which they stand still.
+    """
+
+    cost: float
+    learn: Learnt = "width"
+    price: Price = "neurons"
+    ratio: float = 0.4
+    depth_share: float = DEPTH_SHARE
+    gate_rate: float | None = None
+    start_after: float = START_AFTER
+    freeze_for: float = FREEZE_FOR
+    leave: tuple[str, ...] = ()
+
+
+def baseline(scale: Scale, seed: int, *, model: str = "lenet") -> RunSettings:
+    """Return the settings of plain training: the baseline, and any network from scratch."""
+    return RunSettings(
+        model=model,
+        data=scale.data,
+        seed=seed,
+        epochs=scale.epochs,
+        batch_size=BATCH_SIZE,
+        validation=scale.validation,
+        limit=scale.limit,
+        optimiser=_optimiser(scale),
+        gates=GateSettings(learn="nothing"),
+    )
+
+
+def learn_architecture(
+    scale: Scale, seed: int, terms: Terms, *, model: str = "lenet"
+) -> RunSettings:
+    """Return the settings of training that learns the architecture on the given terms."""
+    return RunSettings(
+        model=model,
+        data=scale.data,
+        seed=seed,
+        epochs=scale.epochs,
+        batch_size=BATCH_SIZE,
+        validation=scale.validation,
+        limit=scale.limit,
+        optimiser=_optimiser(scale),
+        gates=GateSettings(
+            learn=terms.learn,
+            leave=terms.leave,
+            gate_rate=terms.gate_rate,
+            start_after=terms.start_after,
+            freeze_for=terms.freeze_for,
+        ),
+        strengths=StrengthSettings(
+            width_cost=terms.cost,
+            ratio=terms.ratio,
+            depth_share=terms.depth_share,
+            price=terms.price,
+        ),
+    )
+
+
+def choose_gate_rate(scale: Scale, terms: Terms) -> float:
+    """Return the rate that the engine would derive, for runs of other terms to have the same."""
+    n_train = scale.limit or MNIST_TRAIN * (1 - scale.validation)
+    n_steps = scale.epochs * (n_train // BATCH_SIZE)
+    return TRAVEL / (terms.cost * n_steps * (1 - terms.start_after - terms.freeze_for))
+
+
+def fine_tune(scale: Scale, seed: int) -> RunSettings:
+    """Return the settings of training a network further that was made smaller."""
+    shorter = replace(scale, epochs=max(1, round(FINE_TUNING * scale.epochs)))
+    settings = baseline(shorter, seed)
+    return replace(settings, optimiser=_optimiser(shorter, FINE_TUNING_RATE))
+
+
+def _optimiser(scale: Scale, rate: float = LEARNING_RATE) -> OptimiserSettings:
+    return OptimiserSettings(
+        learning_rate=rate,
+        momentum=MOMENTUM,
+        weight_decay=WEIGHT_DECAY,
+        warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
+    )
