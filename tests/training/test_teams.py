@@ -1,5 +1,6 @@
 """A team's runs are ordinary runs: what they come to does not depend on the company."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from archlearn.gating import width_gates
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
 from archlearn.training.errors import DataError, SettingsError
+from archlearn.training.outcomes import Outcome
 from archlearn.training.running import learn
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import override
@@ -91,3 +93,36 @@ def test_only_the_first_classes_are_kept() -> None:
 def test_classes_that_are_not_there_are_refused(classes: int) -> None:
     with pytest.raises(DataError, match="choose 2 to 10 classes"):
         build_dataset(load_examples("digits"), validation_share=0.1, classes=classes)
+
+
+def test_a_run_that_ends_compact_comes_to_what_it_would_have_come_to() -> None:
+    given = {"learn": "width", "momentum": 0.0, "precision": "64-true", "epochs": 6}
+    given |= {"start_after": 0.0, "width_cost": 0.02, "freeze_for": 0.5, "gate_rate": 0.1}
+    run = Run(row="a", settings=settings(**given))
+    (whole,) = train_team([run])
+    (small,) = train_team([dataclasses.replace(run, finish_compact=True)])
+    assert small.architecture == whole.architecture != "20-10-10"
+    assert small.history[3]["widths"] == whole.history[3]["widths"]
+    assert min(small.widths.values()) > 2
+    assert small.parameters == whole.parameters
+    assert small.test_loss == pytest.approx(whole.test_loss, rel=1e-9)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.rows: list[str] = []
+
+    def advanced(self, done: int, of: int) -> None:
+        self.places.append((done, of))
+
+    def finished(self, outcome: Outcome) -> None:
+        self.rows.append(outcome.row)
+
+
+def test_an_observer_hears_of_every_epoch_and_every_end() -> None:
+    heard = Heard()
+    runs = [Run(row=row, settings=settings(limit=200)) for row in "ab"]
+    train_team(runs, observer=heard)
+    assert heard.places == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert heard.rows == ["a", "b"]

@@ -103,7 +103,11 @@ class CapturedStepper:
     def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
         """Take the examples in this order from now on; the sums are those so far."""
         self._body.order.copy_(order)
-        self._body.sums.copy_(torch.tensor([loss_sum, penalty_sum], dtype=torch.float64))
+        if loss_sum or penalty_sum:
+            self._body.sums.copy_(torch.tensor([loss_sum, penalty_sum], dtype=torch.float64))
+        else:
+            # Runs side by side must not wait for each other: nothing comes from the host here.
+            self._body.sums.zero_()
         self._body.work.model.train()
 
     def advance(self, place: int, step: int) -> int:

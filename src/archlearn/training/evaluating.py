@@ -34,6 +34,8 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     """
     device = objective.mean.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
+    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
+    number_format = next(floating, objective.mean.dtype)
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -41,7 +43,7 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
             split.inputs.split(_BATCH), split.targets.split(_BATCH), strict=True
         ):
             raw, targets = raw.to(device), targets.to(device)
-            outputs = network(objective.inputs(raw))
+            outputs = network(objective.inputs(raw).to(number_format))
             loss = objective.loss(outputs, targets).double() * len(targets)
             score = objective.score_sum(outputs, targets)
             sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])

@@ -109,7 +109,8 @@ class Observatory:
 
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
-    return per_example(count_costs(network, example), example)
+    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
+    return per_example(count_costs(network, example.to(next(floating, example.dtype))), example)
 
 
 def per_example(costs: Costs, example: Tensor) -> Costs:

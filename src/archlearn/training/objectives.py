@@ -45,9 +45,9 @@ class Objective:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss over the examples."""
         if self.task == "classification":
-            return F.cross_entropy(outputs.float(), targets)
+            return F.cross_entropy(_at_least_single(outputs), targets)
         standard = (targets - self.target_mean) / self.target_std
-        return F.mse_loss(outputs.float().reshape(standard.shape), standard.float())
+        return _squared_error(_at_least_single(outputs), standard)
 
     def score_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the number of right classes, or the sum of squared errors in own units."""
@@ -82,3 +82,12 @@ def objective_of(dataset: Dataset) -> Objective:
         dataset.target_std,
         dataset.framing,
     )
+
+
+def _at_least_single(outputs: Tensor) -> Tensor:
+    """Return outputs in float32, or in float64 where that is what they are in."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+
+def _squared_error(outputs: Tensor, standard: Tensor) -> Tensor:
+    return F.mse_loss(outputs.reshape(standard.shape), standard.to(outputs.dtype))

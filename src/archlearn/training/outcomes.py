@@ -87,13 +87,19 @@ class Outcome:
         return table
 
 
-def sum_up(row: str, session: Session, recording: Recording, seconds: float) -> Outcome:
-    """Return the outcome of a session whose training has ended.
+def sum_up(
+    row: str, sessions: tuple[Session, Session], recording: Recording, seconds: float
+) -> Outcome:
+    """Return the outcome of a run whose training has ended.
+
+    The second session is the one that trained the compact network to the end; where there was
+    no such part, it is the first one again.
 
     Losses and accuracies are those of the trained model on its device; the compact model computes
     the same, as its certificate says.
     """
-    trained = session.work.model
+    session, last = sessions
+    trained = last.work.model
     device = session.objective.mean.device
     parts = session.dataset.train, session.dataset.validation, session.dataset.test
     scores = [
@@ -103,7 +109,8 @@ def sum_up(row: str, session: Session, recording: Recording, seconds: float) -> 
     train, validation, test = scores
     assert train is not None
     assert test is not None
-    architecture, small = _compact(trained, session)
+    architecture = _architecture(session.work.model, session.settings.strengths.pay)
+    small = compact_trained(last)
     costs = costs_of(small, session.example)
     return Outcome(
         row=row,
@@ -139,14 +146,20 @@ def _finite(score: Score | None) -> float | None:
     return None if score is None or not math.isfinite(score.loss) else score.loss
 
 
-def _compact(trained: nn.Module, session: Session) -> tuple[str, nn.Module]:
-    model = copy.deepcopy(trained).cpu().eval()
+def _architecture(model: nn.Module, pay: str) -> str:
+    if has_gates(model):
+        return str(read_architecture(copy.deepcopy(model).cpu(), pay=pay))
+    return "-".join(map(str, widths_of(model).values()))
+
+
+def compact_trained(session: Session) -> nn.Module:
+    """Return the trained network of a session as a plain one on the CPU, without its gates."""
+    model = copy.deepcopy(session.work.model).cpu().eval()
     set_layout_(model, torch.contiguous_format)
     if not has_gates(model):
-        return "-".join(map(str, widths_of(model).values())), model
+        return model
     chosen = plan(model, session.example, pay=session.settings.strengths.pay)
-    architecture = str(read_architecture(model, pay=session.settings.strengths.pay))
-    return architecture, compact(model, chosen)
+    return compact(model, chosen)
 
 
 def _history(session: Session, recording: Recording) -> tuple[dict[str, Any], ...]:

@@ -5,34 +5,25 @@ stream of its own, and nothing is read back before the end. The order of example
 every epoch lie on the device.
 """
 
-import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.gating import depth_gates, width_gates
 from archlearn.training.capturing import CapturedStepper
-from archlearn.training.data.datasets import Dataset
-from archlearn.training.data.fetching import no_progress
 from archlearn.training.hardware import start_fabric
-from archlearn.training.outcomes import Outcome, Recording, sum_up
-from archlearn.training.preparing import Session, load_dataset, open_session
-from archlearn.training.randomness import order_of_epoch
+from archlearn.training.optimising import has_gates
+from archlearn.training.outcomes import Outcome, Recording, compact_trained, sum_up
+from archlearn.training.preparing import Session, open_session
 from archlearn.training.settings import RunSettings
-
-logger = logging.getLogger(__name__)
+from archlearn.training.storerooms import Storeroom
+from archlearn.training.turns import Clock, Progress, SilentTeamObserver, TeamObserver, take_turns
 
 SIDE_BY_SIDE = 16
-_OF_DATA = (
-    "data", "validation", "limit", "classes", "resize", "augment", "skip_broken", "start_from",
-)  # fmt: skip
 _NOWHERE = Path("a-team-writes-nothing")
 
 
@@ -46,34 +37,15 @@ class Run:
         network: A plain network to start from, instead of a fresh `settings.model`.
         after_epoch: Called with the model and the epochs done, between two epochs; it may
             change tensors in place and must not read them.
+        finish_compact: Whether the network becomes compact as soon as gates stand still, and is
+            trained in that form to the end. The momentum of its weights starts anew there.
     """
 
     row: str
     settings: RunSettings
     network: nn.Module | None = None
     after_epoch: Callable[[nn.Module, int], None] | None = None
-
-
-class TeamObserver(Protocol):
-    """Hears how a team gets on."""
-
-    def advanced(self, done: int, of: int) -> None:
-        """Take note of the epochs done by all runs together."""
-        ...
-
-    def finished(self, outcome: Outcome) -> None:
-        """Take note of a run that has ended."""
-        ...
-
-
-class SilentTeamObserver:
-    """Hears and says nothing."""
-
-    def advanced(self, done: int, of: int) -> None:
-        """Do nothing."""
-
-    def finished(self, outcome: Outcome) -> None:
-        """Do nothing."""
+    finish_compact: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -85,44 +57,31 @@ class _Member:
     stream: AbstractContextManager[object]
     recording: Recording
     orders: Tensor
-    epoch: int = 0
 
-    def do_epoch(self) -> None:
-        """Hand a whole epoch to the device."""
+    def epochs(self, first: int, until: int) -> Iterator[int]:
+        """Hand epochs to the device, some steps at a time; yield 1 where an epoch ends, else 0.
+
+        A stream takes only so much work in advance, so that members must take turns.
+        """
         session = self.session
-        with self.stream:
-            session.stepper.begin_epoch(self.orders[self.epoch], 0.0, 0.0)
+        for epoch in range(first, until):
+            with self.stream:
+                session.stepper.begin_epoch(self.orders[epoch], 0.0, 0.0)
             place = 0
             while place < session.steps_per_epoch:
-                step = self.epoch * session.steps_per_epoch + place
-                place += session.stepper.advance(place, step)
-            self.epoch += 1
-            if self.run.after_epoch is not None:
-                with torch.no_grad():
-                    self.run.after_epoch(session.work.model, self.epoch)
-            self.recording.note(self.epoch)
+                with self.stream:
+                    step = epoch * session.steps_per_epoch + place
+                    place += session.stepper.advance(place, step)
+                yield 0
+            with self.stream:
+                self._end(epoch + 1)
+            yield 1
 
-
-@dataclass(slots=True)
-class _Storeroom:
-    """What the runs of a team have in common: data sets and orders, loaded once."""
-
-    fabric: Fabric
-    datasets: dict[tuple[object, ...], Dataset] = field(default_factory=dict)
-    orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-
-    def dataset(self, settings: RunSettings) -> Dataset:
-        key = tuple(getattr(settings, name) for name in _OF_DATA)
-        if key not in self.datasets:
-            self.datasets[key] = load_dataset(settings, no_progress).to(self.fabric.device)
-        return self.datasets[key]
-
-    def order(self, n_examples: int, seed: int, n_epochs: int) -> Tensor:
-        key = (n_examples, seed, n_epochs)
-        if key not in self.orders:
-            orders = [order_of_epoch(n_examples, seed, epoch) for epoch in range(n_epochs)]
-            self.orders[key] = torch.stack(orders).to(self.fabric.device)
-        return self.orders[key]
+    def _end(self, n_done: int) -> None:
+        if self.run.after_epoch is not None:
+            with torch.no_grad():
+                self.run.after_epoch(self.session.work.model, n_done)
+        self.recording.note(n_done)
 
 
 def train_team(
@@ -140,11 +99,13 @@ def train_team(
     if not runs:
         return []
     observer = observer or SilentTeamObserver()
-    storeroom = _Storeroom(start_fabric(runs[0].settings.hardware))
+    storeroom = Storeroom(start_fabric(runs[0].settings.hardware))
     on_gpu = storeroom.fabric.device.type == "cuda"
     outcomes: list[Outcome] = []
+    n_epochs = sum(storeroom.n_epochs(run.settings) for run in runs)
     for group in _groups(runs, side_by_side if on_gpu else 1):
-        outcomes += _train_group(group, storeroom, observer, (len(outcomes), len(runs)))
+        done = sum(outcome.epochs for outcome in outcomes)
+        outcomes += _train_group(group, storeroom, observer, (done, n_epochs))
     return outcomes
 
 
@@ -154,30 +115,57 @@ def _groups(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
 
 
 def _train_group(
-    runs: Sequence[Run], storeroom: _Storeroom, observer: TeamObserver, place: tuple[int, int]
+    runs: Sequence[Run], storeroom: Storeroom, observer: TeamObserver, place: tuple[int, int]
 ) -> list[Outcome]:
-    started = time.perf_counter()
+    """Train runs side by side: until gates stand still, and from there to the end.
+
+    In between a run that asks for it becomes compact, which makes the second part cheaper and
+    changes nothing of what it computes.
+    """
+    clock = Clock(storeroom.fabric.device)
+    progress = Progress(observer, place[0], place[1])
     members = [_enlist(run, storeroom) for run in runs]
-    _synchronise(storeroom)
-    ready = time.perf_counter()
-    longest = max(member.session.n_epochs for member in members)
-    for epoch in range(longest):
-        for member in members:
-            if member.epoch < member.session.n_epochs:
-                member.do_epoch()
-        observer.advanced(place[0] * longest + len(members) * (epoch + 1), place[1] * longest)
-    _synchronise(storeroom)
-    seconds = time.perf_counter() - ready
-    logger.info("%d runs: %.1f s to begin, %.1f s", len(members), ready - started, seconds)
+    settled = [_settled_epoch(member) for member in members]
+    clock.start()
+    take_turns([m.epochs(0, until) for m, until in zip(members, settled, strict=True)], progress)
+    clock.stop()
+    followers = [_follow(m, e, storeroom) for m, e in zip(members, settled, strict=True)]
+    clock.start()
+    rest = [
+        follower.epochs(first, follower.session.n_epochs)
+        for follower, first in zip(followers, settled, strict=True)
+    ]
+    take_turns(rest, progress)
+    seconds = clock.stop()
     outcomes: list[Outcome] = []
-    for member in members:
-        outcome = sum_up(member.run.row, member.session, member.recording, seconds)
-        observer.finished(outcome)
-        outcomes.append(outcome)
+    for first, last in zip(members, followers, strict=True):
+        outcomes.append(
+            sum_up(first.run.row, (first.session, last.session), first.recording, seconds)
+        )
+        observer.finished(outcomes[-1])
     return outcomes
 
 
-def _enlist(run: Run, storeroom: _Storeroom) -> _Member:
+def _settled_epoch(member: _Member) -> int:
+    """Return the epochs after which gates stand still, if the run becomes compact then."""
+    session = member.session
+    if not member.run.finish_compact or not has_gates(session.work.model):
+        return session.n_epochs
+    return min(session.n_epochs, -(-session.work.schedule.gates_until // session.steps_per_epoch))
+
+
+def _follow(member: _Member, epoch: int, storeroom: Storeroom) -> _Member:
+    """Return who carries a run on from an epoch: a compact one, if there is anything left."""
+    session = member.session
+    if epoch >= session.n_epochs:
+        return member
+    small = compact_trained(session)
+    settings = replace(session.settings, gates=replace(session.settings.gates, learn="nothing"))
+    run = Run(row=member.run.row, settings=settings, network=small)
+    return _enlist(run, storeroom)
+
+
+def _enlist(run: Run, storeroom: Storeroom) -> _Member:
     fabric = storeroom.fabric
     dataset = storeroom.dataset(run.settings)
     session = open_session(run.settings, _NOWHERE, fabric, dataset, run.network)
@@ -190,8 +178,3 @@ def _enlist(run: Run, storeroom: _Storeroom) -> _Member:
     stream = torch.cuda.stream(stepper.stream) if captured else nullcontext()
     orders = storeroom.order(len(dataset.train), session.settings.seed, session.n_epochs)
     return _Member(run=run, session=session, stream=stream, recording=recording, orders=orders)
-
-
-def _synchronise(storeroom: _Storeroom) -> None:
-    if storeroom.fabric.device.type == "cuda":
-        torch.cuda.synchronize(storeroom.fabric.device)
