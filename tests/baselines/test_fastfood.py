@@ -1,6 +1,7 @@
 """Fastfood is a matrix that is never written down; here it is."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +55,11 @@ def test_the_layer_is_the_explicit_matrix(n_in: int, n_features: int) -> None:
     for signs, gauss, order in zip(layer.signs, layer.gauss, layer.order, strict=True):
         h = hadamard(layer.size)
         blocks.append(
-            h @ torch.diag(gauss) @ torch.eye(layer.size).double()[order] @ h @ torch.diag(signs)
+            h
+            @ torch.diag(gauss)
+            @ torch.eye(layer.size).double()[order % layer.size]
+            @ h
+            @ torch.diag(signs)
         )
     matrix = torch.diag(layer.scale) @ torch.cat(blocks)[:n_features, :n_in]
     x = torch.randn(4, n_in, dtype=torch.float64)
@@ -114,3 +119,9 @@ def test_a_budget_is_met_or_refused() -> None:
 def test_only_linear_layers_are_replaced() -> None:
     with pytest.raises(al.InputError, match=r"found conv1 \(Conv2d\), fc1 \(Linear\)"):
         replace_by_fastfood(LeNet(), ["conv1", "fc1"], 5)
+
+
+def test_a_model_with_fastfood_is_saved_and_loaded(tmp_path: Path) -> None:
+    net = replace_by_fastfood(LeNet(), ["fc1", "fc2"], 1100).eval()
+    al.save(net, tmp_path / "a.safetensors", example_inputs=DIGITS)
+    al.certify(net, al.load(tmp_path / "a.safetensors"), DIGITS)

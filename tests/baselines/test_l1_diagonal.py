@@ -1,5 +1,7 @@
 """A real diagonal: scaled, folded, cut."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -127,3 +129,12 @@ class Sum(nn.Module):
 def test_channels_of_two_layers_are_refused() -> None:
     with pytest.raises(al.InputError, match="are written by first, second; a diagonal needs one"):
         add_diagonals(Sum(), torch.zeros(1, 3), 1e-3)
+
+
+def test_a_trained_model_is_saved_and_its_numbers_come_back(tmp_path: Path) -> None:
+    rider = add_diagonals(LeNet(), DIGITS, 1e-3)
+    spread_(rider)
+    al.save(rider, tmp_path / "a.safetensors", example_inputs=DIGITS)
+    again = add_diagonals(LeNet(), DIGITS, 1e-3)
+    again.load_state_dict(al.load(tmp_path / "a.safetensors").state_dict())
+    al.certify(rider, again, DIGITS)

@@ -27,10 +27,13 @@ def transform(x: Tensor) -> Tensor:
     size = x.shape[-1]
     if size < 1 or size & (size - 1):
         raise InputError(f"the last dimension is {size}; the transform needs a power of two")
+    return _transform(x, size)
+
+
+def _transform(x: Tensor, size: int) -> Tensor:
     step = 1
     while step < size:
-        pairs = x.unflatten(-1, (size // (2 * step), 2, step))
-        first, second = pairs.unbind(-2)
+        first, second = x.unflatten(-1, (size // (2 * step), 2, step)).unbind(-2)
         x = torch.stack((first + second, first - second), -2).flatten(-3)
         step *= 2
     return x / math.sqrt(size)
@@ -46,7 +49,7 @@ class Fastfood(nn.Module):
         signs: B, a row for each block; random signs at the start.
         gauss: G, a row for each block.
         scale: S, one number a feature.
-        order: P, a row for each block; never learnt.
+        order: P, where each number comes from among those of all blocks; never learnt.
     """
 
     order: Tensor
@@ -73,18 +76,18 @@ class Fastfood(nn.Module):
         lengths = torch.randn(self.n_features, self.size).norm(dim=1)
         blocks = torch.arange(self.n_features) // self.size
         self.scale.copy_(lengths / self.gauss.norm(dim=1).cpu()[blocks])
-        for row in self.order:
-            row.copy_(torch.randperm(self.size))
+        for block, row in enumerate(self.order):
+            row.copy_(block * self.size + torch.randperm(self.size))
         if self.bias is not None:
             self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of each row of `x`."""
         padded = nn.functional.pad(x, (0, self.size - self.n_in))
-        mixed = transform(padded.unsqueeze(-2) * self.signs)
-        order = self.order.expand(mixed.shape)
-        spread = transform(mixed.gather(-1, order) * self.gauss)
-        features = spread.flatten(-2)[..., : self.n_features] * self.scale
+        mixed = _transform(padded.unsqueeze(-2) * self.signs, self.size).flatten(-2)
+        moved = mixed.index_select(-1, self.order.flatten())
+        spread = _transform(moved.unflatten(-1, self.signs.shape) * self.gauss, self.size)
+        features = spread.flatten(-2).narrow(-1, 0, self.n_features) * self.scale
         return features if self.bias is None else features + self.bias
 
     def extra_repr(self) -> str:

@@ -42,14 +42,15 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scaled outputs."""
-        y = self.layer(x)
-        channel = 1 if isinstance(self.layer, _CHANNELS_FIRST) else y.dim() - 1
-        return y * self.diagonal.reshape(-1, *[1] * (y.dim() - 1 - channel))
+        n_space = _SPACE.get(type(self.layer), 0)
+        return self.layer(x) * self.diagonal.reshape(-1, *[1] * n_space)
 
 
-_CHANNELS_FIRST = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-)  # fmt: skip
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_SPACE: dict[type[nn.Module], int] = {
+    nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3,
+}  # fmt: skip
+"""Dimensions of a layer's outputs that stand behind the channels; 0 for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def writers(model: nn.Module, example: Tensor) -> dict[str, Writer]:
             and name.endswith(".weight")
             and bool(torch.isin(channels, group.channels).all())
         }
-        norms = [n for n in rows if isinstance(model.get_submodule(n), _CHANNELS_FIRST[3:])]
+        norms = [n for n in rows if isinstance(model.get_submodule(n), _NORMS)]
         last = norms or list(rows)
         if len(last) != 1:
             raise InputError(

@@ -29,17 +29,25 @@ class Penalised(nn.Module):
 
     Attributes:
         network: The network itself; take it out when training is over.
-        penalty: Called with the network, returns a number.
     """
 
     def __init__(self, network: nn.Module, penalty: nn.Module) -> None:
+        """Take a network, and what returns a number when it is called with the network."""
         super().__init__()
         self.network = network
-        self.penalty = penalty
+        # No submodule: a penalty is no part of the model, and is not saved with it.
+        self._penalty = (penalty,)
+
+    @property
+    def penalty(self) -> nn.Module:
+        """What returns the penalty of a network, on the network's device."""
+        reference = next(self.network.parameters())
+        return self._penalty[0].to(reference.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the network returns."""
         outputs = self.network(x)
-        if not self.training or not torch.is_grad_enabled():
+        # While the model is traced, outputs are no tensors: a penalty is no part of what it computes.
+        if not (self.training and torch.is_grad_enabled() and isinstance(outputs, Tensor)):
             return outputs
         return _Ride.apply(outputs, self.penalty(self.network))
