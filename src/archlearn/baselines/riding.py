@@ -47,7 +47,7 @@ class Penalised(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return what the network returns."""
         outputs = self.network(x)
-        # While the model is traced, outputs are no tensors: a penalty is no part of what it computes.
+        # While the model is traced, outputs are no tensors, and the penalty is no part of it.
         if not (self.training and torch.is_grad_enabled() and isinstance(outputs, Tensor)):
             return outputs
         return _Ride.apply(outputs, self.penalty(self.network))

@@ -1,0 +1,172 @@
+"""Bayesian optimisation of widths: a Gaussian process proposes which network to train next.
+
+The objective is the paper's, loss + lambda x neurons (equation 1), and every evaluation of it is a
+whole training. Optuna's GPSampler does what Spearmint did: a Matern-5/2 kernel with a length for
+each width, and expected improvement. A study lies in an SQLite file, so that it can be gone on
+with, and several workers, on one machine or many, can share it.
+"""
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archlearn.errors import InputError
+
+N_TRAININGS = 20
+"""As many as the paper made."""
+N_RANDOM = 5
+"""Trainings of random widths, before the process has anything to go by."""
+_ABANDONED_AFTER = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """The widths that are searched, and those that stay.
+
+    Attributes:
+        most: The largest width of each layer that is searched; the smallest is 1.
+        fixed: The widths of all other layers.
+    """
+
+    most: Mapping[str, int]
+    fixed: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Widths to train next.
+
+    Attributes:
+        number: Of the training in its study, from 0.
+        widths: Of all layers, the fixed ones among them.
+        seconds: How long it took to find them.
+    """
+
+    number: int
+    widths: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """A proposal that was trained, and what it came to."""
+
+    number: int
+    widths: dict[str, int]
+    objective: float
+    search_seconds: float
+    train_seconds: float
+
+
+class Search:
+    """One study: proposals are asked for, and what they came to is told."""
+
+    def __init__(self, name: str, space: Space, *, seed: int, file: Path | None = None) -> None:
+        """Open a study, or go on with one.
+
+        Args:
+            name: Of the study in its file.
+            space: What is searched.
+            seed: Of the sampler.
+            file: The SQLite file; None keeps the study in memory.
+        """
+        optuna = _import_optuna()
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._states = optuna.trial.TrialState
+        self._space = space
+        self._study = optuna.create_study(
+            study_name=name,
+            storage=None if file is None else f"sqlite:///{file}",
+            direction="minimize",
+            load_if_exists=True,
+        )
+        # A study that is gone on with must not draw its first random widths again.
+        mixed = 1009 * seed + len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = optuna.samplers.GPSampler(seed=mixed, n_startup_trials=N_RANDOM)
+
+    def propose(self) -> Proposal:
+        """Return widths to train next."""
+        started = time.perf_counter()
+        trial = self._study.ask()
+        searched = {
+            name: trial.suggest_int(name, 1, most) for name, most in self._space.most.items()
+        }
+        seconds = time.perf_counter() - started
+        trial.set_user_attr("search_seconds", seconds)
+        return Proposal(
+            number=trial.number, widths={**self._space.fixed, **searched}, seconds=seconds
+        )
+
+    def tell(self, proposal: Proposal, objective: float, train_seconds: float) -> None:
+        """Take note of what a proposal came to."""
+        trial = self._study.trials[proposal.number]
+        self._study._storage.set_trial_user_attr(trial._trial_id, "train_seconds", train_seconds)
+        self._study.tell(proposal.number, objective)
+
+    def history(self) -> list[Training]:
+        """Return all finished trainings, in the order in which they were proposed."""
+        finished = self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
+        return [
+            Training(
+                number=trial.number,
+                widths={**self._space.fixed, **trial.params},
+                objective=float(trial.value),
+                search_seconds=trial.user_attrs["search_seconds"],
+                train_seconds=trial.user_attrs["train_seconds"],
+            )
+            for trial in finished
+        ]
+
+    def n_left(self, n_trainings: int = N_TRAININGS) -> int:
+        """Return how many of so many trainings are neither finished nor under way."""
+        states = (self._states.COMPLETE, self._states.RUNNING)
+        return max(0, n_trainings - len(self._study.get_trials(deepcopy=False, states=states)))
+
+    def drop_abandoned(self, older_than: float = _ABANDONED_AFTER) -> int:
+        """Give up trainings that were begun so many seconds ago; return how many.
+
+        A worker that was killed leaves its training unfinished, and another would wait for it.
+        """
+        limit = datetime.datetime.now() - datetime.timedelta(seconds=older_than)
+        running = self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,))
+        abandoned = [trial for trial in running if trial.datetime_start <= limit]
+        for trial in abandoned:
+            self._study.tell(trial.number, state=self._states.FAIL)
+        return len(abandoned)
+
+
+def measure_objective(loss: float, n_neurons: int, price: float) -> float:
+    """Return what is minimised: the loss, and a price for every neuron (the paper's equation 1)."""
+    return loss + price * n_neurons
+
+
+def best_so_far(trainings: Sequence[Training]) -> list[float]:
+    """Return the smallest objective after each training."""
+    best: list[float] = []
+    for training in trainings:
+        best.append(min([training.objective, *best[-1:]]))
+    return best
+
+
+def trainings_to_reach(trainings: Sequence[Training], objective: float) -> int | None:
+    """Return how many trainings it took to be as good as an objective; None if never."""
+    for count, best in enumerate(best_so_far(trainings), start=1):
+        if best <= objective:
+            return count
+    return None
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Bayesian optimisation needs optuna, which is not installed; "
+            "pip install 'archlearn[bench]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
