@@ -14,7 +14,7 @@ from archlearn.gating import clip_gates_
 from archlearn.training.limiting import limit_gradients_
 from archlearn.training.stepping import Work, penalty_of
 
-MOST_STEPS_IN_A_GRAPH = 20
+MOST_STEPS_IN_A_GRAPH = 11
 _WARM_UP = 3
 
 
@@ -87,15 +87,19 @@ class CapturedStepper:
         self._steps_per_epoch = steps_per_epoch
         self._chunk = largest_divisor(steps_per_epoch, MOST_STEPS_IN_A_GRAPH)
         self.stream = torch.cuda.Stream()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._capture(self._chunk)
+
+    def _capture(self, count: int) -> None:
+        """Capture a graph of so many steps; model and optimisers are afterwards what they were."""
+        body = self._body
         body.work.model.train()
         random_state = torch.cuda.get_rng_state()
         kept = _keep(body)
         try:
-            _warm_up(body, self.stream)
-            self._single = _capture(body, 1, self.stream)
-            self._several = self._single
-            if self._chunk > 1:
-                self._several = _capture(body, self._chunk, self.stream)
+            if not self._graphs:
+                _warm_up(body, self.stream)
+            self._graphs[count] = _capture(body, count, self.stream)
         finally:
             _give_back(body, kept)
             torch.cuda.set_rng_state(random_state)
@@ -117,7 +121,10 @@ class CapturedStepper:
             self._body.step.fill_(step)
         whole = place % self._chunk == 0 and place + self._chunk <= self._steps_per_epoch
         count = self._chunk if whole else 1
-        (self._several if whole else self._single).replay()
+        if count not in self._graphs:
+            # Only a run that was stopped elsewhere, in the middle of a chunk, comes here.
+            self._capture(count)
+        self._graphs[count].replay()
         self._next_step = step + count
         return count
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from archlearn.training.data.datasets import Split
 from archlearn.training.objectives import Objective
 
-_BATCH = 1000
+_BATCH = {"cpu": 1000, "cuda": 5000}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +36,12 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     number_format = next(floating, objective.mean.dtype)
+    n_at_once = _BATCH.get(device.type, _BATCH["cpu"])
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         for raw, targets in zip(
-            split.inputs.split(_BATCH), split.targets.split(_BATCH), strict=True
+            split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True
         ):
             raw, targets = raw.to(device), targets.to(device)
             outputs = network(objective.inputs(raw).to(number_format))
