@@ -18,6 +18,7 @@ from archlearn.cli import (
     evaluate_command,
     inspect_command,
     learn_command,
+    paper_command,
     report_command,
 )
 from archlearn.errors import ArchlearnError
@@ -37,6 +38,7 @@ app.command(inspect_command.inspect, help_epilogue=inspect_command.EXAMPLES)
 app.command(compact_command.compact, help_epilogue=compact_command.EXAMPLES)
 app.command(evaluate_command.evaluate, help_epilogue=evaluate_command.EXAMPLES)
 app.command(report_command.report, help_epilogue=report_command.EXAMPLES)
+app.command(paper_command.paper, help_epilogue=paper_command.EXAMPLES)
 app.command(data_command.data, help_epilogue=data_command.EXAMPLES)
 app.command(demo_command.demo, help_epilogue=demo_command.EXAMPLES)
 

@@ -68,7 +68,7 @@ def read_results(folder: Path, name: str) -> Results | None:
         rows = [read_row(row) for row in table.pop("rows")]
         table.pop("format")
         return Results(rows=rows, **table)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} does not hold results of an experiment ({error}); move it away, or choose "
             "another folder with --out"

@@ -40,11 +40,11 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     ]
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def derive(rows: Sequence[Row], costs: Sequence[float] = COSTS) -> dict[str, Any]:
     """Return the points, the paper's, and the smallest network that is good."""
     groups, points = group(rows), list[dict[str, Any]]()
     for price in PRICES:
-        for cost in COSTS:
+        for cost in costs:
             members = groups.get(name_row(cost, price))
             if members:
                 runs = [[row.parameters, row.accuracy] for row in members]

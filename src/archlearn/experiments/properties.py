@@ -18,8 +18,8 @@ LEARNT = tuple(line.row for line in table_1.LINES if line.terms is not None)
 
 def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return the runs of table 1 that learn an architecture."""
-    runs = table_1.learn_rows(scale, done)
-    return [run for run in runs if run.row in LEARNT]
+    runs, wanted = table_1.learn_rows(scale, done), scale.pick(LEARNT)
+    return [run for run in runs if run.row in wanted]
 
 
 def measure(scale: Scale, done: Done) -> dict[str, Any]:

@@ -43,5 +43,5 @@ class Scale:
 
 FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=80)
 QUICK = Scale(
-    name="quick", seeds=(0, 1), epochs=8, limit=4000, validation=1 / 12, points=3, probes=2000
+    name="quick", seeds=(0, 1), epochs=8, limit=3000, validation=1 / 12, points=3, probes=500
 )

@@ -146,9 +146,10 @@ def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
 def fix_widths(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return the FFW column: the learnt numbers are given, which neurons stay is learnt."""
     works: list[Work] = []
+    learnt = scale.pick([line.row for line in LINES if line.terms is not None])
     for finished in done:
         terms = _terms_of(finished.row)
-        if terms is None:
+        if terms is None or finished.row.row not in learnt:
             continue
         settings = learn_architecture(scale, finished.row.seed, terms)
         holder = fix_width(given_of(finished.row), settings)

@@ -1,0 +1,108 @@
+"""Experiments are run, watched and drawn from here."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from archlearn.experiments.catalogue import find_experiment
+from archlearn.experiments.conducting import Order, Watcher, conduct
+from archlearn.experiments.files import Results, read_results
+from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.rows import Row
+from archlearn.experiments.scales import Scale
+from archlearn.experiments.watching import LineWatcher, describe_row
+from archlearn.training.errors import SettingsError
+
+
+def run_experiment(
+    name: str, scale: Scale, folder: Path, *, command: str, side_by_side: int
+) -> None:
+    """Make the missing runs of an experiment, then write and show what came of them."""
+    order = Order(
+        experiment=find_experiment(name),
+        scale=scale,
+        folder=folder,
+        command=command,
+        side_by_side=side_by_side,
+    )
+    with _make_watcher() as watcher:
+        results = conduct(order, watcher)
+    _conclude(name, results, folder)
+
+
+def draw_results(name: str, folder: Path) -> None:
+    """Write tables and figure of an experiment anew from its results."""
+    results = read_results(folder, name)
+    if results is None or not results.complete:
+        raise SettingsError(
+            f"there are no finished results of {name} in {folder}; run: archlearn paper {name}"
+        )
+    _conclude(name, results, folder)
+
+
+def _conclude(name: str, results: Results, folder: Path) -> None:
+    from archlearn.reporting.paper_figures import write_figure
+
+    experiment = find_experiment(name)
+    drawn = write_figure(name, results.derived, folder)
+    page = write_page(experiment, results, folder)
+    sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
+    for path in (folder / f"{name}.json", page, *drawn):
+        sys.stdout.write(f"{path}\n")
+
+
+@contextmanager
+def _make_watcher() -> Generator[Watcher]:
+    """Yield what fits the output: a bar on a terminal, plain lines anywhere else."""
+    console = Console()
+    if not console.is_terminal:
+        yield LineWatcher(sys.stdout)
+        return
+    watcher = _BarWatcher(console)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+class _BarWatcher:
+    """Shows a bar for the epochs of a stage, and a line above it for each run that has ended."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f} %"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task: TaskID | None = None
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        """Begin a bar."""
+        self.close()
+        if n_known:
+            self._progress.console.print(f"{n_known} runs are there already", highlight=False)
+        if n_runs:
+            self._progress.start()
+            self._task = self._progress.add_task(f"{n_runs} runs", total=None)
+
+    def advanced(self, done: int, of: int) -> None:
+        """Move the bar."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, total=of)
+
+    def finished(self, row: Row) -> None:
+        """Say what a run came to."""
+        self._progress.console.print(describe_row(row).strip(), highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        self._progress.stop()

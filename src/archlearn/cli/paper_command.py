@@ -1,0 +1,64 @@
+"""`archlearn paper`."""
+
+import shlex
+import sys
+from pathlib import Path
+
+EXAMPLES = """Examples:
+  archlearn paper
+  archlearn paper table-1 --quick
+  archlearn paper table-1 --seeds 0,1,2,3,4
+  archlearn paper table-1 --draw
+  archlearn paper --docs
+"""
+
+
+def paper(
+    name: str | None = None,
+    /,
+    *,
+    quick: bool = False,
+    out: Path | None = None,
+    seeds: str | None = None,
+    data: str = "mnist",
+    side_by_side: int = 16,
+    draw: bool = False,
+    docs: bool = False,
+) -> None:
+    """Run an experiment of the paper and show its numbers beside ours, or list them all.
+
+    Runs that the results hold already are not made again, so an experiment that was stopped
+    goes on where it was.
+
+    Args:
+        name: The experiment; left out, they are listed.
+        quick: A small version that ends within 3 minutes on 2 cores.
+        out: Where NAME.json, NAME.md and NAME.svg go. [default: results, or runs/quick]
+        seeds: Every row is run once for each, as 0,1,2. [default: 0,1,2,3,4, or 0,1 if quick]
+        data: The data set.
+        side_by_side: How many runs share a GPU at a time.
+        draw: Run nothing: draw figure and tables anew from the results.
+        docs: Write docs/results.md and its figures from all results.
+    """
+    from archlearn.experiments.catalogue import TITLES, check_name
+    from archlearn.experiments.ordering import choose_folder, choose_scale
+
+    folder = choose_folder(out, quick=quick)
+    if docs:
+        from archlearn.experiments.documentation import write_documentation
+
+        sys.stdout.write(f"{write_documentation(folder, Path('docs'))}\n")
+        return
+    if name is None:
+        width = max(map(len, TITLES))
+        sys.stdout.write("".join(f"{n:{width}}  {title}\n" for n, title in TITLES.items()))
+        return
+    check_name(name)
+    scale = choose_scale(quick=quick, seeds=seeds, data=data)
+    from archlearn.cli.experimenting import draw_results, run_experiment
+
+    if draw:
+        draw_results(name, folder)
+        return
+    command = shlex.join(["archlearn", *sys.argv[1:]])
+    run_experiment(name, scale, folder, command=command, side_by_side=side_by_side)

@@ -1,0 +1,145 @@
+"""How CaffeNet is trained, pretrained and learnt smaller: every constant that was chosen.
+
+The reference is trained first. Every method then starts from that same reference and has the same
+number of epochs, the same rates and the same data.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from archlearn.experiments.scales import Scale
+from archlearn.training.errors import SettingsError
+from archlearn.training.settings import (
+    GateSettings,
+    HardwareSettings,
+    OptimiserSettings,
+    RunSettings,
+    StrengthSettings,
+)
+
+LEARNING_RATE = 0.02
+"""Of the reference, at batches of 256; what starts from it has half of that."""
+FURTHER_RATE = 0.01
+WEIGHT_DECAY = 5e-4
+START_AFTER = 0.0
+FREEZE_FOR = 0.4
+Price = Literal["neurons", "parameters"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How large the case study is made.
+
+    Attributes:
+        further: Epochs of every method, from the trained reference on.
+        classes: The first so many; None takes all.
+    """
+
+    model: str
+    side: int
+    epochs: int
+    further: int
+    batch_size: int
+    validation: float
+    limit: int | None = None
+    classes: int | None = None
+
+
+FULL = Plan(
+    model="caffenet", side=227, epochs=30, further=10, batch_size=256, validation=0.05
+)
+QUICK = Plan(
+    model="caffenet:0.125",
+    side=67,
+    epochs=6,
+    further=4,
+    batch_size=50,
+    validation=0.1,
+    limit=1500,
+    classes=10,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What a row learns of the architecture, and at which price.
+
+    Attributes:
+        leave: Layers that are left alone.
+        costs: Prices of all neurons together, as parts of the loss of a guess. The row is run at
+            each; which one counts is decided on validation data.
+        price: What a neuron is charged by.
+    """
+
+    leave: tuple[str, ...]
+    costs: tuple[float, ...]
+    price: Price = "neurons"
+    learn: Literal["all", "width"] = "width"
+
+
+def choose_plan(scale: Scale) -> Plan:
+    """Return the plan for a scale.
+
+    Raises:
+        SettingsError: If the data are not colour images of many classes.
+    """
+    if scale.data.partition(":")[0] not in ("tiny-imagenet", "imagenet", "folder"):
+        raise SettingsError(
+            f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
+            "imagenet:DIR or folder:DIR"
+        )
+    return QUICK if scale.name == "quick" else FULL
+
+
+def train_reference(scale: Scale, seed: int) -> RunSettings:
+    """Return the settings of the reference."""
+    plan = choose_plan(scale)
+    return _settings(scale, seed, plan.epochs, LEARNING_RATE, GateSettings(learn="nothing"))
+
+
+def train_further(scale: Scale, seed: int) -> RunSettings:
+    """Return the settings of a network that was made smaller beforehand."""
+    plan = choose_plan(scale)
+    return _settings(scale, seed, plan.further, FURTHER_RATE, GateSettings(learn="nothing"))
+
+
+def learn_smaller(scale: Scale, seed: int, terms: Terms, width_cost: float) -> RunSettings:
+    """Return the settings of learning the architecture from the reference."""
+    plan = choose_plan(scale)
+    gates = GateSettings(
+        learn=terms.learn, leave=terms.leave, start_after=START_AFTER, freeze_for=FREEZE_FOR
+    )
+    strengths = StrengthSettings(width_cost=width_cost, price=terms.price, depth_share=1.0)
+    return _settings(scale, seed, plan.further, FURTHER_RATE, gates, strengths)
+
+
+def _settings(
+    scale: Scale,
+    seed: int,
+    epochs: int,
+    rate: float,
+    gates: GateSettings,
+    strengths: StrengthSettings | None = None,
+) -> RunSettings:
+    plan = choose_plan(scale)
+    on_gpu = torch.cuda.is_available()
+    return RunSettings(
+        model=plan.model,
+        data=scale.data,
+        seed=seed,
+        epochs=epochs,
+        batch_size=plan.batch_size,
+        validation=plan.validation,
+        limit=plan.limit,
+        classes=plan.classes,
+        resize=plan.side,
+        augment="crop-flip",
+        optimiser=OptimiserSettings(
+            learning_rate=rate, weight_decay=WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
+        ),
+        gates=gates,
+        strengths=strengths or StrengthSettings(),
+        hardware=HardwareSettings(precision="bf16-mixed" if on_gpu else "32-true"),
+    )

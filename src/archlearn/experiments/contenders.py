@@ -1,0 +1,181 @@
+"""The methods that meet in the comparison, each as a few functions of a contest.
+
+`Pruned` ones take the trained large network and make it smaller. `Learnt` ones change how the large
+network is trained, by a strength that is chosen on validation data, and then bring it to the budget
+exactly. `Fresh` ones begin with a small network. All have the same epochs in total.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from archlearn.baselines.fastfood import reduce_by_fastfood
+from archlearn.baselines.l1_diagonal import add_diagonals, reduce_by_diagonals
+from archlearn.baselines.methods import BudgetError
+from archlearn.baselines.neuron_pruning import reduce_by_merging
+from archlearn.baselines.ranks import reduce_by_svd
+from archlearn.baselines.scratch import start_anew
+from archlearn.baselines.sizes import Sizes
+from archlearn.baselines.sparse_groups import learn_sparse_groups
+from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning
+from archlearn.baselines.trimming import trim
+from archlearn.experiments.contests import Contest
+from archlearn.experiments.recipes import Price, Terms
+from archlearn.gating import add_gates, width_gates
+from archlearn.learning import Learn
+from archlearn.surgery.compacting import compact
+from archlearn.training.teams import Run
+
+PRICES = tuple(3e-5 * 2**step for step in range(9))
+"""Strengths of gates: a ladder that spans the budgets."""
+LASSO_STRENGTHS = (3e-4, 1e-3, 3e-3)
+SPARSE_STRENGTHS = (1e-4, 5e-4, 2e-3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pruned:
+    """A method that makes a trained network smaller.
+
+    Attributes:
+        reduce: From a network, example inputs and a budget.
+        rounds: In how many steps the budget is reached, with training after each.
+    """
+
+    name: str
+    source: str
+    reduce: Callable[[nn.Module, torch.Tensor, int], nn.Module]
+    rounds: int = 1
+    is_dense: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """A method that changes how the large network is trained.
+
+    Attributes:
+        strengths: What its strength is chosen from.
+        begin: The first part of a run, from a contest, a seed and a strength.
+        reduce: From a contest, the trained network and a budget.
+    """
+
+    name: str
+    source: str
+    strengths: Sequence[float]
+    begin: Callable[[Contest, int, float], Run]
+    reduce: Callable[[Contest, nn.Module, int], nn.Module]
+    is_dense: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fresh:
+    """A method that begins with a small network.
+
+    Attributes:
+        begin: The network, from a contest, a seed and a budget.
+    """
+
+    name: str
+    source: str
+    begin: Callable[[Contest, int, int], nn.Module]
+    is_dense: bool = True
+
+
+Contender = Pruned | Learnt | Fresh
+OURS = "archlearn"
+SCRATCH = "its architecture from scratch"
+
+
+def _begin_ours(price: Price) -> Callable[[Contest, int, float], Run]:
+    def begin(contest: Contest, seed: int, strength: float) -> Run:
+        return Run(row="", settings=contest.gated(seed, Terms(cost=strength, price=price)))
+
+    return begin
+
+
+def _begin_l0(contest: Contest, seed: int, strength: float) -> Run:
+    settings = contest.given_gates(seed, Terms(cost=strength, price="parameters"))
+    network = contest.fresh_network(seed)
+    gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, kind="l0")
+    return Run(row="", settings=settings, network=gated)
+
+
+def _begin_lasso(contest: Contest, seed: int, strength: float) -> Run:
+    network = add_diagonals(contest.fresh_network(seed), contest.example(), strength)
+    return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
+
+
+def _begin_sparse(contest: Contest, seed: int, strength: float) -> Run:
+    network = learn_sparse_groups(contest.fresh_network(seed), contest.example(), strength)
+    return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
+
+
+def _trim(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
+    return trim(model, contest.example(), budget, contest.losses)
+
+
+def _cut_lasso(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
+    """Put the numbers of a loaded model into one that has diagonals, and cut that."""
+    again = add_diagonals(contest.fresh_network(0), contest.example(), 0.0)
+    again.load_state_dict(model.state_dict())
+    return reduce_by_diagonals(again.network, contest.example(), budget)
+
+
+def _cut_sparse(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
+    network = contest.fresh_network(0)
+    numbers = model.state_dict()
+    network.load_state_dict({n.removeprefix("network."): numbers[n] for n in numbers})
+    return reduce_by_torch_pruning(network, contest.example(), budget)
+
+
+@torch.no_grad()
+def _narrow_evenly(contest: Contest, seed: int, budget: int) -> nn.Module:
+    """Return a fresh network all of whose widths are the same part of the large one's."""
+    network = contest.fresh_network(seed)
+    gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, width_start=1.0)
+    gates = width_gates(gated)
+    sizes, full = Sizes(gated), [len(gate) for gate in gates.values()]
+    parts = [[max(1, round(n * part / 1000)) for n in full] for part in range(1, 1001)]
+    kept = min(parts, key=lambda widths: abs(sizes.parameters(widths) - budget))
+    for gate, n_kept in zip(gates.values(), kept, strict=True):
+        gate[n_kept:] = 0.0
+    return start_anew(compact(gated), seed)
+
+
+def _begin_fastfood(contest: Contest, seed: int, budget: int) -> nn.Module:
+    return reduce_by_fastfood(contest.fresh_network(seed), contest.example(), budget)
+
+
+CONTENDERS: tuple[Contender, ...] = (
+    Learnt(name=OURS, source="this package, price on parameters", strengths=PRICES,
+           begin=_begin_ours("parameters"), reduce=_trim),
+    Learnt(name="archlearn, neurons", source="this package, the paper's price on neurons",
+           strengths=PRICES, begin=_begin_ours("neurons"), reduce=_trim),
+    Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=PRICES, begin=_begin_l0,
+           reduce=_trim),
+    Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
+           begin=_begin_lasso, reduce=_cut_lasso),
+    Learnt(name="torch-pruning, sparse learning", source="Fang et al. 2023",
+           strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse),
+    Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning),
+    Pruned(name="torch-pruning, iterative", source="Fang et al. 2023",
+           reduce=reduce_by_torch_pruning, rounds=4),
+    Pruned(name="neuron pruning", source="Srinivas and Babu 2015", reduce=reduce_by_merging),
+    Pruned(name="svd", source="Denton et al. 2014", reduce=reduce_by_svd),
+    Fresh(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood, is_dense=False),
+    Fresh(name="even widths from scratch", source="a control", begin=_narrow_evenly),
+)  # fmt: skip
+
+
+def try_reduce(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """Return a network within its budget, or None where the method cannot reach it."""
+    try:
+        return make()
+    except BudgetError:
+        return None
+
+
+def named(run: Run, row: str) -> Run:
+    """Return a run under another name."""
+    return replace(run, row=row)

@@ -1,0 +1,97 @@
+"""A contest holds for all methods alike: network, data, order of data, epochs and budgets."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.experiments.evaluations import find_dataset
+from archlearn.experiments.recipes import BATCH_SIZE, Terms, baseline, learn_architecture
+from archlearn.experiments.scales import Scale
+from archlearn.models.choosing import build_network
+from archlearn.training.objectives import objective_of
+from archlearn.training.randomness import seed_everything
+from archlearn.training.settings import GateSettings, RunSettings
+
+FIRST_PART = 2 / 3
+"""Part of the epochs before a network is brought to its budget; the rest comes after."""
+FREEZE_FOR = 0.1
+"""Last part of the first epochs in which gates stand still: there is more training to come."""
+START_AFTER = 0.1
+VALIDATION = 1 / 12
+CALIBRATION_SEED = 1000
+"""Strengths are chosen on this seed, which is none of those that count."""
+N_TRIM_BATCHES = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contest:
+    """What is the same for all methods, at one scale.
+
+    Attributes:
+        model: The large network to begin with.
+        budgets: Numbers of parameters.
+        scale: Seeds, epochs and data.
+    """
+
+    model: str
+    budgets: tuple[int, ...]
+    scale: Scale
+
+    @property
+    def first_epochs(self) -> int:
+        """Epochs before a network is brought to its budget."""
+        return max(1, round(FIRST_PART * self.scale.epochs))
+
+    @property
+    def last_epochs(self) -> int:
+        """Epochs after that."""
+        return max(1, self.scale.epochs - self.first_epochs)
+
+    def calibration(self) -> "Contest":
+        """Return the contest in which strengths are chosen: one other seed, and validation data."""
+        share = self.scale.validation or VALIDATION
+        scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
+        return replace(self, scale=scale)
+
+    def plain(self, seed: int, epochs: int) -> RunSettings:
+        """Return the settings of training without gates of ours."""
+        return baseline(replace(self.scale, epochs=epochs), seed, model=self.model)
+
+    def gated(self, seed: int, terms: Terms) -> RunSettings:
+        """Return the settings of the first part of a run that learns its widths."""
+        scale = replace(self.scale, epochs=self.first_epochs)
+        terms = replace(terms, start_after=START_AFTER, freeze_for=FREEZE_FOR)
+        return learn_architecture(scale, seed, terms, model=self.model)
+
+    def given_gates(self, seed: int, terms: Terms) -> RunSettings:
+        """Return the same for a network that comes with gates of its own."""
+        settings = self.gated(seed, terms)
+        kept = settings.gates
+        own = GateSettings(
+            learn="nothing", start_after=kept.start_after, freeze_for=kept.freeze_for
+        )
+        return replace(settings, gates=own)
+
+    def example(self) -> Tensor:
+        """Return two inputs as the network takes them."""
+        dataset = find_dataset(self.plain(0, 1))
+        return objective_of(dataset).inputs(dataset.train.inputs[:2])
+
+    def fresh_network(self, seed: int) -> nn.Module:
+        """Return the large network as a run of that seed begins with it."""
+        dataset = find_dataset(self.plain(0, 1))
+        with torch.random.fork_rng([]):
+            seed_everything(seed, 0)
+            return build_network(self.model, dataset.input_shape, dataset.n_outputs)
+
+    def losses(self, model: nn.Module) -> Iterator[Tensor]:
+        """Yield the losses of a model on some batches of train data."""
+        dataset = find_dataset(self.plain(0, 1))
+        objective = objective_of(dataset)
+        train = dataset.train
+        n_batches = min(N_TRIM_BATCHES, max(1, len(train.inputs) // BATCH_SIZE))
+        for place in range(n_batches):
+            part = slice(place * BATCH_SIZE, (place + 1) * BATCH_SIZE)
+            yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])

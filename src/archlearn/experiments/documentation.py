@@ -1,0 +1,77 @@
+"""The documentation's page of results is made of the results, and says what did not reproduce."""
+
+import re
+import shutil
+from pathlib import Path
+
+from archlearn.experiments.catalogue import TITLES, find_experiment
+from archlearn.experiments.definitions import Check, Experiment, Table
+from archlearn.experiments.files import Results, read_results
+from archlearn.experiments.pages import compose_body
+from archlearn.experiments.tabulating import write_markdown
+
+PAGE = "results.md"
+FIGURES = "figures"
+OPENING = """# Results
+
+Every table and figure of the paper is one command; `archlearn paper` lists them. This page is
+written by `archlearn paper --docs` from the files in `results/`, which hold every single run with
+its settings, seed and learnt architecture. Nothing on it is typed in by hand but the notes.
+
+Settings were chosen on validation data. The finished networks then learnt from all 60,000 train
+examples, and the 10,000 test examples were looked at once, by the compact network of each run."""
+
+
+def write_documentation(folder: Path, docs: Path) -> Path:
+    """Write the page and copy its figures; return where the page is.
+
+    Args:
+        folder: Where the results are.
+        docs: The documentation's folder.
+    """
+    found = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
+    there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
+    missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
+    parts = [OPENING, _compose_failures(there)]
+    if missing:
+        parts.append(f"No full results are there yet of {', '.join(missing)}.")
+    for experiment, results in there:
+        parts.append(f"## {experiment.name}: {experiment.title}")
+        figure = f"{FIGURES}/{experiment.name}.svg"
+        parts += compose_body(experiment, results, folder, figure=figure)
+        _copy_figure(folder / f"{experiment.name}.svg", docs / figure)
+    path = docs / PAGE
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+def _compose_failures(there: list[tuple[Experiment, Results]]) -> str:
+    """Return what had to be shown and was not, of all experiments."""
+    checks = [(e, check) for e, results in there for check in e.check(results.derived)]
+    failed = [(e, check) for e, check in checks if not check.met]
+    met = len(checks) - len(failed)
+    summary = f"## What did not reproduce\n\n{met} of {len(checks)} checks are met."
+    if not failed:
+        return summary
+    table = Table(
+        columns=("experiment", "what must be shown", "bound", "measured"),
+        rows=tuple(_list_failure(e, check) for e, check in failed),
+    )
+    return f"{summary} The others, with what was measured:\n\n{write_markdown(table)}"
+
+
+def _list_failure(experiment: Experiment, check: Check) -> tuple[str, ...]:
+    link = f"[{experiment.name}](#{_anchor(experiment)})"
+    return link, check.what, check.bound, check.measured
+
+
+def _anchor(experiment: Experiment) -> str:
+    """Return the anchor that Python-Markdown gives the experiment's heading."""
+    heading = re.sub(r"[^\w\s-]", "", f"{experiment.name} {experiment.title}").strip().lower()
+    return re.sub(r"[-\s]+", "-", heading)
+
+
+def _copy_figure(source: Path, target: Path) -> None:
+    if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)

@@ -1,0 +1,187 @@
+"""Who is first at each budget, and by how much: numbers, checks and tables of the comparison."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archlearn.baselines.methods import TOLERANCE, is_within
+from archlearn.experiments.contenders import OURS, SCRATCH, Contender, Learnt
+from archlearn.experiments.contests import CALIBRATION_SEED
+from archlearn.experiments.definitions import Check, Derived, Table
+from archlearn.experiments.rows import Row, group, spread_of, summarise
+from archlearn.experiments.tabulating import NOTHING, write_counts, write_spread
+
+UNTUNED = "svd, not fine-tuned"
+_KIN = (SCRATCH, "archlearn, neurons")
+"""Rows that owe their architecture to this package: shown, but no rivals."""
+
+
+def name_result(method: str, budget: int) -> str:
+    """Return the row of what a method came to at a budget."""
+    return f"{method} @ {budget}"
+
+
+class Verdict:
+    """Judges the rows of a comparison."""
+
+    def __init__(self, budgets: Sequence[int], contenders: Sequence[Contender]) -> None:
+        self._budgets = budgets
+        self._contenders = contenders
+        names = [each.name for each in contenders]
+        self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
+
+    def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what each method came to at each budget, and who was first."""
+        groups = group([row for row in rows if row.seed != CALIBRATION_SEED])
+        results: dict[str, dict[str, Any]] = {}
+        for method in self._names:
+            found = {b: groups.get(name_result(method, b)) for b in self._budgets}
+            results[method] = {
+                str(budget): self._describe(method, budget, members, groups)
+                for budget, members in found.items()
+                if members
+            }
+        budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
+        return {"results": results, "ranks": budgets, "search": self._count_search(rows)}
+
+    def _describe(
+        self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
+    ) -> dict[str, Any]:
+        before = [
+            row
+            for name, rows in groups.items()
+            for row in rows
+            if self._comes_before(method, budget, name)
+        ]
+        seconds = spread_of(members, lambda row: row.seconds).mean
+        if before:
+            seconds += spread_of(before, lambda row: row.seconds).mean
+        return {
+            **summarise(members),
+            "seconds": seconds,
+            "is_dense": next((c.is_dense for c in self._contenders if c.name == method), True),
+            "within": all(is_within(row.parameters, budget) for row in members),
+        }
+
+    def _comes_before(self, method: str, budget: int, row: str) -> bool:
+        """Return whether a row is a first part of what a method came to at a budget."""
+        each = next((c for c in self._contenders if c.name == method), None)
+        if isinstance(each, Learnt):
+            return row.startswith(f"{method}, strength")
+        return row.startswith(f"{name_result(method, budget)}, round") or (
+            row == "large network" and each is not None and hasattr(each, "rounds")
+        )
+
+    def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+        """Return the runs and epochs that choosing strengths took, by method."""
+        found: dict[str, dict[str, int]] = {}
+        for each in self._contenders:
+            own = [
+                row
+                for row in rows
+                if row.seed == CALIBRATION_SEED and row.row.startswith(f"{each.name}, strength")
+            ]
+            found[each.name] = {"runs": len(own), "epochs": sum(row.epochs for row in own)}
+        return found
+
+    def check(self, derived: Derived) -> list[Check]:
+        """Return whether ours is first, or within the spread of first, at every budget."""
+        if OURS not in derived["results"]:
+            return []
+        checks = [
+            _check_first(derived, str(budget))
+            for budget in self._budgets
+            if str(budget) in derived["results"][OURS]
+        ]
+        far = [
+            f"{method} at {int(budget):,}"
+            for method, by_budget in derived["results"].items()
+            for budget, numbers in by_budget.items()
+            if not numbers["within"]
+        ]
+        return [
+            *checks,
+            Check(
+                what="every network is at its budget",
+                measured=", ".join(far) or "all are",
+                bound=f"± {TOLERANCE:.0%}",
+                met=not far,
+            ),
+        ]
+
+    def tabulate(self, derived: Derived) -> list[Table]:
+        """Return accuracies by method and budget, and what each method took."""
+        results = derived["results"]
+        methods = [method for method in self._names if results.get(method)]
+        columns = ("method", *(f"{budget:,} parameters" for budget in self._budgets))
+        rows = tuple(
+            (method, *(_write(results[method].get(str(b)), derived, str(b)) for b in self._budgets))
+            for method in methods
+        )
+        accuracies = Table(
+            columns=columns,
+            rows=rows,
+            title="Test accuracy, %. Bold: first, or within the spread of first. A dash: the "
+            "method cannot reach the budget.",
+        )
+        return [accuracies, self._tabulate_costs(derived, methods)]
+
+    def _tabulate_costs(self, derived: Derived, methods: Sequence[str]) -> Table:
+        sources = {each.name: each.source for each in self._contenders}
+        rows: list[tuple[str, ...]] = []
+        for method in methods:
+            numbers = derived["results"][method]
+            any_budget = next(iter(numbers.values()))
+            search = derived["search"].get(method, {"runs": 0, "epochs": 0})
+            rows.append(
+                (
+                    method,
+                    sources.get(method, NOTHING),
+                    "yes" if any_budget["is_dense"] else "no",
+                    "; ".join(write_counts(n["parameters"]) for n in numbers.values()),
+                    "; ".join(f"{n['seconds']:.0f}" for n in numbers.values()),
+                    f"{search['runs']} runs, {search['epochs']:,} epochs"
+                    if search["runs"]
+                    else NOTHING,
+                )
+            )
+        columns = (
+            "method",
+            "from",
+            "dense plain model",
+            "parameters at each budget",
+            "seconds of training, side by side with others",
+            "search for its strength, once for all seeds",
+        )
+        return Table(columns=columns, rows=tuple(rows))
+
+
+def _rank(results: Mapping[str, Mapping[str, Any]], budget: str) -> list[str]:
+    """Return the methods at a budget, the best first."""
+    there = [method for method, numbers in results.items() if budget in numbers]
+    return sorted(there, key=lambda m: -results[m][budget]["accuracy"]["mean"])
+
+
+def is_level(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether another method is within the spread of the first: the larger deviation."""
+    gap = first["accuracy"]["mean"] - other["accuracy"]["mean"]
+    return gap <= max(first["accuracy"]["deviation"], other["accuracy"]["deviation"])
+
+
+def _check_first(derived: Derived, budget: str) -> Check:
+    rivals = [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)]
+    ours = derived["results"][OURS][budget]
+    measured = f"{write_spread(ours['accuracy'], 3)} %"
+    what = f"{OURS} is first at {int(budget):,} parameters, or within the spread of first"
+    if not rivals:
+        return Check(what=what, measured=measured, bound="no rival reaches it", met=True)
+    first = derived["results"][rivals[0]][budget]
+    bound = f"{rivals[0]}: {write_spread(first['accuracy'], 3)} %"
+    return Check(what=what, measured=measured, bound=bound, met=is_level(first, ours))
+
+
+def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:
+    if numbers is None:
+        return NOTHING
+    first = derived["results"][derived["ranks"][budget][0]][budget]
+    text = write_spread(numbers["accuracy"])
+    return f"**{text}**" if is_level(first, numbers) else text

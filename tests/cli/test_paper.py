@@ -1,0 +1,77 @@
+"""`archlearn paper` lists the experiments, runs one, and draws it anew."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import run
+
+QUICK = ["paper", "table-3", "--quick", "--seeds", "0", "--data", "digits:28", "--out", "r"]
+
+
+def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
+    code, output = run(["paper"], tmp_path)
+    assert code == 0
+    names = [line.split()[0] for line in output.splitlines()]
+    assert names[:7] == [
+        "table-1",
+        "table-2",
+        "figure-3a",
+        "figure-3b",
+        "table-3",
+        "properties",
+        "frontier",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("paper tabel-1", "did you mean 'table-1'?"),
+        ("paper table-1 --seeds 1,x", "write different numbers with commas"),
+        ("paper table-1 --draw --out nowhere", "run: archlearn paper table-1"),
+        ("paper table-1 --quik", "Did you mean --quick?"),
+    ],
+)
+def test_what_is_wrong_is_answered_with_what_to_do(
+    arguments: str, answer: str, tmp_path: Path
+) -> None:
+    code, output = run(arguments.split(), tmp_path)
+    assert code == 1
+    assert answer in output
+    assert "Traceback" not in output
+
+
+def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:
+    code, output = run(QUICK, tmp_path)
+    assert code == 0, output
+    assert "17-34-32-21-21-10" in output
+    assert "dead networks" in output
+    assert "This is the quick version" in output
+    results = json.loads((tmp_path / "r" / "table-3.json").read_text())
+    assert results["quick"] is True
+    assert [row["row"] for row in results["rows"]] == ["depth 6", "depth 10", "depth 15"]
+    page = (tmp_path / "r" / "table-3.md").read_text()
+    assert "](table-3.svg)" in page
+    assert "| 10 | 6 | 17-34-32-21-21-10 | 0.97 |" in page
+    assert "archlearn paper table-3 --quick" in page
+    assert (tmp_path / "r" / "table-3.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "r" / "table-3.png").stat().st_size > 10_000
+
+    code, output = run(QUICK, tmp_path)
+    assert code == 0
+    assert "0 runs to make, 3 are there already" in output
+
+    (tmp_path / "r" / "table-3.svg").unlink()
+    code, output = run(["paper", "table-3", "--draw", "--out", "r"], tmp_path)
+    assert code == 0
+    assert "to make" not in output
+    assert (tmp_path / "r" / "table-3.svg").is_file()
+
+
+def test_quick_results_never_take_the_place_of_full_ones(tmp_path: Path) -> None:
+    from archlearn.experiments.ordering import choose_folder
+
+    assert choose_folder(None, quick=True) != choose_folder(None, quick=False)
+    assert choose_folder(Path("a"), quick=True) == Path("a")

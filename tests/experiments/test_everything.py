@@ -1,0 +1,90 @@
+"""Every experiment, very small, from its first run to its page and its figure."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from archlearn.experiments.catalogue import find_experiment
+from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.documentation import write_documentation
+from archlearn.experiments.files import Results, read_results, write_results
+from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.rows import Row
+from archlearn.experiments.scales import QUICK
+from archlearn.reporting.paper_figures import DRAWINGS, write_figure
+
+TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)
+MADE = {
+    "table-1": 14,
+    "table-2": 6,
+    "figure-3a": 5,
+    "figure-3b": 3,
+    "table-3": 3,
+    "properties": 0,
+    "frontier": 6,
+}
+"""Runs to make when those before have been made: properties finds all of its own there."""
+
+
+class Counter:
+    """Counts the runs that were made."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        pass
+
+    def advanced(self, done: int, of: int) -> None:
+        pass
+
+    def finished(self, row: Row) -> None:
+        self.n += 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+def carry_out(name: str, folder: Path) -> tuple[Results, int]:
+    counter = Counter()
+    order = Order(experiment=find_experiment(name), scale=TINY, folder=folder, command="tiny")
+    return conduct(order, counter), counter.n
+
+
+def test_every_experiment_is_drawn() -> None:
+    assert set(MADE) <= set(DRAWINGS)
+
+
+def test_experiments_run_and_are_written_and_drawn(folder: Path) -> None:
+    for name, n_runs in MADE.items():
+        experiment = find_experiment(name)
+        results, made = carry_out(name, folder)
+        assert made == n_runs, name
+        assert results.complete
+        text = describe_results(experiment, results)
+        for check in experiment.check(results.derived):
+            assert check.what in text
+        drawn = write_figure(name, results.derived, folder)
+        assert all(path.stat().st_size > 5000 for path in drawn)
+        assert f"]({name}.svg)" in write_page(experiment, results, folder).read_text()
+        again = folder / "again"
+        again.mkdir(exist_ok=True)
+        assert write_figure(name, results.derived, again)[0].read_bytes() == drawn[0].read_bytes()
+    _check_documentation(folder)
+
+
+def _check_documentation(folder: Path) -> None:
+    docs = folder / "docs"
+    docs.mkdir()
+    page = write_documentation(folder, docs).read_text()
+    assert "No full results are there yet of table-1" in page
+    results = read_results(folder, "table-1")
+    assert results is not None
+    write_results(folder, replace(results, quick=False))
+    page = write_documentation(folder, docs).read_text()
+    assert "## table-1" in page
+    assert "accuracy of the baseline" in page.split("## table-1")[0]
+    assert (docs / "figures" / "table-1.svg").is_file()
