@@ -20,7 +20,7 @@ def choose_scale(*, quick: bool, seeds: str | None, data: str) -> Scale:
         SettingsError: If the seeds are no numbers.
     """
     scale = replace(QUICK if quick else FULL, data=data)
-    return scale if seeds is None else replace(scale, seeds=_parse_seeds(seeds))
+    return scale if seeds is None else replace(scale, seeds=parse_seeds(seeds))
 
 
 def choose_folder(out: Path | None, *, quick: bool) -> Path:
@@ -30,7 +30,8 @@ def choose_folder(out: Path | None, *, quick: bool) -> Path:
     return QUICK_RESULTS if quick else RESULTS
 
 
-def _parse_seeds(text: str) -> tuple[int, ...]:
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed with commas between them."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
         raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
