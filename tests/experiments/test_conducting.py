@@ -62,6 +62,12 @@ def go_on(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return works
 
 
+def train_no_more(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    for finished in done:
+        finished.load_model()
+    return []
+
+
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
     return {"order": [f"{row.row} {row.seed}" for row in rows]}
 
@@ -151,10 +157,11 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
     assert carry_out(tmp_path, scale=replace(SCALE, epochs=3)) == ALL
 
 
-def test_a_lost_model_is_learnt_again(tmp_path: Path) -> None:
+def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
     carry_out(tmp_path)
-    (lost,) = (tmp_path / "models" / "trial").glob("plain.seed1*")
-    lost.unlink()
+    for name in ("longer.seed0", "plain.seed1"):
+        (lost,) = (tmp_path / "models" / "trial").glob(f"{name}*")
+        lost.unlink()
     assert carry_out(tmp_path) == ["plain 1"]
 
 
@@ -162,6 +169,7 @@ def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:
     carry_out(tmp_path)
     shorter = replace(EXPERIMENT, name="other", stages=(train_plainly,), borrows=("trial",))
     assert carry_out(tmp_path, shorter) == []
+    assert carry_out(tmp_path, replace(shorter, stages=(train_plainly, train_no_more))) == []
     stranger = replace(shorter, name="stranger", borrows=())
     assert carry_out(tmp_path, stranger) == ["plain 0", "plain 1"]
 

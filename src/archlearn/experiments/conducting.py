@@ -79,10 +79,12 @@ class _Conductor:
     def conduct(self) -> Results:
         """Carry out all stages."""
         experiment, scale = self._order.experiment, self._order.scale
-        for stage in experiment.stages:
+        for number, stage in enumerate(experiment.stages, start=1):
             works = stage(scale, self._done)
             asked = [describe_work(work) for work in works]
-            missing = [w for w, key in zip(works, asked, strict=True) if not self._knows(key)]
+            last = number == len(experiment.stages)
+            known = [self._knows(key, last=last) for key in asked]
+            missing = [work for work, there in zip(works, known, strict=True) if not there]
             self._watcher.began(len(missing), len(works) - len(missing))
             self._carry_out(missing)
             self._done += [self._measure(self._known[key]) for key in asked]
@@ -91,8 +93,13 @@ class _Conductor:
         write_results(self._order.folder, results)
         return results
 
-    def _knows(self, key: str) -> bool:
-        return key in self._known and self._known[key].path.is_file()
+    def _knows(self, key: str, *, last: bool) -> bool:
+        """Return whether a run was made and its model is there, if it can still be needed."""
+        if key not in self._known:
+            return False
+        done = self._known[key]
+        measured = self._order.experiment.measure is None or bool(done.row.measured)
+        return (last and measured) or done.path.is_file()
 
     def _carry_out(self, works: Sequence[Work]) -> None:
         for work in works:
@@ -183,5 +190,7 @@ def _read_known(order: Order) -> dict[str, Done]:
         results = read_results(order.folder, name)
         for row in results.rows if results else ():
             path = model_path(order.folder, name, row.row, row.seed)
+            if row.asked in known and not path.is_file():
+                path = known[row.asked].path
             known[row.asked] = Done(row=row, path=path)
     return known

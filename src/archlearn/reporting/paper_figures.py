@@ -29,8 +29,10 @@ _DOTS_PER_INCH = 200
 def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw the figure of an experiment from its derived numbers; return the files written.
 
-    The same numbers always give the same bytes of SVG.
+    The same numbers always give the same bytes of SVG. An experiment without a drawing has none.
     """
+    if name not in DRAWINGS:
+        return []
     figure = DRAWINGS[name](derived)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):

@@ -51,9 +51,13 @@ def read_mark(name: str, summary: Mapping[str, Any]) -> Mark:
     )
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], place: int, label: str) -> None:
+def draw_marks(
+    axes: Axes, marks: Sequence[Mark], place: int, label: str, *, hollow: bool = False
+) -> None:
     """Draw networks with the deviations of their seeds as bars."""
     style: dict[str, Any] = style_of(place) | {"linestyle": "none"}
+    if hollow:
+        style |= {"markerfacecolor": "none", "markeredgewidth": 1.4}
     axes.errorbar(
         [mark.parameters for mark in marks],
         [mark.accuracy for mark in marks],
@@ -75,7 +79,13 @@ def draw_table_1(derived: Derived) -> Figure:
     marks = [read_mark(row, rows[row]) for row in learnt]
     draw_marks(axes, [read_mark("baseline", rows["baseline"])], 3, "baseline, ours")
     draw_marks(axes, marks, 0, "learnt (AL), ours")
-    draw_marks(axes, [read_mark(row, rows[f"{row} NN"]) for row in learnt], 1, "from scratch (NN)")
+    draw_marks(
+        axes,
+        [read_mark(row, rows[f"{row} NN"]) for row in learnt],
+        1,
+        "from scratch (NN), ours",
+        hollow=True,
+    )
     mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
     for mark in marks:
         write_beside(axes, mark.parameters, mark.accuracy, mark.name)
