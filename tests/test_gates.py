@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archlearn.gates import THRESHOLD, binarise, is_open, open_gates
+from archlearn.gates import THRESHOLD, act_gates, binarise, is_open, open_gates
 
 JUST_BELOW = torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)).item()
 
@@ -57,3 +57,36 @@ def test_all_gates_get_a_gradient_also_where_one_is_held_open() -> None:
 
 def test_whether_a_gate_is_open_has_no_gradient() -> None:
     assert not is_open(torch.tensor([0.7], requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_gates_at_once_are_each_as_it_is_alone(dtype: torch.dtype) -> None:
+    """Groups of different sizes, some with no gate open, ties among them, and a depth gate."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.rand(n, generator=generator) for n in (5, 1, 3)]
+    groups = [*drawn, torch.zeros(4), torch.tensor([0.2, 0.4, 0.4]), torch.tensor([0.1])]
+    gates = [g.to(dtype).requires_grad_() for g in (*groups, torch.tensor(0.3), torch.tensor(0.5))]
+    rows = torch.tensor(
+        [
+            [0, 1, 2, 3, 4],
+            [5] * 5,
+            [6, 7, 8, 6, 6],
+            [9, 10, 11, 12, 9],
+            [13, 14, 15, 13, 13],
+            [16] * 5,
+        ]
+    )
+    acting = act_gates(gates, rows)
+    expected = [*(open_gates(g) for g in gates[:6]), *(binarise(g) for g in gates[6:])]
+    for found, alone in zip(acting, expected, strict=True):
+        assert found.dtype is dtype
+        assert torch.equal(found, alone)
+    sum((2 * gate).sum() for gate in acting).backward()
+    for gate in gates:
+        assert gate.grad is not None
+        assert torch.equal(gate.grad, torch.full_like(gate, 2))
+
+
+def test_gates_without_groups_may_all_be_closed() -> None:
+    acting = act_gates([torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long))
+    assert [gate.tolist() for gate in acting] == [0.0, 1.0]

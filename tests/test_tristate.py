@@ -145,6 +145,21 @@ def test_gradients_of_scaling_agree_with_autograd(shape: tuple[int, ...], dim: i
     assert torch.autograd.gradgradcheck(scale, (x, width))
 
 
+@pytest.mark.parametrize("shape", [(300, 100, 3, 3), (300, 1000, 1), (100, 3000)])
+def test_large_weights_are_scaled_as_small_ones_are(shape: tuple[int, ...]) -> None:
+    """They take another way, which is quicker; values and both gradients are the same."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+    width = torch.rand(shape[1], dtype=torch.float64, generator=generator, requires_grad=True)
+    upstream = torch.randn(shape, dtype=torch.float64, generator=generator)
+    scaled = gate_channels(x, width, 1)
+    for_x, for_width = torch.autograd.grad(scaled, (x, width), upstream)
+    by_channel = width.view(-1, *[1] * (len(shape) - 2))
+    torch.testing.assert_close(scaled, x * by_channel)
+    torch.testing.assert_close(for_x, upstream * by_channel)
+    torch.testing.assert_close(for_width, (upstream * x).transpose(0, 1).flatten(1).sum(1))
+
+
 def test_training_and_evaluation_use_the_same_binary_gates() -> None:
     site = set_(TriState(3), [0.3, 0.6, 0.9], depth=0.6)
     assert torch.equal(site.train()(X), site.eval()(X))

@@ -76,7 +76,7 @@ def depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
 @torch.no_grad()
 def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
-    gates = _all_gates(model)
+    gates = [gate for holder in find_holders(model) for gate in holder.gates()]
     torch._foreach_clamp_min_(gates, 0.0)
     torch._foreach_clamp_max_(gates, 1.0)
 
@@ -109,6 +109,28 @@ def parameter_groups(
         {"params": weights, "lr": lr, "weight_decay": weight_decay, **options},
         {"params": gates, "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
     ]
+
+
+def find_holders(model: nn.Module) -> list[GateStore | TriState]:
+    """Return the parts of a model that hold gates. Once a step, so it must be quick.
+
+    Raises:
+        InputError: If there are none.
+    """
+    found: list[GateStore | TriState] = []
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        if isinstance(module, GateStore | TriState) and module.gates():
+            found.append(module)
+        waiting.extend(module._modules.values())
+    if not found:
+        raise InputError("the model has no gates; call add_gates on it first")
+    return found
 
 
 def _all_gates(model: nn.Module) -> list[Tensor]:

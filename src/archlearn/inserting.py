@@ -1,15 +1,15 @@
 """Gates are written into a copy of a graph, behind the calls they belong to."""
 
+import operator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.gates import binarise, open_gates
 from archlearn.graphs.sites import Site
 from archlearn.placing import Reader, place_gates
-from archlearn.stores import STORE, GateStore, gate_key
+from archlearn.stores import STORE, GateStore
 from archlearn.tristate import gate_channels, mix_linear
 
 _OUT_OF_PLACE: dict[Any, Any] = {
@@ -73,8 +73,9 @@ class _Writer:
 
     def __init__(self, graph: fx.Graph, net: nn.Module, store: GateStore) -> None:
         self.graph, self.net, self.store = graph, net, store
-        self.opened: dict[str, fx.Node] = {}
-        self.start = next(node for node in graph.nodes if node.op != "placeholder")
+        start = next(node for node in graph.nodes if node.op != "placeholder")
+        with graph.inserting_before(start):
+            self.acting = graph.call_module(STORE)
 
     def gate_channels(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Put the width gates of a site behind a node."""
@@ -102,23 +103,18 @@ class _Writer:
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""
         make_out_of_place_(node, self.net)
-        with self.graph.inserting_before(self.start):
-            gate = self.graph.get_attr(f"{STORE}.depth.{gate_key(site.name)}")
-            depth = self.graph.call_function(binarise, (gate,))
+        with self.graph.inserting_after(self.acting):
+            depth = self._acting(self.store.place_of_site(site.name))
         with self.graph.inserting_after(node):
             mixed = self.graph.call_function(mix_linear, (node.args[0], node, depth))
         node.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
         return mixed
 
-    def _open(self, group: str) -> fx.Node:
-        if group not in self.opened:
-            with self.graph.inserting_before(self.start):
-                gate = self.graph.get_attr(f"{STORE}.width.{gate_key(group)}")
-                self.opened[group] = self.graph.call_function(open_gates, (gate,))
-        return self.opened[group]
+    def _acting(self, place: int) -> fx.Node:
+        return self.graph.call_function(operator.getitem, (self.acting, place))
 
     def _assemble(self, groups: list[str], index: Tensor | None) -> fx.Node:
-        opened = [self._open(group) for group in groups]
+        opened = [self._acting(self.store.place_of_group(group)) for group in groups]
         if index is None:
             return opened[0]
         place = self.graph.get_attr(self.store.keep_index(index))

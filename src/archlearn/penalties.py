@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn.gates import is_open, open_gates
+from archlearn.gates import is_open, open_flat
+from archlearn.gating import find_holders
 from archlearn.graphs.cost_table import marginal_costs
 from archlearn.stores import GateStore
 from archlearn.tristate import TriState
@@ -88,26 +89,27 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
         InputError: If the model has no gates.
     """
     terms: list[Tensor] = []
-    for module in model.modules():
-        if isinstance(module, GateStore):
-            terms.append(_price_store(module, strengths))
-        elif isinstance(module, TriState):
-            terms.extend(_price_by_hand(module, strengths))
-    if not terms:
-        raise InputError("the model has no gates; call add_gates on it first")
-    return torch.stack(terms).sum()
+    for holder in find_holders(model):
+        if isinstance(holder, GateStore):
+            terms.append(_price_store(holder, strengths))
+        else:
+            terms.extend(_price_by_hand(holder, strengths))
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
 def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
-    widths: list[Tensor] = list(store.width_gates().values())
-    depths: list[Tensor] = list(store.depth_gates().values())
-    total = store.neurons.new_zeros(())
-    depth = torch.stack(depths) if depths else None
-    if widths:
-        width = torch.cat(widths)
-        all_neurons, paid = _prices(store, width, depth, strengths.price)
-        total = total + strengths.width_binarise * (all_neurons * width * (1 - width)).sum()
-        total = total + strengths.width_cost * (paid * width).sum()
+    """Return the penalty of all gates of a store."""
+    n_groups = len(store.neurons)
+    gates = store.gates()
+    depth = torch.stack(gates[n_groups:]) if len(gates) > n_groups else None
+    if not n_groups:
+        assert depth is not None
+        return _price_depth(depth, strengths)
+    width = torch.cat(gates[:n_groups])
+    with torch.no_grad():
+        binarise, complexity = _prices(store, width, depth, strengths)
+    # λ1·n·w(1−w) + λ3·m·w, with w taken out; n and m are numbers of neurons or their prices
+    total = torch.dot(width, complexity + binarise * (1 - width))
     return total if depth is None else total + _price_depth(depth, strengths)
 
 
@@ -129,29 +131,35 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
 
 
 def _price_depth(depth: Tensor, strengths: Strengths) -> Tensor:
-    binarise = strengths.depth_binarise * (depth * (1 - depth)).sum()
-    return binarise - strengths.depth_cost * depth.sum()
+    """Return `λ2 Σ d(1−d) − λ4 Σ d`."""
+    push, pull = strengths.depth_binarise, strengths.depth_cost
+    depth = depth.view(-1)
+    return torch.dot(depth, (push - pull) - push * depth)
 
 
-@torch.no_grad()
 def _prices(
-    store: GateStore, width: Tensor, depth: Tensor | None, price: Price
+    store: GateStore, width: Tensor, depth: Tensor | None, strengths: Strengths
 ) -> tuple[Tensor, Tensor]:
-    """Return the price of each gate with all its neurons, and without those of linear layers."""
+    """Return what binarising and what keeping costs, for each width gate."""
     neurons = store.neurons
     paid = neurons
     if depth is not None:
-        paid = neurons - store.linear_neurons.T @ is_open(depth).to(neurons.dtype)
-    if price is not Price.NEURONS:
-        cost = _marginal_price(store, price)
+        is_linear = is_open(depth).to(neurons.dtype)
+        paid = torch.addmv(neurons, store.linear_neurons.T, is_linear, alpha=-1)
+    if strengths.price is not Price.NEURONS:
+        cost = _marginal_price(store, width, strengths.price)
         neurons, paid = cost, cost * paid / neurons
-    return neurons[store.group_of_gate].to(width), paid[store.group_of_gate].to(width)
+    prices = torch.stack([neurons * strengths.width_binarise, paid * strengths.width_cost])
+    binarise, complexity = prices.index_select(1, store.group_of_gate)
+    return binarise, complexity
 
 
-def _marginal_price(store: GateStore, price: Price) -> Tensor:
+def _marginal_price(store: GateStore, width: Tensor, price: Price) -> Tensor:
+    """Return what one more channel of each group costs at the current widths, mean one."""
     table = store.cost_table()
-    kept = torch.stack([open_gates(gate).sum() for gate in store.width_gates().values()])
     by_parameters = price is Price.PARAMETERS
     coefficients = table.parameters if by_parameters else table.multiply_adds
-    cost = marginal_costs(table, kept.to(coefficients), coefficients)
+    opened = open_flat(width, store.rows).to(coefficients.dtype)
+    kept = torch.zeros_like(store.neurons).index_add_(0, store.group_of_gate, opened)
+    cost = marginal_costs(table, kept, coefficients)
     return cost / cost[store.group_of_gate].mean()

@@ -1,11 +1,13 @@
 """A gate store holds all gates of a model, and what is needed to price them."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from archlearn.choosing import Choice
+from archlearn.gates import act_gates
 from archlearn.graphs.cost_table import CostTable
 
 STORE = "archlearn_gates"
@@ -21,6 +23,7 @@ class GateStore(nn.Module):
         depth: The depth gates, a parameter for each site.
     """
 
+    rows: Tensor
     group_of_gate: Tensor
     neurons: Tensor
     linear_neurons: Tensor
@@ -41,9 +44,27 @@ class GateStore(nn.Module):
             self.depth.register_parameter(gate_key(site), nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         places = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+        self.register_buffer("rows", _rows(sizes.tolist()), persistent=False)
         self.register_buffer("group_of_gate", places, persistent=False)
         self.register_buffer("neurons", choice.neurons(), persistent=False)
         self.register_buffer("linear_neurons", choice.linear_neurons(), persistent=False)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return the gates as they act, in the order of `gates`."""
+        return act_gates(self.gates(), self.rows)
+
+    def gates(self) -> list[Tensor]:
+        """Return the width gates by group, then the depth gates by site."""
+        found = (*self.width._parameters.values(), *self.depth._parameters.values())
+        return [gate for gate in found if gate is not None]
+
+    def place_of_group(self, name: str) -> int:
+        """Return where the gates of a group stand in `gates`."""
+        return [group.name for group in self.choice.blueprint.groups].index(name)
+
+    def place_of_site(self, name: str) -> int:
+        """Return where the depth gate of a site stands in `gates`."""
+        return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
 
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
@@ -92,6 +113,18 @@ class GateStore(nn.Module):
         return f"{len(self.group_of_gate)} width gates, {len(self.choice.links)} depth gates"
 
 
+def _rows(sizes: list[int]) -> Tensor:
+    """Return the places of each group's gates, a row a group, filled up with the first place."""
+    rows = torch.zeros(len(sizes), max(sizes, default=0), dtype=torch.long)
+    start = 0
+    for row, size in zip(rows, sizes, strict=True):
+        row.fill_(start)
+        row[:size] += torch.arange(size)
+        start += size
+    return rows
+
+
+@functools.cache
 def gate_key(name: str) -> str:
     """Return a group's or site's name as a parameter may have it."""
     key = name.replace(".", ":")

@@ -2,7 +2,6 @@
 
 import math
 from enum import Enum
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,6 +12,7 @@ from archlearn.gates import binarise
 
 WIDTH_START = 0.55
 DEPTH_START = 0.45
+_FEW_PLACES, _MANY_NUMBERS = 16, 1 << 18
 
 
 class Gate(Enum):
@@ -26,54 +26,19 @@ class Gate(Enum):
 def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     """Return `x` with each channel multiplied by its binary width gate."""
     dim %= x.dim()
-    shape = [1] * x.dim()
-    shape[dim] = -1
-    return _Scale.apply(x, width.to(x.dtype).reshape(shape), dim)
+    inner = x.shape[dim + 1 :]
+    places = math.prod(inner)
+    width = width.to(x.dtype)
+    if 1 < places < _FEW_PLACES and x.numel() > _MANY_NUMBERS and x.is_contiguous():
+        # The gradient of a gate sums over its places; torch is slow at many short sums, so
+        # there is a number for each place, and the long sums come first.
+        return x * width.view(-1, 1).expand(-1, places).reshape(-1, *inner)
+    return x * width.view(-1, *[1] * len(inner))
 
 
 def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:
     """Return `d·x + (1−d)·act(x)` for one binary depth gate."""
     return torch.lerp(activated, x.to(activated.dtype), depth.to(activated.dtype))
-
-
-class _Scale(torch.autograd.Function):
-    """Multiplies by one number a channel, with the gradient written by hand.
-
-    Autograd would make a product as large as the activations and then sum it; here the sum is
-    made at once.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, scale: Tensor, dim: int) -> Tensor:  # noqa: ARG004
-        return x * scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        x, scale, ctx.dim = inputs
-        ctx.save_for_backward(x, scale)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (grad,) = grads
-        x, scale = ctx.saved_tensors
-        for_x, for_scale = ctx.needs_input_grad[:2]
-        return (
-            grad * scale if for_x else None,
-            _sum_product(grad, x, scale, ctx.dim) if for_scale else None,
-            None,
-        )
-
-
-def _sum_product(grad: Tensor, x: Tensor, scale: Tensor, dim: int) -> Tensor:
-    """Return the sum of `grad * x` over all dimensions that `scale` does not have."""
-    inner = math.prod(x.shape[dim + 1 :])
-    if inner < 4 or not (grad.is_contiguous() and x.is_contiguous()):
-        return (grad * x).sum_to_size(scale.shape)
-    rows = x.numel() // inner
-    dots = torch.bmm(grad.view(rows, 1, inner), x.view(rows, inner, 1))
-    return dots.view(-1, x.shape[dim]).sum(0).view(scale.shape)
 
 
 class TriState(nn.Module):
@@ -119,6 +84,10 @@ class TriState(nn.Module):
             kept = x.clone() if getattr(self.activation, "inplace", False) else x
             y = mix_linear(kept, self.activation(x), binarise(self.depth))
         return y if self.width is None else gate_channels(y, binarise(self.width), self.dim)
+
+    def gates(self) -> list[Tensor]:
+        """Return the gates there are, width before depth."""
+        return [gate for gate in (self.width, self.depth) if gate is not None]
 
     def extra_repr(self) -> str:
         """Show what the gates are."""
