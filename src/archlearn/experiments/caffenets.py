@@ -47,9 +47,7 @@ class Plan:
     classes: int | None = None
 
 
-FULL = Plan(
-    model="caffenet", side=227, epochs=30, further=10, batch_size=256, validation=0.05
-)
+FULL = Plan(model="caffenet", side=227, epochs=30, further=10, batch_size=256, validation=0.05)
 QUICK = Plan(
     model="caffenet:0.125",
     side=67,
