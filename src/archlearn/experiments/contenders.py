@@ -2,7 +2,8 @@
 
 `Pruned` ones take the trained large network and make it smaller. `Learnt` ones change how the large
 network is trained, by a strength that is chosen on validation data, and then bring it to the budget
-exactly. `Fresh` ones begin with a small network. All have the same epochs in total.
+exactly. `Fresh` ones begin with a small network. All have the same epochs in total. `needs` names
+a package that a method cannot do without.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ class Pruned:
     reduce: Callable[[nn.Module, torch.Tensor, int], nn.Module]
     rounds: int = 1
     is_dense: bool = True
+    needs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,7 @@ class Learnt:
     begin: Callable[[Contest, int, float], Run]
     reduce: Callable[[Contest, nn.Module, int], nn.Module]
     is_dense: bool = True
+    needs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,7 @@ class Fresh:
     source: str
     begin: Callable[[Contest, int, int], nn.Module]
     is_dense: bool = True
+    needs: str = ""
 
 
 Contender = Pruned | Learnt | Fresh
@@ -157,10 +161,12 @@ CONTENDERS: tuple[Contender, ...] = (
     Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
            begin=_begin_lasso, reduce=_cut_lasso),
     Learnt(name="torch-pruning, sparse learning", source="Fang et al. 2023",
-           strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse),
-    Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning),
+           strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
+           needs="torch_pruning"),
+    Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
+           needs="torch_pruning"),
     Pruned(name="torch-pruning, iterative", source="Fang et al. 2023",
-           reduce=reduce_by_torch_pruning, rounds=4),
+           reduce=reduce_by_torch_pruning, rounds=4, needs="torch_pruning"),
     Pruned(name="neuron pruning", source="Srinivas and Babu 2015", reduce=reduce_by_merging),
     Pruned(name="svd", source="Denton et al. 2014", reduce=reduce_by_svd),
     Fresh(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood, is_dense=False),

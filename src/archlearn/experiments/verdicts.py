@@ -10,6 +10,7 @@ from archlearn.experiments.definitions import Check, Derived, Table
 from archlearn.experiments.rows import Row, group, spread_of, summarise
 from archlearn.experiments.tabulating import NOTHING, write_counts, write_spread
 
+LARGE = "large network"
 UNTUNED = "svd, not fine-tuned"
 _KIN = (SCRATCH, "archlearn, neurons")
 """Rows that owe their architecture to this package: shown, but no rivals."""
@@ -68,7 +69,7 @@ class Verdict:
         if isinstance(each, Learnt):
             return row.startswith(f"{method}, strength")
         return row.startswith(f"{name_result(method, budget)}, round") or (
-            row == "large network" and each is not None and hasattr(each, "rounds")
+            row == LARGE and each is not None and hasattr(each, "rounds")
         )
 
     def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:

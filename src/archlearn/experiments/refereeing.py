@@ -1,0 +1,202 @@
+"""The stages of the comparison: what is trained first, brought to its budget, and trained on."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import nn
+
+from archlearn.baselines.scratch import start_anew
+from archlearn.experiments.calibrating import (
+    WEAKER,
+    begin_trials,
+    choose_strength,
+    end_trials,
+    is_enough,
+    name_first,
+)
+from archlearn.experiments.contenders import (
+    OURS,
+    SCRATCH,
+    Contender,
+    Fresh,
+    Learnt,
+    Pruned,
+    named,
+    try_reduce,
+)
+from archlearn.experiments.contests import Contest
+from archlearn.experiments.definitions import Done, Evaluation, Stage, Work
+from archlearn.experiments.scales import Scale
+from archlearn.experiments.verdicts import LARGE, UNTUNED, name_result
+from archlearn.training.teams import Run
+
+N_RETRIES = 3
+
+
+class Referee:
+    """Turns methods into stages of runs."""
+
+    def __init__(
+        self, model: str, budgets: tuple[int, ...], contenders: Sequence[Contender]
+    ) -> None:
+        self._model, self._budgets, self._contenders = model, budgets, contenders
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return all stages, each from a scale and what is done so far."""
+        rounds = max([each.rounds for each in self._pruned()], default=0)
+        later = [partial(self._prune, number=number) for number in range(1, rounds)]
+        return (
+            self._begin_trials,
+            self._end_trials,
+            self._begin,
+            *[self._begin_again] * N_RETRIES,
+            self._end,
+            *later,
+            self._from_scratch,
+        )
+
+    def _contest(self, scale: Scale) -> Contest:
+        return Contest(model=self._model, budgets=self._budgets, scale=scale)
+
+    def _pruned(self) -> list[Pruned]:
+        return [each for each in self._contenders if isinstance(each, Pruned)]
+
+    def _learnt(self) -> list[Learnt]:
+        return [each for each in self._contenders if isinstance(each, Learnt)]
+
+    def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        del done
+        return begin_trials(self._contest(scale), self._contenders)
+
+    def _end_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        return end_trials(self._contest(scale), self._contenders, done)
+
+    def _begin(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the large networks, the first parts at chosen strengths, and all fresh ones."""
+        contest = self._contest(scale)
+        works: list[Work] = []
+        for seed in scale.seeds:
+            if self._pruned():
+                settings = contest.plain(seed, contest.first_epochs)
+                works.append(Run(row=LARGE, settings=settings))
+            for each in self._learnt():
+                chosen = {self._strength(each, budget, scale, done) for budget in self._budgets}
+                works += [_first(contest, each, seed, strength) for strength in sorted(chosen)]
+            works += self._fresh(contest, seed)
+        return works
+
+    def _fresh(self, contest: Contest, seed: int) -> list[Work]:
+        works: list[Work] = []
+        for each in [each for each in self._contenders if isinstance(each, Fresh)]:
+            for budget in self._budgets:
+                network = try_reduce(partial(each.begin, contest, seed, budget))
+                if network is not None:
+                    settings = contest.plain(seed, contest.scale.epochs)
+                    row = name_result(each.name, budget)
+                    works.append(Run(row=row, settings=settings, network=network))
+        return works
+
+    def _strength(self, each: Learnt, budget: int, scale: Scale, done: Sequence[Done]) -> float:
+        default = min(scale.pick(each.strengths))
+        return choose_strength(each, budget, done, default)
+
+    def _begin_again(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return first parts at less strength, for seeds that came out below their budget."""
+        contest, works = self._contest(scale), dict[tuple[str, int], Work]()
+        for each in self._learnt():
+            for budget in self._budgets:
+                for seed in scale.seeds:
+                    tried = self._tried(each, budget, seed, scale, done)
+                    if tried and not any(is_enough(finished, budget) for _, finished in tried):
+                        strength = min(strength for strength, _ in tried) / WEAKER
+                        run = _first(contest, each, seed, strength)
+                        works[run.row, seed] = run
+        return list(works.values())
+
+    def _tried(
+        self, each: Learnt, budget: int, seed: int, scale: Scale, done: Sequence[Done]
+    ) -> list[tuple[float, Done]]:
+        """Return the first parts made for a budget, the strongest first."""
+        start = self._strength(each, budget, scale, done)
+        strengths = [start / WEAKER**times for times in range(N_RETRIES + 1)]
+        known = {(finished.row.row, finished.row.seed): finished for finished in done}
+        keys = [(strength, (name_first(each, strength), seed)) for strength in strengths]
+        return [(strength, known[key]) for strength, key in keys if key in known]
+
+    def _end(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the last parts: every network brought to every budget and trained on."""
+        contest, works = self._contest(scale), self._prune(scale, done, number=0)
+        for each in self._learnt():
+            for budget in self._budgets:
+                for seed in scale.seeds:
+                    tried = self._tried(each, budget, seed, scale, done)
+                    large = [finished for _, finished in tried if is_enough(finished, budget)]
+                    if large:
+                        make = partial(each.reduce, contest, large[0].load_model(), budget)
+                        works += _last(contest, name_result(each.name, budget), seed, make)
+        return works
+
+    def _prune(self, scale: Scale, done: Sequence[Done], number: int) -> list[Work]:
+        """Return one round of training pruned networks, and SVD without any."""
+        contest, works = self._contest(scale), list[Work]()
+        for each in self._pruned():
+            if number >= each.rounds:
+                continue
+            for finished in done:
+                for budget in self._budgets:
+                    works += _round(contest, each, finished, budget, number)
+        return works
+
+    def _from_scratch(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the architectures that ours learnt, with fresh weights."""
+        contest, works = self._contest(scale), list[Work]()
+        rows = {name_result(OURS, budget): budget for budget in self._budgets}
+        for finished in done:
+            budget, seed = rows.get(finished.row.row), finished.row.seed
+            if budget is not None and seed in scale.seeds:
+                network = start_anew(finished.load_model(), seed)
+                settings = contest.plain(seed, scale.epochs)
+                row = name_result(SCRATCH, budget)
+                works.append(Run(row=row, settings=settings, network=network))
+        return works
+
+
+def _first(contest: Contest, each: Learnt, seed: int, strength: float) -> Run:
+    return named(each.begin(contest, seed, strength), name_first(each, strength))
+
+
+def _last(
+    contest: Contest, row: str, seed: int, make: Callable[[], nn.Module], epochs: int | None = None
+) -> list[Work]:
+    network = try_reduce(make)
+    if network is None:
+        return []
+    settings = contest.plain(seed, contest.last_epochs if epochs is None else epochs)
+    return [Run(row=row, settings=settings, network=network)]
+
+
+def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> list[Work]:
+    """Return the training that follows one round of pruning, if this network is what it needs."""
+    before = LARGE if number == 0 else _name_round(each, budget, number - 1)
+    if finished.row.row != before or finished.row.seed not in contest.scale.seeds:
+        return []
+    model, seed = finished.load_model(), finished.row.seed
+    left = each.rounds - number
+    target = round(finished.row.parameters * (budget / finished.row.parameters) ** (1 / left))
+    make = partial(each.reduce, model, contest.example(), target)
+    epochs = max(1, round(contest.last_epochs / each.rounds))
+    works = _last(contest, _name_round(each, budget, number), seed, make, epochs)
+    if each.name == "svd" and works:
+        settings = contest.plain(seed, 1)
+        network = works[0].network
+        assert network is not None
+        works.append(
+            Evaluation(row=name_result(UNTUNED, budget), settings=settings, network=network)
+        )
+    return works
+
+
+def _name_round(each: Pruned, budget: int, number: int) -> str:
+    """Return the row of a round; the last one is the result."""
+    row = name_result(each.name, budget)
+    return row if number == each.rounds - 1 else f"{row}, round {number + 1}"
