@@ -186,8 +186,11 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    with torch.no_grad(), torch.random.fork_rng(_cuda_devices(inputs)):
-        torch.manual_seed(0)
+    devices = _cuda_devices(inputs)
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
         out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
     leaves = tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -14,6 +14,7 @@ from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint, draw_b
 from archlearn.graphs.ledger import Reason
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.links import Link, find_link
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.learning import Learn
@@ -106,11 +107,11 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
     """Return what the `TriState` activations that a user placed can learn."""
 
     def has_gates(site: Site) -> bool:
-        module = net.get_submodule(site.module) if site.module else None
+        module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.width is not None
 
     def has_depth(site: Site) -> bool:
-        module = net.get_submodule(site.module) if site.module else None
+        module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
     blueprint = draw_blueprint(net, inputs, has_gates)
@@ -191,7 +192,9 @@ def _find_links(
     found: dict[str, list[Link | str]] = {}
     for place, graph in enumerate(blueprint.graphs):
         for site in blueprint.sites[place]:
-            link = find_link(graph, net, site) if wanted(site) else NOT_ASKED.text
+            link = (
+                find_link(graph, net, site, blueprint.sharing) if wanted(site) else NOT_ASKED.text
+            )
             if site.activation.lower() == "glu":
                 link = "a gated linear unit halves its channels"
             if (
@@ -214,7 +217,7 @@ def _find_links(
 
 def _fits_norm(graph: fx.Graph, net: nn.Module, blueprint: Blueprint, link: Link) -> bool:
     """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
-    if not isinstance(net.get_submodule(link.first), nn.Linear):
+    if not isinstance(find_module(net, link.first), nn.Linear):
         return True
     place = blueprint.graphs.index(graph)
     node = next(n for n in graph.nodes if n.op == "call_module" and n.target == link.first)

@@ -18,7 +18,6 @@ from archlearn.graphs.linear_ops import (
     is_called_again,
     is_linear_op,
     read_linear_op,
-    shares_parameters,
 )
 from archlearn.graphs.rules.norms import local_response
 from archlearn.graphs.rules.registry import rule_for
@@ -100,7 +99,7 @@ def _read(
     groups = blueprint.group_of[channels].unique().tolist()
     plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
     zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
-    if not plain or not zero or is_called_again(node) or shares_parameters(net, op.layer):
+    if not plain or not zero or is_called_again(node) or op.layer in blueprint.sharing:
         return groups, None
     return groups, Reader(node.name, op, channels)
 

@@ -47,6 +47,7 @@ class Blueprint:
         groups: Channels that can be learnt.
         group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
+        sharing: Layers with a parameter that another module holds, too.
     """
 
     inputs: ExampleInputs
@@ -60,6 +61,7 @@ class Blueprint:
     groups: tuple[Group, ...]
     group_of: Tensor
     reasons: dict[int, Reason]
+    sharing: frozenset[str]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
         return self
@@ -71,7 +73,7 @@ class Blueprint:
 
     def group_sizes(self) -> Tensor:
         """Return how many channels each group has."""
-        return torch.tensor([len(group.channels) for group in self.groups], dtype=torch.long)
+        return torch.tensor([group.channels.numel() for group in self.groups], dtype=torch.long)
 
     def count_by_group(self, channels: Tensor) -> Tensor:
         """Return how many of the given channels belong to each group."""
@@ -118,11 +120,12 @@ def _draw(
 
     chosen = gated(frozenset())
     ledger, followed = follow(net, traces.graphs, inputs, chosen)
-    lonely = _lonely_squashing(ledger, followed, sites, chosen)
+    root = ledger.roots()
+    lonely = _lonely_squashing(root, followed, sites, chosen)
     if lonely:
         chosen = gated(lonely)
         ledger, followed = follow(net, traces.graphs, inputs, chosen)
-    root = ledger.roots()
+        root = ledger.roots()
     reasons = _find_reasons(ledger, root, followed)
     dims = {key: root[ids] for key, ids in ledger.dims.items()}
     elements = {name: root[ids] for name, ids in ledger.elements.items()}
@@ -146,16 +149,16 @@ def _draw(
         groups=groups,
         group_of=_number_groups(root, groups),
         reasons=reasons,
+        sharing=ledger.sharing,
     )
 
 
 def _lonely_squashing(
-    ledger: Ledger,
+    root: Tensor,
     followed: tuple[Followed, ...],
     sites: tuple[tuple[Site, ...], ...],
     chosen: dict[int, frozenset[str]],
 ) -> frozenset[str]:
-    root = ledger.roots()
     covered = torch.zeros(len(root), dtype=torch.bool)
     for place, nodes in chosen.items():
         for node in nodes & followed[place].sites.keys():
@@ -215,25 +218,27 @@ def _find_groups(
     for channels in [*homes, *[channels for _, channels in at_sites]]:
         key = torch.randint(2**62, (1,), generator=generator)
         signature[torch.unique(channels)] += key
-    together: dict[int, list[int]] = {}
-    names: dict[int, str] = {}
+    fresh: list[Tensor] = []
+    names: list[str] = []
     for name, channels in at_sites:
-        fresh = channels[learnable[channels]]
-        learnable[fresh] = False
-        for channel, sign in zip(fresh.tolist(), signature[fresh].tolist(), strict=True):
-            together.setdefault(sign, []).append(channel)
-            names.setdefault(channel, name)
-    return tuple(_name_groups(together, names))
+        new = channels[learnable[channels]]
+        learnable[new] = False
+        fresh.append(new)
+        names += [name] * new.numel()
+    return tuple(_name_groups(torch.cat([*fresh, root[:0]]), signature, names))
 
 
-def _name_groups(together: dict[int, list[int]], names: dict[int, str]) -> Iterable[Group]:
+def _name_groups(channels: Tensor, signature: Tensor, names: list[str]) -> Iterable[Group]:
+    """Yield a group for each signature, in the order of the channels."""
+    _, kind = torch.unique(signature[channels], return_inverse=True)
+    order = torch.argsort(kind, stable=True)
+    parts = torch.split(order, torch.bincount(kind).tolist())
     used: dict[str, int] = {}
-    for channels in together.values():
-        unique = list(dict.fromkeys(channels))
-        name = names[unique[0]]
+    for places in sorted(parts, key=lambda places: int(places[0])):
+        name = names[int(places[0])]
         used[name] = used.get(name, 0) + 1
         numbered = name if used[name] == 1 else f"{name}/{used[name]}"
-        yield Group(numbered, torch.tensor(unique))
+        yield Group(numbered, torch.tensor(list(dict.fromkeys(channels[places].tolist()))))
 
 
 def _number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:

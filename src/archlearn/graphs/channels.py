@@ -1,4 +1,4 @@
-"""Labels are followed through every call of a network, beside one real run of it."""
+"""Labels are followed through every call of a network, beside one run of it."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,13 @@ from archlearn.errors import InputError, first_line
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
 from archlearn.graphs.ledger import Ledger
 from archlearn.graphs.linear_ops import read_linear_op
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.rules.spatial import pool
+from archlearn.graphs.shapes import guess_output
 from archlearn.graphs.sites import SiteChannels
 from archlearn.graphs.step import Step, fixed_out, leaves_of, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
@@ -65,6 +67,7 @@ class _Follower(fx.Interpreter):
         self.watch = Watch()
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
+        self.may_guess = not any(self._is_unknown(node) for node in self.rules)
 
     def result(self) -> Followed:
         """Return what became of labels in this graph."""
@@ -85,10 +88,7 @@ class _Follower(fx.Interpreter):
         counter: Any = FlopCounterMode(display=False)
         try:
             if not self._is_unknown(n):
-                if self.rules.get(n) not in (linear, pool):
-                    return super().run_node(n)
-                with self.watch:
-                    return super().run_node(n)
+                return self._run_known(n)
             self.watch.shrink = 1.0  # it may hold anything
             with counter:
                 out = super().run_node(n)
@@ -100,6 +100,20 @@ class _Follower(fx.Interpreter):
                 f"the model does not run on the example inputs: {where}: {first_line(error)}. "
                 "Give inputs that model(...) takes, on the device and in the dtype of the model"
             ) from error
+
+    def _run_known(self, n: fx.Node) -> Any:
+        rule = self.rules.get(n)
+        if self.may_guess and rule is not None:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            guessed = guess_output(n, self.net, args, kwargs)
+            if guessed is not None:
+                if rule is linear:
+                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
+                return guessed
+        if rule not in (linear, pool):
+            return super().run_node(n)
+        with self.watch:
+            return super().run_node(n)
 
     def _is_unknown(self, n: fx.Node) -> bool:
         rule = self.rules.get(n)
@@ -249,7 +263,7 @@ def _keep_ambiguous_parameters(ledger: Ledger) -> None:
 
 def _is_in_place(n: fx.Node, net: nn.Module) -> bool:
     if n.op == "call_module":
-        return bool(getattr(net.get_submodule(str(n.target)), "inplace", False))
+        return bool(getattr(find_module(net, str(n.target)), "inplace", False))
     name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
     trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     return trailing or n.target in _IN_PLACE or n.kwargs.get("inplace") is True

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.labels import Labels
-from archlearn.graphs.ledger import first_names
 from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
+from archlearn.graphs.lookups import first_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,11 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
 def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
     """Return the table for a network's parameters."""
     positions = count_positions(blueprint, net)
+    sizes = blueprint.group_sizes()
     rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
     for name, parameter in net.named_parameters():
-        first, first_fixed = _count_dim(blueprint, (name, 0), parameter)
-        second, second_fixed = _count_dim(blueprint, (name, 1), parameter)
+        first, first_fixed = _count_dim(blueprint, sizes, (name, 0), parameter)
+        second, second_fixed = _count_dim(blueprint, sizes, (name, 1), parameter)
         rest = math.prod(parameter.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
     firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
@@ -83,10 +84,9 @@ def _places(op: LinearOp, labels: Any) -> int:
 
 
 def _count_dim(
-    blueprint: Blueprint, key: tuple[str, int], parameter: Tensor
+    blueprint: Blueprint, sizes: Tensor, key: tuple[str, int], parameter: Tensor
 ) -> tuple[Tensor, float]:
     size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
-    sizes = blueprint.group_sizes()
     channels = blueprint.dims.get(key)
     if channels is None:
         return torch.zeros(len(sizes)), float(size)

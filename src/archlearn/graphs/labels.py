@@ -5,7 +5,7 @@ permutation, a concat) is understood by doing the same to the labels. Dimensions
 nothing varies are kept expanded, so that labels cost little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,31 @@ def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
             )
     n = ids.shape[dim]
     return ids.movedim(dim, -1).reshape(-1, n), state.movedim(dim, -1).reshape(-1, n)
+
+
+def pointwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply a function of elements at the same place, once for all that is repeated."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    spread = [tensor.expand(shape) for tensor in tensors]
+    for dim, size in enumerate(shape):
+        if size > 1 and all(tensor.stride(dim) == 0 for tensor in spread):
+            spread = [tensor.narrow(dim, 0, 1) for tensor in spread]
+    return function(*spread).expand(shape)
+
+
+def select(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
+    """Select along a dimension; what is repeated along others stays so."""
+    shape = list(tensor.shape)
+    shape[dim] = len(kept)
+    for other in range(tensor.dim()):
+        if other != dim and tensor.stride(other) == 0 and tensor.shape[other] > 1:
+            tensor = tensor.narrow(other, 0, 1)
+    return tensor.index_select(dim, kept).expand(shape)
+
+
+def replaced(state: Tensor, old: int, new: int) -> Tensor:
+    """Return a state with one value in place of another."""
+    return pointwise(lambda values: torch.where(values == old, new, values), state)
 
 
 def flat_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from archlearn.graphs.labels import (
     flat_pairs,
     without_repeats,
 )
+from archlearn.graphs.lookups import find_tensor, first_names, sharing_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Ledger:
         dims: The atoms of a parameter's dimension, by name and dimension.
         elements: The atoms of each element of a parameter that is used as it is.
         opaque_uses: Parameters that something unknown reads.
+        names: The first name of each parameter and buffer, by all its names.
+        sharing: Layers with a parameter that another module holds, too.
     """
 
     net: nn.Module
@@ -55,9 +58,11 @@ class Ledger:
     blocks: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
+    sharing: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.names = first_names(self.net)
+        self.sharing = sharing_layers(self.net)
 
     def new_atoms(self, n: int) -> Tensor:
         """Return `n` atoms that nothing is tied to yet."""
@@ -126,21 +131,3 @@ class Ledger:
             if torch.equal(lowered, root):
                 return root
             root = lowered
-
-
-def first_names(net: nn.Module) -> dict[str, str]:
-    """Return the first name of each parameter and buffer, by all its names."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, tensor in [
-        *net.named_parameters(remove_duplicate=False),
-        *net.named_buffers(remove_duplicate=False),
-    ]:
-        names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
-def find_tensor(net: nn.Module, name: str) -> Tensor:
-    """Return the parameter or buffer of that name (also one that is computed)."""
-    owner, _, attribute = name.rpartition(".")
-    return getattr(net.get_submodule(owner), attribute)

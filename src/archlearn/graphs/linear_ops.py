@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from archlearn.graphs.lookups import find_module
+
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 
 _MODULES: dict[type[nn.Module], tuple[str, int]] = {
@@ -79,14 +81,14 @@ class LinearOp:
 def is_linear_op(node: fx.Node, net: nn.Module) -> bool:
     """Return whether a call multiplies by a weight."""
     if node.op == "call_module":
-        return _module_kind(net.get_submodule(str(node.target))) is not None
+        return _module_kind(find_module(net, str(node.target))) is not None
     return node.op == "call_function" and node.target in _FUNCTIONS
 
 
 def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
     """Return the linear op that a node is, or None if its weight is not a plain one."""
     if node.op == "call_module":
-        return _from_module(node, net.get_submodule(str(node.target)))
+        return _from_module(node, find_module(net, str(node.target)))
     return _from_function(node)
 
 
@@ -109,19 +111,8 @@ def layer_of(node: fx.Node) -> str:
 
 def is_called_again(node: fx.Node) -> bool:
     """Return whether the module that a node calls is called elsewhere, too."""
-    return sum(n.op == "call_module" and n.target == node.target for n in node.graph.nodes) > 1
-
-
-def shares_parameters(net: nn.Module, layer: str) -> bool:
-    """Return whether another module holds a parameter of this layer too."""
-    own = {id(p) for p in net.get_submodule(layer).parameters()}
-    n_holders = sum(
-        id(p) in own
-        for module in net.modules()
-        for p in module._parameters.values()
-        if p is not None
-    )
-    return n_holders > len(own)
+    calls = node.graph.find_nodes(op="call_module", sort=False)
+    return sum(call.target == node.target for call in calls) > 1
 
 
 def _module_kind(module: nn.Module) -> tuple[str, int] | None:

@@ -12,8 +12,8 @@ from archlearn.graphs.linear_ops import (
     is_called_again,
     is_linear_op,
     read_linear_op,
-    shares_parameters,
 )
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.sites import Site
 
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -38,7 +38,7 @@ class Link:
     nodes: tuple[str, ...]
 
 
-def find_link(graph: fx.Graph, net: nn.Module, site: Site) -> Link | str:
+def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]) -> Link | str:
     """Return the link that a site stands in, or why a merge could not follow."""
     node = next(n for n in graph.nodes if n.name == site.node)
     before = _walk_back(node, net)
@@ -50,7 +50,9 @@ def find_link(graph: fx.Graph, net: nn.Module, site: Site) -> Link | str:
     first, passed_before = before
     second, passed_behind = behind
     between = [*reversed(passed_before), node, *passed_behind]
-    refusal = _check(graph, net, first, second, between)
+    refusal = _check(net, first, second, between)
+    if not refusal and sharing & {str(first.target), str(second.target)}:
+        refusal = "a layer beside it shares its weights"
     if refusal:
         return refusal
     norms = [n for n in between if _is_norm(n, net)]
@@ -95,32 +97,28 @@ def _walk_on(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | s
 def _is_norm(node: fx.Node, net: nn.Module) -> bool:
     if node.op != "call_module":
         return False
-    module = net.get_submodule(str(node.target))
+    module = find_module(net, str(node.target))
     plain = isinstance(module, _BATCH_NORMS) and not module._forward_hooks
     return plain and getattr(module, "running_mean", None) is not None
 
 
 def _is_passed(node: fx.Node, net: nn.Module) -> bool:
     if node.op == "call_module":
-        module = net.get_submodule(str(node.target))
+        module = find_module(net, str(node.target))
         return isinstance(module, _PASSED) or _is_norm(node, net)
     name = getattr(node.target, "__name__", node.target)
     return name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 
-def _check(
-    graph: fx.Graph, net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Node]
-) -> str:
+def _check(net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Node]) -> str:
     one, two = read_linear_op(first, net), read_linear_op(second, net)
     if one is None or two is None or not (one.is_module and two.is_module):
         return "a layer beside it is no module of torch's own"
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
     if any(is_called_again(n) for n in named) or first.target == second.target:
         return "a layer beside it is called more than once"
-    if any(_is_read_directly(graph, str(n.target)) for n in named):
+    if any(_is_read_directly(n) for n in named):
         return "the weights of a layer beside it are also read on their own"
-    if any(shares_parameters(net, layer) for layer in (one.layer, two.layer)):
-        return "a layer beside it shares its weights"
     return _check_kinds(net, one, two, has_norm=len(named) > 2)
 
 
@@ -131,8 +129,8 @@ def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -
         return ""
     if one.n_space != two.n_space or one.groups != 1 or two.groups != 1:
         return "a grouped convolution does not merge"
-    second: Any = net.get_submodule(two.layer)
-    first: Any = net.get_submodule(one.layer)
+    second: Any = find_module(net, two.layer)
+    first: Any = find_module(net, one.layer)
     if isinstance(first.padding, str) or isinstance(second.padding, str):
         return "give the padding as numbers"
     pads = any(second.padding)
@@ -148,5 +146,6 @@ def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -
     return ""
 
 
-def _is_read_directly(graph: fx.Graph, layer: str) -> bool:
-    return any(n.op == "get_attr" and str(n.target).startswith(f"{layer}.") for n in graph.nodes)
+def _is_read_directly(node: fx.Node) -> bool:
+    read = node.graph.find_nodes(op="get_attr", sort=False)
+    return any(str(n.target).startswith(f"{node.target}.") for n in read)

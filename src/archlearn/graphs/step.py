@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 
 from archlearn.graphs.labels import Labels, fixed_like
 from archlearn.graphs.ledger import Ledger
+from archlearn.graphs.lookups import find_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Step:
     @property
     def module(self) -> nn.Module:
         """The module that a `call_module` node calls."""
-        return self.net.get_submodule(str(self.node.target))
+        return find_module(self.net, str(self.node.target))
 
     @property
     def labels(self) -> list[Labels]:
@@ -64,7 +65,7 @@ Rule = Callable[[Step], Any]
 def call_node(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Any:
     """Make the call that a node stands for."""
     if node.op == "call_module":
-        return net.get_submodule(str(node.target))(*args, **kwargs)
+        return find_module(net, str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     target: Any = node.target

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -31,12 +31,19 @@ class Watch(TorchFunctionMode):
         given = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _CONVOLUTIONS:
-            self._note_convolution(dict(zip(_ARGUMENTS, args, strict=False)) | given)
+            self.note_convolution(dict(zip(_ARGUMENTS, args, strict=False)) | given)
         elif name.startswith(_ADAPTIVE) and len(args) > 1:
             self._note_adaptive(args[0], args[1])
         return func(*args, **given)
 
-    def _note_convolution(self, given: dict[str, Any]) -> None:
+    def note_module(self, module: nn.Module, x: Tensor) -> None:
+        """Take note of a convolution that is called on `x`; of any other layer nothing."""
+        options = {name: getattr(module, name, None) for name in ("stride", "padding", "dilation")}
+        if options["stride"] is not None:
+            self.note_convolution({"input": x, "weight": module.weight, **options})
+
+    def note_convolution(self, given: dict[str, Any]) -> None:
+        """Take note of a convolution with the given arguments."""
         weight: Tensor = given["weight"]
         n_space = weight.dim() - 2
         steps = _each(given.get("stride", 1), n_space)

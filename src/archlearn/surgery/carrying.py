@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from archlearn.choosing import Choice
 from archlearn.graphs.links import Link
+from archlearn.graphs.lookups import find_module
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plans import Merge, Plan
 from archlearn.tristate import TriState
@@ -47,7 +48,7 @@ class Carrier:
 
     def _merge(self, merge: Merge) -> None:
         links = [self.choice.links[site] for site in merge.sites]
-        layer: Any = self.net.get_submodule(links[0].first)
+        layer: Any = find_module(self.net, links[0].first)
         for link in links:
             layer = self._join(layer, link)
         for graph in self.graphs:
@@ -58,8 +59,8 @@ class Carrier:
 
     def _join(self, layer: Any, link: Link) -> Any:
         for norm in link.norms:
-            layer = fold_batch_norm(layer, self.net.get_submodule(norm))
-        second: Any = self.net.get_submodule(link.second)
+            layer = fold_batch_norm(layer, find_module(self.net, norm))
+        second: Any = find_module(self.net, link.second)
         if isinstance(layer, nn.Linear):
             return merge_linear(layer, second)
         return merge_convolutions(layer, second)
@@ -75,7 +76,7 @@ class Carrier:
 
     def _set(self, name: str, module: nn.Module) -> None:
         owner, _, attribute = name.rpartition(".")
-        setattr(self.net.get_submodule(owner), attribute, module)
+        setattr(find_module(self.net, owner), attribute, module)
 
 
 def _is_called_once(graph: fx.Graph, node: fx.Node) -> bool:

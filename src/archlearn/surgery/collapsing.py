@@ -7,6 +7,7 @@ from torch import nn
 
 from archlearn.costs import Costs
 from archlearn.graphs.links import Link
+from archlearn.graphs.lookups import find_module
 from archlearn.surgery.plans import Merge
 
 
@@ -50,7 +51,7 @@ def separate_costs(merge: Merge, sizes: Sizes) -> Costs:
         parameters += weight + sizes.shape(f"{layer}.weight")[0] * sizes.has_bias(layer)
         macs += weight * sizes.applied(layer)
     for norm in merge.norms:
-        module: Any = sizes.model.get_submodule(norm)
+        module: Any = find_module(sizes.model, norm)
         parameters += sum(sizes.shape(f"{norm}.{n}")[0] for n, _ in module.named_parameters())
     return Costs(parameters, macs)
 
@@ -66,12 +67,12 @@ def merged_costs(merge: Merge, sizes: Sizes) -> Costs:
 
 def merged_kernel(layers: tuple[str, ...], sizes: Sizes) -> list[int]:
     """Return the kernel size of the convolution that a run of convolutions becomes."""
-    first: Any = sizes.model.get_submodule(layers[0])
+    first: Any = find_module(sizes.model, layers[0])
     if isinstance(first, nn.Linear):
         return []
     kernel, dilation, stride = list(first.kernel_size), list(first.dilation), list(first.stride)
     for layer in layers[1:]:
-        module: Any = sizes.model.get_submodule(layer)
+        module: Any = find_module(sizes.model, layer)
         for i, (k, d, s) in enumerate(
             zip(module.kernel_size, module.dilation, module.stride, strict=True)
         ):
@@ -137,11 +138,11 @@ def _is_exact(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
     """A padded convolution merges with what is in front only if that is a 1×1 without bias."""
     layers = _layers(run)[start:end]
     for place in range(1, len(layers)):
-        module: Any = sizes.model.get_submodule(layers[place])
+        module: Any = find_module(sizes.model, layers[place])
         if isinstance(module, nn.Linear) or not any(module.padding):
             continue
         kernel = merged_kernel(tuple(layers[:place]), sizes)
-        in_front: list[Any] = [sizes.model.get_submodule(layer) for layer in layers[:place]]
+        in_front: list[Any] = [find_module(sizes.model, layer) for layer in layers[:place]]
         pads = any(any(m.padding) for m in in_front)
         biased = any(sizes.has_bias(layer) for layer in layers[:place])
         norms = any(link.norms for link in run[start : start + place])

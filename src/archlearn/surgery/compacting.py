@@ -1,6 +1,7 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, fx, nn
 
 from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import Certificate, Comparison
-from archlearn.costs import EXAMPLE, known_inputs
+from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import InputError, SurgeryError
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
@@ -61,9 +63,7 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         if plan is not None and plan != made:
             raise SurgeryError(_difference(plan, made))
         doubles = widen(model)
-        wide = inputs.to(torch.float64, floating_only=True)
-        with exchanging(doubles):
-            small, graphs, changed = _carry_out(model, made, decision, wide)
+        small, graphs, changed = _carry_out(model, doubles, decision, made)
         dtypes = {name: tensor.dtype for name, tensor in tensors_of(model)}
         doubles |= _cast_(small, dtypes)
         shrink = decision.choice.blueprint.followed[0].shrink
@@ -73,20 +73,15 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
 
 
 def _carry_out(
-    gated: nn.Module, plan: Plan, decision: Decision, inputs: ExampleInputs
+    gated: nn.Module, doubles: Mapping[Tensor, Tensor], decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
-    """Return the compact model in the precision that the gated one has at the moment."""
+    """Return the compact model in double precision, its graphs, and whether they changed."""
     blueprint = decision.choice.blueprint
-    shifts = read_shifts(gated, plan.folds, _read_constants(gated, plan, inputs))
-    source = gated
-    computed = computed_tensors(gated, plan)
-    if computed:
-        source = copy.deepcopy(gated)
-        make_plain_(source, computed)
-    small = copy.deepcopy(source, narrowed_tensors(source, plan.narrowings))
-    small.__class__ = user_class(small)
-    if hasattr(small, STORE):
-        delattr(small, STORE)
+    placed = place_inputs(gated, blueprint.inputs)
+    inputs = placed.to(torch.float64, floating_only=True)
+    with exchanging(doubles):
+        shifts = read_shifts(gated, plan.folds, _read_constants(gated, plan, inputs))
+    small = _copy_narrowed(gated, plan, doubles)
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
         for place, graph in enumerate(blueprint.graphs)
@@ -103,6 +98,24 @@ def _carry_out(
     was_bound = store.was_bound if store is not None else is_bound(gated)
     changed = was_bound or carrier.changed or any(rewriter.changed for rewriter in rewriters)
     return small, carrier.graphs, changed
+
+
+def _copy_narrowed(gated: nn.Module, plan: Plan, doubles: Mapping[Tensor, Tensor]) -> nn.Module:
+    """Return a copy in double precision without the gates and all that the plan drops."""
+    computed = computed_tensors(gated, plan)
+    if computed:
+        with exchanging(doubles):
+            gated = copy.deepcopy(gated)
+        make_plain_(gated, computed)
+        doubles = {}
+    memo = narrowed_tensors(gated, plan.narrowings)  # selecting is cheap before widening
+    memo |= {id(getattr(gated, STORE, None)): None}
+    with exchanging(doubles):
+        small = copy.deepcopy(gated, memo)
+    small.__class__ = user_class(small)
+    if hasattr(small, STORE):
+        delattr(small, STORE)
+    return small
 
 
 def _finish_(
@@ -150,7 +163,7 @@ def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict
             lines = args[0].detach().movedim(-1 - n_space, -1)
             found[layer] = lines.reshape(-1, lines.shape[-1])[0]
 
-        handles.append(gated.get_submodule(fold.layer).register_forward_pre_hook(note))
+        handles.append(find_module(gated, fold.layer).register_forward_pre_hook(note))
     try:
         if handles:
             with torch.no_grad():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.graphs.labels import Labels
+from archlearn.graphs.lookups import find_module
 
 _RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "Unflatten")
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
@@ -57,7 +58,7 @@ def rewrite_move(move: Move) -> fx.Node | None:
 def _name_of(move: Move) -> str:
     node = move.node
     if node.op == "call_module":
-        return type(move.net.get_submodule(str(node.target))).__name__
+        return type(find_module(move.net, str(node.target))).__name__
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
 
 

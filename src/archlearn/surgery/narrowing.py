@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.graphs.ledger import find_tensor
+from archlearn.graphs.lookups import find_module, find_tensor
 from archlearn.surgery.plans import Fold, Narrowing
 
 _NORMS = (
@@ -52,7 +52,7 @@ def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
     Torch's own `remove_parametrizations` changes the class that copies of the module share.
     """
     for name in names:
-        module: Any = net.get_submodule(name.rpartition(".")[0])
+        module: Any = find_module(net, name.rpartition(".")[0])
         if parametrize.is_parametrized(module):
             computed = {key: getattr(module, key).detach() for key in module.parametrizations}
             del module.parametrizations
@@ -68,7 +68,7 @@ def read_shifts(
     """Return by how much constants from dropped channels shift the output of each layer."""
     shifts: dict[str, Tensor] = {}
     for fold in folds:
-        weight: Tensor = net.get_submodule(fold.layer).weight.detach()  # pyright: ignore
+        weight: Tensor = find_module(net, fold.layer).weight.detach()  # pyright: ignore
         summed = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
         columns = list(fold.columns)
         shifts[fold.layer] = summed[:, columns] @ constants[fold.layer][columns]
@@ -82,7 +82,7 @@ def shift_biases_(
     """Add to the biases of narrowed layers what constants shift them by."""
     rows = {n.name: list(n.kept) for n in narrowings if n.dim == 0}
     for name, shift in shifts.items():
-        layer: Any = net.get_submodule(name)
+        layer: Any = find_module(net, name)
         kept = shift[rows.get(f"{name}.weight", list(range(len(shift))))]
         if layer.bias is None:
             layer.bias = nn.Parameter(kept.clone())
@@ -92,7 +92,7 @@ def shift_biases_(
 
 @torch.no_grad()
 def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[int, Any]:
-    """Return the planned parameters and buffers, as a memo for a deep copy of the model.
+    """Return the planned parameters and buffers in double, as a memo for a copy of the model.
 
     So the copy has them wherever the original had the whole ones, and those are not copied.
     """
@@ -102,6 +102,7 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
         new = old.detach()
         for each in narrowing:
             new = new.index_select(each.dim, torch.tensor(each.kept, device=new.device))
+        new = new.double() if new.is_floating_point() else new
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
     return made

@@ -14,8 +14,8 @@ from archlearn.errors import InputError
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
-from archlearn.graphs.ledger import find_tensor, first_names
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
+from archlearn.graphs.lookups import find_module, find_tensor, first_names
 from archlearn.modes import evaluating
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.deciding import Decision, decide
@@ -96,7 +96,7 @@ class _Sizes:
         self.positions = count_positions(blueprint, model)
         self.names = first_names(model)
         self.new_biases = {
-            f.layer for f in folds if getattr(model.get_submodule(f.layer), "bias", None) is None
+            f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class _Sizes:
 
     def has_bias(self, layer: str) -> bool:
         """Return whether a layer will have a bias."""
-        old = getattr(self.model.get_submodule(layer), "bias", None)
+        old = getattr(find_module(self.model, layer), "bias", None)
         return old is not None or layer in self.new_biases
 
     def applied(self, layer: str) -> int:
@@ -167,7 +167,7 @@ def _count_left_out(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
     return sum(
         math.prod(sizes.shape(f"{name}.{key}"))
         for name in gone
-        for key, _ in model.get_submodule(name).named_parameters()
+        for key, _ in find_module(model, name).named_parameters()
         if key not in ("width", "depth")
     )
 
@@ -178,7 +178,7 @@ def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
     touched += [f"{layer}.weight" for m in draft.merges if m.made for layer in m.layers]
     names: dict[str, None] = {}
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in touched):
-        module: Any = model.get_submodule(owner)
+        module: Any = find_module(model, owner)
         if parametrize.is_parametrized(module):
             names |= {f"{owner}.{key}": None for key in module.parametrizations}
     return list(names)
@@ -186,7 +186,7 @@ def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
 
 def _count_computed(model: nn.Module, draft: Draft) -> int:
     owners = {name.rpartition(".")[0] for name in computed_tensors(model, draft)}
-    parts: list[Any] = [model.get_submodule(owner) for owner in owners]
+    parts: list[Any] = [find_module(model, owner) for owner in owners]
     return sum(p.numel() for part in parts for p in part.parametrizations.parameters())
 
 

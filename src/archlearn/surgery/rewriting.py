@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.labels import Labels, varying, without_repeats
+from archlearn.graphs.labels import Labels, select, varying, without_repeats
 from archlearn.graphs.rules import movement
 from archlearn.graphs.rules.movement import as_selection
 from archlearn.graphs.rules.registry import rule_for
@@ -55,6 +55,7 @@ class Rewriter:
     changed: bool = False
     narrowed: dict[fx.Node, Any] = field(default_factory=dict)
     replaced: set[fx.Node] = field(default_factory=set)
+    cuts: dict[int, Tensor | None] = field(default_factory=dict)
 
     def run(self) -> None:
         """Rewrite the graph."""
@@ -172,7 +173,12 @@ class Rewriter:
 
     def _reduce_labels(self, value: Any) -> Any:
         """Return the ids that stay, None where they are no box, other values as they are."""
-        return self._cut(value, value.ids) if isinstance(value, Labels) else value
+        if not isinstance(value, Labels):
+            return value
+        key = id(value.ids)  # calls that change nothing hand on the same ids
+        if key not in self.cuts:
+            self.cuts[key] = self._cut(value, value.ids)
+        return self.cuts[key]
 
     def _cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
         """Return the part of a tensor with these labels that stays, None if it is no box."""
@@ -187,7 +193,7 @@ class Rewriter:
             if dim not in repeated:
                 whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
                 kept = torch.nonzero(~whole).flatten()
-                gone, tensor = gone.index_select(dim, kept), tensor.index_select(dim, kept)
+                gone, tensor = gone.index_select(dim, kept), select(tensor, dim, kept)
         return None if bool(gone.any()) else tensor
 
     def _touches(self, full: Any) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.graphs.labels import Labels
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.linear import splits_whole_groups
 from archlearn.surgery.narrowing import NarrowedLocalResponseNorm
 
@@ -30,7 +31,7 @@ def narrow_call_(
         return False
     if is_linear_op(node, net):
         return _set_groups_(net, seen, node, dropped, done)
-    module = net.get_submodule(str(node.target)) if node.op == "call_module" else None
+    module = find_module(net, str(node.target)) if node.op == "call_module" else None
     if isinstance(module, nn.LocalResponseNorm) or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
     if isinstance(module, nn.modules.batchnorm._NormBase):
@@ -52,7 +53,7 @@ def _set_groups_(
     stays = ~dropped[seen.root[ids]]
     groups = int(stays.sum()) * op.groups // len(ids)
     if op.is_module:
-        module: Any = net.get_submodule(op.layer)
+        module: Any = find_module(net, op.layer)
         module.groups = groups
         done.add(op.layer)
         return False
@@ -72,12 +73,12 @@ def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: 
     if len(kept) == len(ids):
         return False
     if node.op == "call_module":
-        old: Any = net.get_submodule(str(node.target))
+        old: Any = find_module(net, str(node.target))
         made = _narrowed(old.size, old.alpha, old.beta, old.k, len(ids), kept)
         owner, _, attribute = str(node.target).rpartition(".")
         n_calls = sum(n.target == node.target for n in node.graph.nodes)
         if n_calls == 1:
-            setattr(net.get_submodule(owner), attribute, _to_device_of(net, made))
+            setattr(find_module(net, owner), attribute, _to_device_of(net, made))
             return False
         new_name = _add(net, made)
     else:

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from archlearn.graphs.labels import ZERO, Labels
+from archlearn.graphs.labels import ZERO, Labels, pointwise
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.elementwise import prelu, unary
 from archlearn.graphs.step import Step, opaque
 from archlearn.tristate import TriState
@@ -43,7 +44,7 @@ def is_squashing(node: fx.Node, net: nn.Module) -> bool:
 def activation_name(node: fx.Node, net: nn.Module) -> str:
     """Return the activation's own name: ReLU, gelu."""
     if node.op == "call_module":
-        module = net.get_submodule(str(node.target))
+        module = find_module(net, str(node.target))
         inner = module.activation if isinstance(module, TriState) else module
         return type(inner).__name__
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
@@ -55,7 +56,7 @@ def activate(step: Step) -> Any:
     out = _activate(step)
     if not step.gated or not isinstance(out, Labels):
         return out
-    return Labels(out.ids, torch.zeros_like(out.state))
+    return Labels(out.ids, torch.tensor(ZERO).expand(out.shape))
 
 
 def _activate(step: Step) -> Any:
@@ -80,14 +81,18 @@ def _glu(step: Step) -> Any:
     ids, gate_ids = step.x.ids.chunk(2, dim)
     state, gate_state = step.x.state.chunk(2, dim)
     step.ledger.tie(ids, gate_ids)
-    return Labels(ids, torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state)))
+    return Labels(ids, pointwise(_gate_state, state, gate_state))
+
+
+def _gate_state(state: Tensor, gate_state: Tensor) -> Tensor:
+    return torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state))
 
 
 def _is(
     node: fx.Node, net: nn.Module, modules: Any, functions: Any, methods: tuple[str, ...]
 ) -> bool:
     if node.op == "call_module":
-        module = net.get_submodule(str(node.target))
+        module = find_module(net, str(node.target))
         return isinstance(module, modules)
     if node.op == "call_method":
         return node.target in methods

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, varying
+from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
 from archlearn.graphs.step import Step, fixed_out, opaque
 
 StateRule = Callable[[list[Tensor]], Tensor]
@@ -27,7 +27,7 @@ def unary(step: Step) -> Any:
         return mixed(step)
     state = step.x.state
     if not _maps_zero_to_zero(step):
-        state = torch.where(state == ZERO, CONSTANT, state)
+        state = replaced(state, ZERO, CONSTANT)
     return Labels(step.x.ids, state)
 
 
@@ -88,7 +88,8 @@ def combine(step: Step, state_rule: StateRule) -> Any:
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
             )
             states[index] = torch.tensor(UNKNOWN)
-    return Labels(base, state_rule(states).broadcast_to(shape))
+    state = pointwise(lambda *each: state_rule(list(each)), *states)
+    return Labels(base, state.broadcast_to(shape))
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:

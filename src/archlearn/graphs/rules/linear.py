@@ -11,7 +11,6 @@ from archlearn.graphs.linear_ops import (
     LinearOp,
     is_called_again,
     read_linear_op,
-    shares_parameters,
 )
 from archlearn.graphs.step import Step, opaque
 
@@ -82,6 +81,8 @@ def _within_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tupl
 
 
 def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:
+    if bool((state == ZERO).all()):
+        return
     step.ledger.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",
@@ -98,7 +99,7 @@ def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:
         op.groups > 1
         or not op.is_module
         or is_called_again(step.node)
-        or shares_parameters(step.net, op.layer)
+        or op.layer in step.ledger.sharing
     ):
         step.ledger.block(
             constant,

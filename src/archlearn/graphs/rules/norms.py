@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from archlearn.graphs.labels import CONSTANT, ZERO, Labels
+from archlearn.graphs.labels import CONSTANT, ZERO, Labels, replaced
 from archlearn.graphs.step import Step, opaque
 
 _OF_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -20,7 +19,7 @@ def within_channel(step: Step) -> Any:
     for attribute in _OF_BATCH_NORM:
         if getattr(module, attribute, None) is not None:
             step.ledger.tie(step.ledger.dim(f"{step.node.target}.{attribute}", 0), ids)
-    return Labels(step.x.ids, torch.where(step.x.state == ZERO, CONSTANT, step.x.state))
+    return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
 def functional_batch_norm(step: Step) -> Any:
@@ -32,7 +31,7 @@ def functional_batch_norm(step: Step) -> Any:
         if labels.name is None:
             return opaque(step)
         step.ledger.tie(labels.ids.reshape(-1), ids)
-    return Labels(step.x.ids, torch.where(step.x.state == ZERO, CONSTANT, step.x.state))
+    return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
 def across_channels(step: Step) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.graphs.linear_ops import is_linear_op
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules import elementwise, movement, norms, spatial
 from archlearn.graphs.rules.activations import activate, is_site
 from archlearn.graphs.rules.linear import linear
@@ -225,7 +226,7 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
     if is_site(node, net):
         return activate
     if node.op == "call_module":
-        return _rule_for_module(net.get_submodule(str(node.target)))
+        return _rule_for_module(find_module(net, str(node.target)))
     if node.op == "call_method":
         return _BY_NAME.get(str(node.target), opaque)
     if node.target in (operator.getitem, getattr):

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, varying
+from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
 from archlearn.graphs.step import Step, opaque
 
 
@@ -19,7 +18,7 @@ def pool(step: Step) -> Any:
         return opaque(step)
     ids, state = step.ledger.read(step.x, dim)
     if not _keeps_constants(step):
-        state = torch.where(state == CONSTANT, UNKNOWN, state)
+        state = replaced(state, CONSTANT, UNKNOWN)
     return along(ids, state, step.out.shape, dim)
 
 
@@ -48,7 +47,7 @@ def along_dim(step: Step) -> Any:
     n = step.x.ids.dim()
     if not isinstance(dim, int) or dim % n in varying(step.x.ids):
         return opaque(step)
-    return Labels(step.x.ids, torch.where(step.x.state == ZERO, CONSTANT, step.x.state))
+    return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
 def _reduce(step: Step, keeps_constants: bool) -> Any:
@@ -65,7 +64,7 @@ def _reduce(step: Step, keeps_constants: bool) -> Any:
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)
         state = state.narrow(dim, 0, 1) if keepdim else state.select(dim, 0)
     if not keeps_constants:
-        state = torch.where(state == CONSTANT, UNKNOWN, state)
+        state = replaced(state, CONSTANT, UNKNOWN)
     return Labels(ids, state)
 
 

@@ -1,0 +1,48 @@
+"""Modules and tensors are found by their names, often; torch's own search is slow."""
+
+from collections import Counter
+
+from torch import Tensor, nn
+
+
+def find_module(net: nn.Module, name: str) -> nn.Module:
+    """Return the submodule of that name."""
+    module: nn.Module | None = net
+    for part in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(part)
+    return net.get_submodule(name) if module is None else module
+
+
+def find_tensor(net: nn.Module, name: str) -> Tensor:
+    """Return the parameter or buffer of that name (also one that is computed)."""
+    owner, _, attribute = name.rpartition(".")
+    return getattr(find_module(net, owner), attribute)
+
+
+def first_names(net: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter and buffer, by all its names."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in [
+        *net.named_parameters(remove_duplicate=False),
+        *net.named_buffers(remove_duplicate=False),
+    ]:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def sharing_layers(net: nn.Module) -> frozenset[str]:
+    """Return the names of modules with a parameter that another module holds, too."""
+    holders = Counter(
+        id(parameter)
+        for module in net.modules()
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
+    shared = {key for key, n in holders.items() if n > 1}
+    if not shared:
+        return frozenset()
+    named = net.named_modules(remove_duplicate=False)
+    return frozenset(
+        name for name, module in named if any(id(p) in shared for p in module.parameters())
+    )
