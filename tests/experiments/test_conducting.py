@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from archlearn.experiments.asking import describe_work
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.definitions import Done, Evaluation, Experiment, Work
 from archlearn.experiments.files import read_results, results_path
+from archlearn.experiments.fixed_width import Given, Holder
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import FULL, Scale
 from archlearn.training.errors import DataError
@@ -155,6 +158,24 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
     more = carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2)))
     assert more == ["plain 2", "again 2", "longer 2"]
     assert carry_out(tmp_path, scale=replace(SCALE, epochs=3)) == ALL
+
+
+def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
+    run = Run(row="a", settings=settings(SCALE, 0))
+    held = [Holder(given=Given(widths={"1": n}), first=0, last=1) for n in (3, 3, 4)]
+    keys = [describe_work(replace(run, after_epoch=holder)) for holder in held]
+    assert keys[0] == keys[1] != keys[2]
+    assert describe_work(run) not in keys
+    assert describe_work(run) != describe_work(replace(run, finish_compact=True))
+    network = nn.Linear(2, 2)
+    assert describe_work(replace(run, network=network)) != describe_work(run)
+
+
+def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
+    run = Run(row="a", settings=settings(SCALE, 0))
+    elsewhere = replace(run.settings, hardware=HardwareSettings(threads=3))
+    assert describe_work(run) == describe_work(replace(run, settings=elsewhere))
+    assert describe_work(run) != describe_work(replace(run, settings=settings(SCALE, 1)))
 
 
 def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+from typing import Any
 
 from torch import nn
 
 from archlearn.experiments.definitions import Evaluation, Work
 from archlearn.training.tables import to_table
+from archlearn.training.teams import Run
 
 _LENGTH = 16
 
@@ -20,7 +22,9 @@ def describe_work(work: Work) -> str:
     settings = to_table(work.settings)
     settings.pop("hardware", None)
     settings.pop("record", None)
-    asked = [work.row, settings, repr(getattr(work, "after_epoch", None))]
+    asked: list[Any] = [work.row, settings]
+    if isinstance(work, Run):
+        asked += [repr(work.after_epoch), work.finish_compact]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     if work.network is not None:
         _add_network(digest, work.network)

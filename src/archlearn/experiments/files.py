@@ -90,10 +90,20 @@ def write_results(folder: Path, results: Results) -> Path:
         "scale": dict(results.scale),
         "seconds": round(results.seconds, 1),
         "derived": dict(results.derived),
-        "rows": [row.to_json() for row in results.rows],
     }
     folder.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".json.part")
-    beside.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.write_text(_write_lines(table, results.rows), encoding="utf-8")
     os.replace(beside, path)
     return path
+
+
+def _write_lines(table: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return JSON with one line for each entry and for each row, so that changes can be seen."""
+    lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in table.items()]
+    dumped = ",\n".join(_dump(row.to_json()) for row in rows)
+    return "{\n" + ",\n".join([*lines, f'"rows": [\n{dumped}\n]']) + "\n}\n"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

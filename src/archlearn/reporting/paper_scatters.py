@@ -147,5 +147,5 @@ def draw_frontier(derived: Derived) -> Figure:
 def _finish_(axes: Axes, counts: Sequence[float]) -> None:
     axes.set_xscale("log")
     tick_logarithmic_(axes.xaxis, counts)
-    axes.margins(x=0.09, y=0.08)
+    axes.margins(x=0.12, y=0.08)
     name_axes(axes, "parameters (logarithmic)", "test accuracy, %")
