@@ -8,18 +8,24 @@ the parts of an epoch that run on the host are worth reading. Takes less than a 
 
 import argparse
 import cProfile
+import itertools
 import pstats
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from archlearn.training import preparing
 from archlearn.training.__main__ import parse_value
 from archlearn.training.checkpoints import Position
 from archlearn.training.data.fetching import no_progress
@@ -28,7 +34,7 @@ from archlearn.training.interrupting import Interruption
 from archlearn.training.looping import Loop
 from archlearn.training.measuring import read_gates
 from archlearn.training.observing import SilentObserver
-from archlearn.training.preparing import Session, prepare
+from archlearn.training.preparing import Session, prepare, set_layout_
 from archlearn.training.randomness import order_of_epoch
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import override
@@ -127,6 +133,28 @@ def _is_kernel(event: object) -> bool:
     return wanted in str(getattr(event, "device_type", ""))
 
 
+def try_variants(given: dict[str, Any], folder: Path) -> None:
+    """Print the time of a step for other layouts in memory and number formats."""
+    print(f"\n## variants; triton {find_spec('triton') is not None}, gcc {shutil.which('gcc')}")
+    for batch, layout, precision in itertools.product(
+        (500, 250, 125), ("channels_last", "contiguous"), ("32-true", "bf16-mixed")
+    ):
+        preparing.set_layout_ = set_layout_ if layout == "channels_last" else leave_layout
+        settings = override(RunSettings(), given | {"batch_size": batch, "precision": precision})
+        session = prepare(settings, folder / "run", no_progress)
+        begin(session)
+        run_steps(session)
+        taken = median_ms(lambda session=session: run_steps(session), 3) / session.steps_per_epoch
+        print(f"  batch {batch} {layout:14s} {precision:11s} {taken:7.3f} ms a step", flush=True)
+        if (batch, precision, layout) == (500, "32-true", "contiguous"):
+            show_kernels(session)
+    preparing.set_layout_ = set_layout_
+
+
+def leave_layout(model: nn.Module, layout: torch.memory_format) -> None:
+    """Leave the weights as they are."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="mnist")
@@ -134,7 +162,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="name=value")
     asked = parser.parse_args()
     print(torch.__version__, torch.cuda.get_device_name() if ON_GPU else "no GPU")
-    given = {"model": "lenet", "data": asked.data, "epochs": 300}
+    given: dict[str, Any] = {"model": "lenet", "data": asked.data, "epochs": 300}
     given |= {n: parse_value(v) for n, _, v in (word.partition("=") for word in asked.settings)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -144,6 +172,8 @@ def main() -> None:
             time_parts(session, folder)
             if place == 0:
                 show_kernels(session)
+        if ON_GPU:
+            try_variants(given, folder)
 
 
 if __name__ == "__main__":

@@ -27,45 +27,50 @@ class DeviceStep:
         self._device = device
         self.train = work.train.to(device)
         self.order = torch.zeros(len(work.train), dtype=torch.long, device=device)
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
-        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self._numbers = torch.zeros(2, dtype=torch.long, device=device)
+        self.place, self.step = self._numbers.split(1)
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)
-        self._within = torch.arange(work.batch_size, device=device)
-        steps = range(work.schedule.n_steps)
-        self._weight_rates = torch.tensor([work.schedule.weight_rate(s) for s in steps]).to(device)
-        self._gate_rates = torch.tensor([work.schedule.gate_rate_at(s) for s in steps]).to(device)
-        for optimiser in work.optimisers:
+        self._one = torch.ones((), device=device)
+        schedule = work.schedule
+        steps = range(schedule.n_steps)
+        rates = [(schedule.weight_rate(step), schedule.gate_rate_at(step)) for step in steps]
+        self._rates = torch.tensor(rates).to(device)
+        self._rates_now = torch.zeros(1, 2, device=device)
+        for optimiser, rate in zip(work.optimisers, self._rates_now[0].unbind(), strict=False):
             for group in optimiser.param_groups:
-                group["lr"] = torch.zeros((), device=device)
+                group["lr"] = rate
 
     def run(self) -> None:
         """Do the step at the current place and move on by one."""
         work = self.work
-        self._set_rates()
-        indices = self.order.index_select(0, self.place * work.batch_size + self._within)
-        inputs = work.objective.training_inputs(self.train.inputs.index_select(0, indices))
-        targets = self.train.targets.index_select(0, indices)
+        torch.index_select(self._rates, 0, self.step, out=self._rates_now)
+        inputs, targets = self._next_batch()
         for optimiser in work.optimisers:
             optimiser.zero_grad(set_to_none=True)
         with self._autocast():
             loss = work.objective.loss(work.model(inputs), targets)
         cost = penalty_of(work)
-        (loss + cost).backward()
+        self._differentiate(loss, cost)
         limit_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
             optimiser.step()
         if work.strengths is not None:
             clip_gates_(work.model)
-        self.sums += torch.stack([loss.detach(), cost.detach()]).double()
-        self.place += 1
-        self.step += 1
+        self.sums += torch.stack([loss.detach(), cost.detach()])
+        self._numbers += 1
 
-    def _set_rates(self) -> None:
-        for optimiser, rates in zip(
-            self.work.optimisers, (self._weight_rates, self._gate_rates), strict=False
-        ):
-            for group in optimiser.param_groups:
-                group["lr"].copy_(rates.index_select(0, self.step).squeeze(0))
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        size = self.work.batch_size
+        n_steps = len(self.order) // size
+        by_step = self.order[: n_steps * size].view(n_steps, size)
+        indices = by_step.index_select(0, self.place).view(size)
+        raw = self.train.inputs.index_select(0, indices)
+        return self.work.objective.training_inputs(raw), self.train.targets.index_select(0, indices)
+
+    def _differentiate(self, loss: Tensor, cost: Tensor) -> None:
+        """Set the gradients of loss and penalty together."""
+        parts = [part for part in (loss, cost) if part.requires_grad]
+        torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
 
     def _autocast(self) -> AbstractContextManager[object]:
         if not self._bf16:

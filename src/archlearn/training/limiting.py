@@ -6,9 +6,11 @@ The paper's supplement assumes such a bound, the "maximum step size (due to grad
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from archlearn.training.optimising import Optimisers
+
+_PIECE, _MOST_PIECES = 1 << 14, 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +28,45 @@ class Limits:
 
 @torch.no_grad()
 def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
-    """Bring gradients within their limits: weights by a common factor, gates one by one."""
-    weights, *gates = (_parameters(optimiser) for optimiser in optimisers)
+    """Bring gradients within their limits: weights by a common factor, gates one by one.
+
+    An optimiser whose update is fused divides by the factor itself, on the way.
+    """
+    weights, *gates = optimisers
     if limits.norm is not None:
-        nn.utils.clip_grad_norm_(weights, limits.norm)
-    for parameters in gates:
+        gradients = _gradients(weights)
+        excess = _excess(gradients, limits.norm)
+        if weights.defaults.get("fused"):
+            vars(weights)["grad_scale"] = excess
+        else:
+            torch._foreach_div_(gradients, excess)
+    for optimiser in gates:
         if limits.gate is not None:
-            nn.utils.clip_grad_value_(parameters, limits.gate)
+            gradients = _gradients(optimiser)
+            torch._foreach_clamp_min_(gradients, -limits.gate)
+            torch._foreach_clamp_max_(gradients, limits.gate)
 
 
-def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+def _excess(gradients: list[Tensor], norm: float) -> Tensor:
+    """Return by how much the norm of all gradients is too large, 1 if it is not."""
+    norms = torch.stack(torch._foreach_norm(_even(gradients)))
+    return (torch.linalg.vector_norm(norms) / norm).clamp_(min=1.0)
+
+
+def _even(tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors on a GPU in pieces: one that is much larger than the rest keeps it waiting."""
+    size = max(_PIECE, sum(tensor.numel() for tensor in tensors) // _MOST_PIECES)
+    return [
+        piece
+        for tensor in tensors
+        for piece in (tensor.view(-1).split(size) if _is_large(tensor, size) else (tensor,))
+    ]
+
+
+def _is_large(tensor: Tensor, size: int) -> bool:
+    return tensor.is_cuda and tensor.numel() > size and tensor.is_contiguous()
+
+
+def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
