@@ -33,16 +33,23 @@ class Recording:
         n_gates = sum(gate.numel() for gate in gates)
         device = gates[0].device if gates else torch.device("cpu")
         self._rows = torch.zeros(n_epochs + 1, n_gates, device=device)
+        self._last = 0
 
     @torch.no_grad()
     def note(self, epoch: int) -> None:
         """Keep the gates as they are after so many epochs."""
+        self._last = epoch
         if self._gates:
             self._rows[epoch] = torch.cat([gate.detach().reshape(-1) for gate in self._gates])
 
     def rows(self) -> Tensor:
-        """Return the gates of every epoch, the beginning first, on the CPU."""
-        return self._rows.cpu()
+        """Return the gates of every epoch, the beginning first, on the CPU.
+
+        A network that has become compact has the gates that it had then.
+        """
+        rows = self._rows.cpu()
+        rows[self._last + 1 :] = rows[self._last]
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
