@@ -5,14 +5,21 @@ import math
 import pytest
 import torch
 
+from archlearn.gates import open_flat
 from archlearn.hard_concrete import (
     START,
-    act,
+    act_concrete,
     count_expected,
     draw_gates,
     log_odds,
     settle_gates,
 )
+
+ROW = torch.arange(5)[None]
+
+
+def settle(gate: torch.Tensor) -> torch.Tensor:
+    return settle_gates(gate, open_flat(gate, ROW[:, : len(gate)]))
 
 
 def gates(*values: float) -> torch.Tensor:
@@ -27,18 +34,18 @@ def test_log_odds_by_hand() -> None:
 def test_settled_gates_by_hand() -> None:
     # even odds: 1/2 x 1.2 - 0.1; odds of 11 to 1: 11/12 x 1.2 - 0.1 = 1; above that clipped
     eleven = 0.5 + 2 * math.log(11) / 10
-    found = settle_gates(gates(START, eleven, 1.0, 0.49, 0.0))
+    found = settle(gates(START, eleven, 1.0, 0.49, 0.0))
     torch.testing.assert_close(found, gates(0.5, 1.0, 1.0, 0.0, 0.0))
     assert found[3:].tolist() == [0.0, 0.0]
 
 
 def test_the_gate_closes_at_one_half() -> None:
-    torch.testing.assert_close(settle_gates(gates(0.5, 1.0))[0].item(), 0.0, atol=1e-12, rtol=0)
-    assert settle_gates(gates(0.501, 1.0))[0].item() > 0
+    torch.testing.assert_close(settle(gates(0.5, 1.0))[0].item(), 0.0, atol=1e-12, rtol=0)
+    assert settle(gates(0.501, 1.0))[0].item() > 0
 
 
 def test_one_gate_stays_open_whatever_they_say() -> None:
-    assert settle_gates(gates(0.1, 0.3, 0.2)).tolist() == [0.0, 1.0, 0.0]
+    assert settle(gates(0.1, 0.3, 0.2)).tolist() == [0.0, 1.0, 0.0]
 
 
 def test_draws_are_not_zero_as_often_as_expected() -> None:
@@ -64,8 +71,10 @@ def test_draws_lead_the_odds() -> None:
 
 
 def test_nothing_is_drawn_in_evaluation() -> None:
-    gate = gates(0.6, 0.8)
-    torch.testing.assert_close(act(gate, training=False), settle_gates(gate))
+    first, second = gates(0.6, 0.8), gates(0.1, 0.3)
+    rows = torch.tensor([[0, 1], [2, 3]])
+    found = act_concrete([first, second], rows, training=False)
+    torch.testing.assert_close(found, (settle(first), gates(0.0, 1.0)))
     torch.manual_seed(0)
-    first = act(gate, training=True)
-    assert not torch.equal(first, act(gate, training=True))
+    drawn = act_concrete([first, second], rows, training=True)
+    assert not torch.equal(drawn[0], act_concrete([first, second], rows, training=True)[0])

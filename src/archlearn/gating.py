@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn import hard_concrete
 from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
 from archlearn.errors import InputError
@@ -15,7 +16,8 @@ from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
-from archlearn.stores import STORE, GateStore, find_store
+from archlearn.scaling import find_writers
+from archlearn.stores import STORE, GateKind, GateStore, find_store
 from archlearn.tristate import DEPTH_START, WIDTH_START, TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
@@ -27,8 +29,9 @@ def add_gates(
     *,
     learn: Mapping[str, Learn] | None = None,
     leaves: Iterable[Leaf] = (),
-    width_start: float = WIDTH_START,
+    width_start: float | None = None,
     depth_start: float = DEPTH_START,
+    kind: GateKind = "binary",
 ) -> nn.Module:
     """Return a copy of `net` with a gate for everything that can be learnt exactly.
 
@@ -41,19 +44,26 @@ def add_gates(
         learn: What to learn, by layer name or glob; what is not named is not learnt. Left out,
             everything that can be learnt is.
         leaves: Submodules, by name or class, that are not to be looked into.
-        width_start: Where width gates start; at one half or above, a channel is kept.
+        width_start: Where width gates start; at one half or above, a channel is kept. Left out,
+            0.55, and 0.74 for gates that are drawn: even odds.
         depth_start: Where depth gates start; below one half, a layer is non-linear.
+        kind: How width gates act. "binary" ones, the paper's, are 0 or 1. "l0" ones are drawn
+            anew at every call in training mode (hard concrete, Louizos et al. 2018).
 
     Raises:
-        InputError: If the inputs do not fit, `learn` names no layer, or nothing can be learnt.
+        InputError: If the inputs do not fit, `learn` names no layer, nothing can be learnt, or a
+            real gate could not become part of the layer in front of it (kind "l0").
         TracingError: If the model's own `forward` depends on data.
     """
     leaves = tuple(leaves)
-    _check_gateable(net, width_start, depth_start)
+    start = _choose_start(kind, width_start)
+    _check_gateable(net, start, depth_start)
     _check_leaves(net, leaves)
     gated = copy.deepcopy(net)
     choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
-    store = GateStore(choice, width_start, depth_start, was_bound=is_bound(net))
+    if kind == "l0":
+        find_writers(choice.blueprint, gated)
+    store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
     reference = next(iter(gated.parameters()))
     store.to(device=reference.device, dtype=reference.dtype)
@@ -138,6 +148,14 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
     if not gates:
         raise InputError("the model has no gates; call add_gates on it first")
     return gates
+
+
+def _choose_start(kind: str, start: float | None) -> float:
+    """Return where width gates start."""
+    starts = {"binary": WIDTH_START, "l0": hard_concrete.START}
+    if kind not in starts:
+        raise InputError(f"kind is {kind!r}; choose one of {', '.join(map(repr, starts))}")
+    return starts[kind] if start is None else start
 
 
 def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:

@@ -10,12 +10,13 @@ below it is closed for good once training is over. It stands for the logarithm o
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from archlearn.gates import open_gates
+from archlearn.gates import THRESHOLD, join_gates, open_flat
 
 TEMPERATURE = 2 / 3
 LOWEST, HIGHEST = -0.1, 1.1
@@ -24,13 +25,13 @@ CLOSING_ODDS = -math.log(-HIGHEST / LOWEST)
 """The log odds at and below which a gate is closed when nothing is drawn."""
 SPAN = 10.0
 """How far the log odds go while a gate goes from 0 to 1."""
-START = 0.5 - CLOSING_ODDS / SPAN
+START = THRESHOLD - CLOSING_ODDS / SPAN
 """Where gates start: even odds."""
 
 
 def log_odds(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
     """Return log alpha of gates in [0, 1]."""
-    return CLOSING_ODDS + SPAN * (gate - 0.5)
+    return CLOSING_ODDS + SPAN * (gate - THRESHOLD)
 
 
 def draw_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
@@ -41,14 +42,18 @@ def draw_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
     return _stretch(draw)
 
 
-def settle_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
+def settle_gates(
+    gate: Float[Tensor, " gates"], opened: Float[Tensor, " gates"]
+) -> Float[Tensor, " gates"]:
     """Return the gates as they act when nothing is drawn: 0 below one half.
 
-    If all are below, the largest is 1, as with our own gates.
+    Args:
+        gate: The learnt numbers.
+        opened: 1 where a gate is open, as our own gates would be; a gate below one half that
+            is open nevertheless, lest its layer be lost, is 1.
     """
     settled = _stretch(torch.sigmoid(log_odds(gate)))
-    is_closed = gate < 0.5
-    return torch.where(is_closed, open_gates(gate), settled)
+    return torch.where(gate < THRESHOLD, opened, settled)
 
 
 def count_expected(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
@@ -56,9 +61,17 @@ def count_expected(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
     return torch.sigmoid(log_odds(gate) - TEMPERATURE * math.log(-LOWEST / HIGHEST))
 
 
-def act(gate: Float[Tensor, " gates"], *, training: bool) -> Float[Tensor, " gates"]:
-    """Return the gates as they act: drawn while training, else settled."""
-    return draw_gates(gate) if training else settle_gates(gate)
+def act_concrete(gates: Sequence[Tensor], rows: Tensor, *, training: bool) -> tuple[Tensor, ...]:
+    """Return all gates of a model as they act: drawn while training, else settled.
+
+    Args:
+        gates: The gates of each group.
+        rows: As in `open_flat`.
+        training: Whether gates are drawn.
+    """
+    flat = join_gates(gates)
+    acting = draw_gates(flat) if training else settle_gates(flat, open_flat(flat, rows))
+    return acting.split([gate.numel() for gate in gates])
 
 
 def _stretch(draw: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from archlearn.errors import InputError
 from archlearn.gates import is_open, open_flat
 from archlearn.gating import find_holders
 from archlearn.graphs.cost_table import marginal_costs
+from archlearn.hard_concrete import count_expected
 from archlearn.stores import GateStore
 from archlearn.tristate import TriState
 
@@ -83,7 +84,8 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
     """Return what is added to the loss (the paper's equations 4 and 5).
 
     `λ1 Σ w(1−w) + λ2 Σ d(1−d) + λ3 Σ h·1(d < ½) − λ4 Σ d`. The indicator has no gradient.
-    A gate that several layers share counts once for each of their neurons.
+    A gate that several layers share counts once for each of their neurons. Gates of the kind
+    "l0" cost `λ3` times the neurons that are to be expected, and are not pushed towards 0 or 1.
 
     Raises:
         InputError: If the model has no gates.
@@ -108,8 +110,11 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
     width = torch.cat(gates[:n_groups])
     with torch.no_grad():
         binarise, complexity = _prices(store, width, depth, strengths)
-    # λ1·n·w(1−w) + λ3·m·w, with w taken out; n and m are numbers of neurons or their prices
-    total = torch.dot(width, complexity + binarise * (1 - width))
+    if store.kind == "l0":
+        total = torch.dot(count_expected(width), complexity)
+    else:
+        # λ1·n·w(1−w) + λ3·m·w, with w taken out; n and m are numbers of neurons or their prices
+        total = torch.dot(width, complexity + binarise * (1 - width))
     return total if depth is None else total + _price_depth(depth, strengths)
 
 

@@ -1,7 +1,7 @@
 """A gate store holds all gates of a model, and what is needed to price them."""
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from archlearn.choosing import Choice
 from archlearn.gates import act_gates
 from archlearn.graphs.cost_table import CostTable
+from archlearn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
+GateKind = Literal["binary", "l0"]
 
 
 class GateStore(nn.Module):
@@ -19,6 +21,7 @@ class GateStore(nn.Module):
     Attributes:
         choice: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
+        kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
     """
@@ -29,10 +32,17 @@ class GateStore(nn.Module):
     linear_neurons: Tensor
 
     def __init__(
-        self, choice: Choice, width_start: float, depth_start: float, *, was_bound: bool = False
+        self,
+        choice: Choice,
+        width_start: float,
+        depth_start: float,
+        *,
+        was_bound: bool = False,
+        kind: GateKind = "binary",
     ) -> None:
         super().__init__()
         self.choice = choice
+        self.kind: GateKind = kind
         self.was_bound = was_bound
         self.width, self.depth = nn.Module(), nn.Module()
         groups = choice.blueprint.groups
@@ -51,7 +61,12 @@ class GateStore(nn.Module):
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
-        return act_gates(self.gates(), self.rows)
+        gates = self.gates()
+        if self.kind == "binary":
+            return act_gates(gates, self.rows)
+        n_groups = len(self.neurons)
+        widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
+        return widths + (act_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ())
 
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site."""

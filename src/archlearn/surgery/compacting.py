@@ -1,6 +1,7 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
 from archlearn.precision import exchanging, tensors_of, widen
+from archlearn.scaling import fold_scales
 from archlearn.stores import STORE, find_store
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.deciding import Decision, decide
@@ -56,6 +58,9 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
             "example inputs as example_inputs=..."
         )
     inputs = known_inputs(model, example_inputs)
+    store = find_store(model)
+    if store is not None and store.kind != "binary":
+        return _compact_scaled(model, plan, inputs)
     training = model.training
     with evaluating(model):
         decision = decide(model, inputs)
@@ -70,6 +75,17 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         comparison = Comparison((model, small), doubles, inputs, shrink)
         _finish_(small, comparison, graphs, changed)
     return small.train(training)
+
+
+def _compact_scaled(model: nn.Module, plan: Plan | None, inputs: ExampleInputs) -> nn.Module:
+    """Return the compact model of one with real gates: they go into the weights first."""
+    small = compact(fold_scales(copy.deepcopy(model).double()), plan)
+    doubles = widen(model) | _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
+    with evaluating(model, small):
+        comparison = Comparison((model, small), doubles, inputs, math.inf)
+        setattr(small, CERTIFICATE, comparison.certify())
+    setattr(small, EXAMPLE, inputs)
+    return small
 
 
 def _carry_out(
