@@ -27,6 +27,14 @@ MADE = {
 """Runs to make when those before have been made: properties finds all of its own there."""
 
 
+PAGE = """Before.
+<!-- results: table-1 -->
+old
+<!-- end of results -->
+After.
+"""
+
+
 class Counter:
     """Counts the runs that were made."""
 
@@ -79,6 +87,7 @@ def test_experiments_run_and_are_written_and_drawn(folder: Path) -> None:
 def _check_documentation(folder: Path) -> None:
     docs = folder / "docs"
     docs.mkdir()
+    (docs / "own.md").write_text(PAGE)
     page = write_documentation(folder, docs).read_text()
     assert "No full results are there yet of table-1" in page
     results = read_results(folder, "table-1")
@@ -88,3 +97,8 @@ def _check_documentation(folder: Path) -> None:
     assert "## table-1" in page
     assert "accuracy of the baseline" in page.split("## table-1")[0]
     assert (docs / "figures" / "table-1.svg").is_file()
+    own = (docs / "own.md").read_text()
+    assert own.startswith("Before.\n")
+    assert own.endswith("<!-- end of results -->\nAfter.\n")
+    assert "| AL1 | (1,x)-(1,x)-(1,1) | 16-26-10 | 15,012 |" in own
+    assert "old" not in own

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from archlearn.experiments.catalogue import find_experiment
 from archlearn.experiments.conducting import Order, Watcher, conduct
-from archlearn.experiments.files import Results, read_results
+from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.pages import describe_results, write_page
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
@@ -35,12 +36,15 @@ def run_experiment(
 
 
 def draw_results(name: str, folder: Path) -> None:
-    """Write tables and figure of an experiment anew from its results."""
+    """Write numbers, tables and figure of an experiment anew from its runs."""
     results = read_results(folder, name)
     if results is None or not results.complete:
         raise SettingsError(
             f"there are no finished results of {name} in {folder}; run: archlearn paper {name}"
         )
+    derived = find_experiment(name).derive(results.rows)
+    results = replace(results, derived=derived)
+    write_results(folder, results)
     _conclude(name, results, folder)
 
 

@@ -18,8 +18,9 @@ Every table and figure of the paper is one command; `archlearn paper` lists them
 written by `archlearn paper --docs` from the files in `results/`, which hold every single run with
 its settings, seed and learnt architecture. Nothing on it is typed in by hand but the notes.
 
-Settings were chosen on validation data. The finished networks then learnt from all 60,000 train
-examples, and the 10,000 test examples were looked at once, by the compact network of each run."""
+Settings were chosen on validation data. With them every run learnt from all 60,000 train examples
+of MNIST, and the 10,000 test examples were looked at once, by the finished network of each run."""
+_BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 def write_documentation(folder: Path, docs: Path) -> Path:
@@ -42,7 +43,23 @@ def write_documentation(folder: Path, docs: Path) -> Path:
         _copy_figure(folder / f"{experiment.name}.svg", docs / figure)
     path = docs / PAGE
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    for page in sorted(docs.glob("*.md")):
+        _fill_blocks(page, there)
     return path
+
+
+def _fill_blocks(page: Path, there: list[tuple[Experiment, Results]]) -> None:
+    """Put the first table of an experiment between its two marks, on any page that has them."""
+    tables = {e.name: write_markdown(e.tabulate(r.derived)[0]) for e, r in there}
+
+    def fill(found: re.Match[str]) -> str:
+        table = tables.get(found[2], "No full results are there yet.")
+        return f"{found[1]}\n{table}\n\n{found[3]}"
+
+    text = page.read_text(encoding="utf-8")
+    filled = _BLOCK.sub(fill, text)
+    if filled != text:
+        page.write_text(filled, encoding="utf-8")
 
 
 def _compose_failures(there: list[tuple[Experiment, Results]]) -> str:
