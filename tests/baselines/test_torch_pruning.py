@@ -11,7 +11,11 @@ import archlearn as al
 from archlearn.baselines.methods import is_within
 from archlearn.baselines.riding import Penalised
 from archlearn.baselines.sparse_groups import STRENGTH, GroupPenalty, learn_sparse_groups
-from archlearn.baselines.torch_pruning_baseline import make_pruner, reduce_by_torch_pruning
+from archlearn.baselines.torch_pruning_baseline import (
+    make_pruner,
+    reduce_by_torch_pruning,
+    reduce_evenly,
+)
 from archlearn.models.lenet import LeNet
 
 pytest.importorskip("torch_pruning")
@@ -26,6 +30,15 @@ def test_budgets_are_met(budget: int) -> None:
     assert is_within(al.count_costs(pruned, DIGITS).parameters, budget)
     assert pruned(DIGITS).shape == (2, 10)
     assert al.count_costs(net, DIGITS).parameters == 431_080
+
+
+def test_every_layer_can_lose_the_same_part() -> None:
+    torch.manual_seed(0)
+    pruned = reduce_evenly(LeNet(), DIGITS, 10_000)
+    widths = [pruned.get_parameter(f"{n}.weight").shape[0] for n in ("conv1", "conv2", "fc1")]
+    assert is_within(al.count_costs(pruned, DIGITS).parameters, 10_000)
+    parts = [width / full for width, full in zip(widths, (20, 50, 500), strict=True)]
+    assert max(parts) - min(parts) < 0.06
 
 
 def test_the_weakest_channel_goes_first() -> None:

@@ -28,17 +28,26 @@ def import_torch_pruning() -> Any:
     return torch_pruning
 
 
-def reduce_by_torch_pruning(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
-    """Return a copy pruned by group magnitude over the whole network, to a budget.
+def reduce_by_torch_pruning(
+    model: nn.Module, example: Tensor, budget: int, *, all_layers_together: bool = True
+) -> nn.Module:
+    """Return a copy pruned by group magnitude, to a budget.
 
     The smallest pruning ratio that meets the budget is found by halving. Where that jumps over
     the tolerance, the channel whose loss comes nearest to the budget goes instead.
+
+    Args:
+        model: A trained model; it is left alone.
+        example: Inputs of one call.
+        budget: The number of parameters wanted.
+        all_layers_together: Whether channels of all layers are ranked together, or each layer
+            loses the same part of its own.
     """
     low, high = 0.0, 1.0
     larger, smaller = copy.deepcopy(model), None
     for _ in range(_HALVINGS):
         ratio = (low + high) / 2
-        pruned = _prune(model, example, ratio)
+        pruned = _prune(model, example, ratio, all_layers_together)
         if _count(pruned) > budget:
             low, larger = ratio, pruned
         else:
@@ -61,7 +70,14 @@ def prunable_layers(model: nn.Module) -> list[str]:
     return [name for name, layer in model.named_modules() if isinstance(layer, kinds)][:-1]
 
 
-def make_pruner(model: nn.Module, example: Tensor, ratio: float) -> Any:
+def reduce_evenly(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
+    """Return a copy pruned by group magnitude, the same part of every layer, to a budget."""
+    return reduce_by_torch_pruning(model, example, budget, all_layers_together=False)
+
+
+def make_pruner(
+    model: nn.Module, example: Tensor, ratio: float, *, all_layers_together: bool = True
+) -> Any:
     """Return Torch-Pruning's own pruner, by group magnitude over all layers but the last."""
     tp = import_torch_pruning()
     names = set(prunable_layers(model))
@@ -71,15 +87,16 @@ def make_pruner(model: nn.Module, example: Tensor, ratio: float) -> Any:
         model,
         example,
         importance=tp.importance.GroupMagnitudeImportance(p=2),
-        global_pruning=True,
+        global_pruning=all_layers_together,
         pruning_ratio=ratio,
         ignored_layers=fixed,
     )
 
 
-def _prune(model: nn.Module, example: Tensor, ratio: float) -> nn.Module:
+def _prune(model: nn.Module, example: Tensor, ratio: float, all_layers_together: bool) -> nn.Module:
     made = _prepare(model)
-    for group in make_pruner(made, example, ratio).step(interactive=True):
+    pruner = make_pruner(made, example, ratio, all_layers_together=all_layers_together)
+    for group in pruner.step(interactive=True):
         n_channels = _width(group[0].dep.target.module)
         if len(group[0].idxs) < n_channels:
             group.prune()

@@ -20,7 +20,7 @@ from archlearn.baselines.ranks import reduce_by_svd
 from archlearn.baselines.scratch import start_anew
 from archlearn.baselines.sizes import Sizes
 from archlearn.baselines.sparse_groups import learn_sparse_groups
-from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning
+from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, reduce_evenly
 from archlearn.baselines.trimming import trim
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.recipes import Price, Terms
@@ -165,6 +165,8 @@ CONTENDERS: tuple[Contender, ...] = (
            needs="torch_pruning"),
     Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
            needs="torch_pruning"),
+    Pruned(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
+           reduce=reduce_evenly, needs="torch_pruning"),
     Pruned(name="torch-pruning, iterative", source="Fang et al. 2023",
            reduce=reduce_by_torch_pruning, rounds=4, needs="torch_pruning"),
     Pruned(name="neuron pruning", source="Srinivas and Babu 2015", reduce=reduce_by_merging),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn.baselines.methods import TOLERANCE, is_within
-from archlearn.experiments.contenders import OURS, SCRATCH, Contender, Learnt
+from archlearn.experiments.contenders import OURS, SCRATCH, Contender, Learnt, Pruned
 from archlearn.experiments.contests import CALIBRATION_SEED
 from archlearn.experiments.definitions import Check, Derived, Table
 from archlearn.experiments.rows import Row, group, spread_of, summarise
@@ -47,15 +47,11 @@ class Verdict:
     def _describe(
         self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
     ) -> dict[str, Any]:
-        before = [
-            row
-            for name, rows in groups.items()
-            for row in rows
-            if self._comes_before(method, budget, name)
-        ]
-        seconds = spread_of(members, lambda row: row.seconds).mean
-        if before:
-            seconds += spread_of(before, lambda row: row.seconds).mean
+        before = [rows for name, rows in groups.items() if self._precedes(method, budget, name)]
+        means = [spread_of(rows, lambda row: row.seconds).mean for rows in before]
+        # Of the first parts at several strengths, one belongs to each run; rounds all do.
+        first = sum(means) / len(means) if means and self._is_learnt(method) else sum(means)
+        seconds = first + spread_of(members, lambda row: row.seconds).mean
         return {
             **summarise(members),
             "seconds": seconds,
@@ -63,14 +59,16 @@ class Verdict:
             "within": all(is_within(row.parameters, budget) for row in members),
         }
 
-    def _comes_before(self, method: str, budget: int, row: str) -> bool:
-        """Return whether a row is a first part of what a method came to at a budget."""
-        each = next((c for c in self._contenders if c.name == method), None)
-        if isinstance(each, Learnt):
+    def _is_learnt(self, method: str) -> bool:
+        return any(isinstance(c, Learnt) and c.name == method for c in self._contenders)
+
+    def _precedes(self, method: str, budget: int, row: str) -> bool:
+        """Return whether a row is an earlier part of what a method came to at a budget."""
+        if self._is_learnt(method):
             return row.startswith(f"{method}, strength")
-        return row.startswith(f"{name_result(method, budget)}, round") or (
-            row == LARGE and each is not None and hasattr(each, "rounds")
-        )
+        is_pruned = any(isinstance(c, Pruned) and c.name == method for c in self._contenders)
+        is_round = row.startswith(f"{name_result(method, budget)}, round")
+        return is_round or (row == LARGE and is_pruned)
 
     def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
         """Return the runs and epochs that choosing strengths took, by method."""
