@@ -12,7 +12,11 @@ SETTINGS = RunSettings(data="digits", limit=400)
 
 def make_network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+    with torch.no_grad():
+        # A neuron without its weights would go on giving this.
+        network[1].bias[2] = 2.0
+    return network
 
 
 def test_rises_are_those_of_a_network_without_the_neuron() -> None:
