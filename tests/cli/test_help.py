@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.commands import run
 
-COMMANDS = ("learn", "inspect", "compact", "evaluate", "report", "paper", "data", "demo")
+COMMANDS = ("learn", "inspect", "compact", "evaluate", "report", "paper", "compare", "data", "demo")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError
 from archlearn import __version__
 from archlearn.cli import (
     compact_command,
+    compare_command,
     data_command,
     demo_command,
     evaluate_command,
@@ -39,6 +40,7 @@ app.command(compact_command.compact, help_epilogue=compact_command.EXAMPLES)
 app.command(evaluate_command.evaluate, help_epilogue=evaluate_command.EXAMPLES)
 app.command(report_command.report, help_epilogue=report_command.EXAMPLES)
 app.command(paper_command.paper, help_epilogue=paper_command.EXAMPLES)
+app.command(compare_command.compare, help_epilogue=compare_command.EXAMPLES)
 app.command(data_command.data, help_epilogue=data_command.EXAMPLES)
 app.command(demo_command.demo, help_epilogue=demo_command.EXAMPLES)
 

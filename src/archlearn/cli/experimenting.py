@@ -30,7 +30,7 @@ def run_experiment(
         command=command,
         side_by_side=side_by_side,
     )
-    with _make_watcher() as watcher:
+    with make_watcher() as watcher:
         results = conduct(order, watcher)
     _conclude(name, results, folder)
 
@@ -60,7 +60,7 @@ def _conclude(name: str, results: Results, folder: Path) -> None:
 
 
 @contextmanager
-def _make_watcher() -> Generator[Watcher]:
+def make_watcher() -> Generator[Watcher]:
     """Yield what fits the output: a bar on a terminal, plain lines anywhere else."""
     console = Console()
     if not console.is_terminal:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from archlearn.reporting.paper_curves import (
     draw_figure_3a,
@@ -29,11 +30,13 @@ _DOTS_PER_INCH = 200
 def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw the figure of an experiment from its derived numbers; return the files written.
 
-    The same numbers always give the same bytes of SVG. An experiment without a drawing has none.
+    An experiment without a drawing has none.
     """
-    if name not in DRAWINGS:
-        return []
-    figure = DRAWINGS[name](derived)
+    return save_figure(DRAWINGS[name](derived), name, folder) if name in DRAWINGS else []
+
+
+def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
+    """Write a figure; return the files written. The same figure always gives the same SVG."""
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
         figure.savefig(paths[0], metadata={"Date": None, "Creator": None})

@@ -20,11 +20,14 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 PAPER_MARKER = "X"
 
 
-def new_panels(n_panels: int, *, height: float = HEIGHT) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure and its panels, from left to right."""
+def new_panels(
+    n_panels: int, *, height: float = HEIGHT, n_rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure and its panels, row by row from left to right."""
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05)
     figure = Figure(figsize=(WIDTH, height), layout=layout, facecolor="white")
-    panels = [figure.add_subplot(1, n_panels, place + 1) for place in range(n_panels)]
+    n_columns = n_panels // n_rows
+    panels = [figure.add_subplot(n_rows, n_columns, place + 1) for place in range(n_panels)]
     for axes in panels:
         axes.tick_params(colors=INK.light, labelsize=FONT_SIZE, length=3, color=MUTED.light)
         for side in ("top", "right"):

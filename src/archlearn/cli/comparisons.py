@@ -1,0 +1,79 @@
+"""Comparisons are run, watched and drawn from here."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from archlearn.cli.experimenting import make_watcher
+from archlearn.experiments.comparing import choose_contest, find_contenders, make_experiment
+from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.files import Results, read_results, write_results
+from archlearn.experiments.ordering import choose_folder
+from archlearn.experiments.pages import describe_results, write_page
+from archlearn.training.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What was typed."""
+
+    model: str
+    data: str
+    budget: str | None
+    methods: str | None
+    seeds: str | None
+    quick: bool
+    out: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """Where results go."""
+        return choose_folder(self.out, quick=self.quick)
+
+
+def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
+    """Make the missing runs of a comparison, then write and show what came of them."""
+    scale, budgets = choose_contest(
+        quick=asked.quick, budgets=asked.budget, seeds=asked.seeds, data=asked.data
+    )
+    experiment = make_experiment(asked.model, asked.data, budgets, find_contenders(asked.methods))
+    order = Order(
+        experiment=experiment,
+        scale=scale,
+        folder=asked.folder,
+        command=command,
+        side_by_side=side_by_side,
+    )
+    with make_watcher() as watcher:
+        results = conduct(order, watcher)
+    _conclude(experiment, results, asked.folder)
+
+
+def draw_comparison_anew(asked: Asked) -> None:
+    """Write numbers, tables and figure of a comparison anew from its runs."""
+    _, budgets = choose_contest(
+        quick=asked.quick, budgets=asked.budget, seeds=asked.seeds, data=asked.data
+    )
+    experiment = make_experiment(asked.model, asked.data, budgets, find_contenders(asked.methods))
+    results = read_results(asked.folder, experiment.name)
+    if results is None or not results.complete:
+        raise SettingsError(
+            f"there are no finished results of {experiment.name} in {asked.folder}; run the "
+            "command without --draw"
+        )
+    results = replace(results, derived=experiment.derive(results.rows))
+    write_results(asked.folder, results)
+    _conclude(experiment, results, asked.folder)
+
+
+def _conclude(experiment: Experiment, results: Results, folder: Path) -> None:
+    from archlearn.reporting.paper_figures import save_figure
+    from archlearn.reporting.referee_figures import draw_comparison
+
+    name = experiment.name
+    drawn = save_figure(draw_comparison(results.derived), name, folder)
+    page = write_page(experiment, results, folder)
+    sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
+    for path in (folder / f"{name}.json", page, *drawn):
+        sys.stdout.write(f"{path}\n")
