@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from archlearn.training.checkpoints import read_checkpoint
 from archlearn.training.errors import RunInterruptedError, SettingsError
+from archlearn.training.looping import Loop
 from archlearn.training.observing import SilentObserver
 from archlearn.training.recording import COMPACT, GATES, METRICS, read_lines
 from archlearn.training.running import Audience, learn, resume
@@ -68,6 +70,27 @@ def test_interrupted_at_a_step_and_resumed_ends_the_same(
         assert tensor.numpy().tobytes() == ended[1][name].numpy().tobytes(), name
     for name in (METRICS, GATES):
         for first, second in zip(read_lines(whole / name), read_lines(folder / name), strict=True):
+            assert first | {"seconds": 0} == second | {"seconds": 0}
+
+
+@pytest.fixture
+def host_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loop do as on a GPU: lines are written while the next epoch is under way."""
+    monkeypatch.setattr(Loop, "_is_ahead_of_device", lambda _: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+@pytest.mark.usefixtures("host_ahead")
+@pytest.mark.parametrize("at_step", [30, 33])
+def test_lines_that_are_put_off_are_the_same_lines(
+    whole: Path, tmp_path: Path, at_step: int
+) -> None:
+    run_until(tmp_path / "a", at_step)
+    assert [row["epoch"] for row in read_lines(tmp_path / "a" / METRICS)] == [0, 1, 2, 3]
+    resume(tmp_path / "a")
+    for name in (METRICS, GATES):
+        lines = zip(read_lines(whole / name), read_lines(tmp_path / "a" / name), strict=True)
+        for first, second in lines:
             assert first | {"seconds": 0} == second | {"seconds": 0}
 
 

@@ -111,7 +111,7 @@ class CapturedStepper:
 
     def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
         """Take the examples in this order from now on; the sums are those so far."""
-        self._body.order.copy_(order)
+        self._body.order.copy_(order, non_blocking=True)
         if loss_sum or penalty_sum:
             self._body.sums.copy_(torch.tensor([loss_sum, penalty_sum], dtype=torch.float64))
         else:

@@ -18,14 +18,16 @@ from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.errors import RunInterruptedError, RunStoppedError
 from archlearn.training.evaluating import Score, score_of, sum_scores
 from archlearn.training.interrupting import Interruption
-from archlearn.training.measuring import Observatory, Snapshot, read_gates
-from archlearn.training.observing import EpochEnd, Observer
+from archlearn.training.journals import Entry, Journal
+from archlearn.training.measuring import read_gates
+from archlearn.training.observing import Observer
 from archlearn.training.preparing import Session
 from archlearn.training.randomness import capture_random_states, order_of_epoch
-from archlearn.training.recording import GATES, METRICS, append_line, sync_lines
+from archlearn.training.recording import sync_lines
 from archlearn.training.states import RANDOM, collect_tensors
 
 _STEPS_BETWEEN_CHECKS = 50
+_SECONDS_BETWEEN_CHECKS = 2.0
 _MOST_BYTES_ON_DEVICE = 1 << 30
 _THROWN_OFF = 20.0
 
@@ -39,14 +41,13 @@ class Loop:
         self._session = session
         self._observer = observer
         self._stop = stop
-        self._observatory = Observatory(
-            session.work.model, session.example, session.settings.strengths.pay
-        )
+        self._journal = Journal(session, observer)
+        self._order_ahead: tuple[int, Tensor] | None = None
         self._validation = _share_of_validation(session)
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
         self._sitting = time.monotonic()
-        self._saved = time.monotonic()
+        self._saved = self._checked = time.monotonic()
         self.position = position
 
     def run(self) -> None:
@@ -59,26 +60,43 @@ class Loop:
             self._record(None, None)
         while self.position.epoch < self._session.n_epochs:
             self._run_epoch()
+        self._journal.write()
         self.position = replace(self.position, seconds=time.monotonic() - self._started)
 
     def _run_epoch(self) -> None:
         session, epoch = self._session, self.position.epoch
-        order = order_of_epoch(len(session.dataset.train), session.settings.seed, epoch)
-        session.stepper.begin_epoch(order, self.position.loss_sum, self.position.penalty_sum)
+        session.stepper.begin_epoch(
+            self._order_of(epoch), self.position.loss_sum, self.position.penalty_sum
+        )
         place = self.position.step - epoch * session.steps_per_epoch
         while place < session.steps_per_epoch:
             done = session.stepper.advance(place, self.position.step)
             place += done
             self.position = replace(self.position, step=self.position.step + done)
+            self._journal.write()
             self._observer.stepped(self.position.step)
             self._look_after(place)
+        if self._is_ahead_of_device():
+            self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
         self._end_epoch()
+
+    def _order_of(self, epoch: int) -> Tensor:
+        """Return the order of an epoch, drawn now if it was not drawn ahead."""
+        if self._order_ahead is not None and self._order_ahead[0] == epoch:
+            return self._order_ahead[1]
+        session = self._session
+        order = order_of_epoch(len(session.dataset.train), session.settings.seed, epoch)
+        return order.pin_memory() if self._is_ahead_of_device() else order
+
+    def _is_ahead_of_device(self) -> bool:
+        """Return whether the host has time to spare while the device works."""
+        return self._session.fabric.device.type == "cuda"
 
     def _look_after(self, place: int) -> None:
         """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
         alone = self._session.fabric.world_size == 1
-        every = 1 if alone and self._session.fabric.device.type == "cpu" else _STEPS_BETWEEN_CHECKS
-        if self.position.step % every == 0:
+        if self._is_to_be_checked(alone=alone):
+            self._checked = time.monotonic()
             self._check_loss(self._session.stepper.sums()[0])
         if place == self._session.steps_per_epoch:
             return
@@ -86,6 +104,13 @@ class Loop:
             self._save()
         if alone and self._stop.asked:
             raise self._interrupted()
+
+    def _is_to_be_checked(self, *, alone: bool) -> bool:
+        """Return whether to wait for the device and look at the loss; all processes agree."""
+        if not alone:
+            return self.position.step % _STEPS_BETWEEN_CHECKS == 0
+        ahead = self._is_ahead_of_device()
+        return not ahead or time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
 
     def _end_epoch(self) -> None:
         session = self._session
@@ -104,26 +129,26 @@ class Loop:
         if session.fabric.broadcast(self._stop.asked) and not finished:
             raise self._interrupted()
 
-    def _record(self, loss: float | None, cost: float | None) -> None:
-        """Write the lines of an epoch, and tell the observer."""
-        session, position = self._session, self.position
+    def _record(self, loss: float | None, penalty: float | None) -> None:
+        """Take down the lines of an epoch; a device that works on its own is not kept waiting."""
         score = self._validate()
-        if not session.fabric.is_global_zero:
+        if not self._session.fabric.is_global_zero:
             return
-        width, depth = read_gates(session.work.model)
-        snapshot = self._observatory.measure(width, depth, self._epochs_to_move())
-        seconds = time.monotonic() - self._started
-        row = make_row(session, position, score, snapshot) | {
-            "train_loss": loss,
-            "penalty": cost,
-            "seconds": round(seconds, 3),
-        }
-        append_line(session.folder / METRICS, row)
-        gates = {"width": rounded(width), "depth": {n: v[0] for n, v in rounded(depth).items()}}
-        append_line(session.folder / GATES, {"epoch": position.epoch, **gates})
-        left = self._seconds_left()
-        end = EpochEnd(row=row, projected=snapshot.projected, seconds_left=left)
-        self._observer.epoch_ended(end)
+        width, depth = read_gates(self._session.work.model)
+        entry = Entry(
+            position=self.position,
+            loss=loss,
+            penalty=penalty,
+            score=score,
+            width=width,
+            depth=depth,
+            epochs_to_move=self._epochs_to_move(),
+            seconds=time.monotonic() - self._started,
+            seconds_left=self._seconds_left(),
+        )
+        self._journal.note(entry)
+        if not self._is_ahead_of_device():
+            self._journal.write()
 
     def _validate(self) -> Score:
         """Return the score on the validation part, each process taking its share."""
@@ -171,6 +196,7 @@ class Loop:
         None is written while the loss is far above that of a guess: going back must lead to
         weights from before they were thrown off.
         """
+        self._journal.write()
         session = self._session
         loss, cost = session.stepper.sums()
         in_epoch = (self.position.step - 1) % session.steps_per_epoch + 1
@@ -210,31 +236,3 @@ def _random_states(session: Session) -> dict[str, Tensor]:
         for name, states in gathered.items()
         for rank in range(session.fabric.world_size)
     }
-
-
-def make_row(
-    session: Session, position: Position, score: Score, snapshot: Snapshot
-) -> dict[str, object]:
-    """Return one line of metrics."""
-    last = max(0, position.step - 1)
-    classes = session.objective.task == "classification"
-    measured = "validation_accuracy" if classes else "validation_error"
-    return {
-        "epoch": position.epoch,
-        "step": position.step,
-        "validation_loss": score.loss,
-        measured: score.accuracy if classes else score.error,
-        "widths": snapshot.widths,
-        "linear": snapshot.linear,
-        "binarisation_gap": snapshot.gap,
-        "binarised_share": snapshot.binary_share,
-        "parameters": snapshot.costs.parameters,
-        "multiply_adds": snapshot.costs.multiply_adds,
-        "learning_rate": session.work.schedule.weight_rate(last),
-        "gate_rate": session.work.schedule.gate_rate_at(last),
-    }
-
-
-def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
-    """Return gates as lists of numbers with four decimals."""
-    return {name: [round(v, 4) for v in gate.reshape(-1).tolist()] for name, gate in gates.items()}

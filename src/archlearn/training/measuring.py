@@ -58,7 +58,7 @@ class Observatory:
         self._copy = copy.deepcopy(model).cpu()
         self._example = example
         self._pay = pay
-        self._known: dict[bytes, Costs] = {}
+        self._known: dict[bytes, tuple[Costs, dict[str, int]]] = {}
         self._last: Tensor | None = None
         self._projected = 0
         self._projected_at = -math.inf
@@ -76,12 +76,12 @@ class Observatory:
         self._last = flat
         future = (flat + drift * epochs_to_move).clamp(0, 1)
         if time.monotonic() - self._projected_at > _SECONDS_BETWEEN_PROJECTIONS:
-            self._projected = self._costs(*_split(future, width, depth)).parameters
+            self._projected = self._look(*_split(future, width, depth))[0].parameters
             self._projected_at = time.monotonic()
-        costs = self._costs(width, depth)
+        costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
         return Snapshot(
-            widths=self._widths() if width else {},
+            widths=widths,
             linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
@@ -89,16 +89,20 @@ class Observatory:
             projected=self._projected if epochs_to_move > 0 else costs.parameters,
         )
 
+    def _look(self, width: Gates, depth: Gates) -> tuple[Costs, dict[str, int]]:
+        """Return the costs and widths with these gates; the same ones are looked at only once."""
+        key = _key(width, depth)
+        if key not in self._known:
+            self._set_gates_(width, depth)
+            costs = self._count() if key else costs_of(self._copy, self._example)
+            self._known[key] = costs, self._widths() if width else {}
+        return self._known[key]
+
     @torch.no_grad()
-    def _costs(self, width: Gates, depth: Gates) -> Costs:
-        """Return the costs with these gates, which the copy holds from then on."""
+    def _set_gates_(self, width: Gates, depth: Gates) -> None:
         for own, given in ((width_gates(self._copy), width), (depth_gates(self._copy), depth)):
             for name, gate in own.items():
                 gate.copy_(given[name].reshape(gate.shape))
-        key = _key(width, depth)
-        if key not in self._known:
-            self._known[key] = self._count() if key else costs_of(self._copy, self._example)
-        return self._known[key]
 
     def _count(self) -> Costs:
         return per_example(plan(self._copy, self._example, pay=self._pay).after, self._example)
