@@ -1,31 +1,29 @@
-"""Figures of the comparison: accuracy against parameters, one line a method."""
+"""The figure of the comparison: error against parameters, one line a method."""
 
 # Methods of matplotlib are annotated in part only.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from archlearn.reporting.colours import MUTED
-from archlearn.reporting.paper_panels import add_legend, name_axes, new_panels, style_of
+from archlearn.reporting.paper_panels import FONT_SIZE, name_axes, new_panels, style_of
 from archlearn.reporting.scales import tick_logarithmic_
 
 LEADING = ("archlearn",)
 """Methods whose line is thick."""
-_SHOWN_WITHIN = 3.0
-"""Accuracies this many points below the best are left out of the panel, and said to be."""
+_LEAST_ERROR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One method: mean parameters, mean accuracies and their deviations over budgets."""
+    """One method: mean parameters, mean errors in per cent and their deviations over budgets."""
 
     method: str
     parameters: tuple[float, ...]
-    accuracies: tuple[float, ...]
+    errors: tuple[float, ...]
     deviations: tuple[float, ...]
 
 
@@ -39,47 +37,46 @@ def read_curves(derived: Mapping[str, Any]) -> list[Curve]:
                 Curve(
                     method,
                     tuple(numbers["parameters"]["mean"] for numbers in points),
-                    tuple(numbers["accuracy"]["mean"] for numbers in points),
+                    tuple(
+                        max(_LEAST_ERROR, 100 - numbers["accuracy"]["mean"]) for numbers in points
+                    ),
                     tuple(numbers["accuracy"]["deviation"] for numbers in points),
                 )
             )
     return curves
 
 
-def choose_floor(curves: Sequence[Curve]) -> float:
-    """Return the least accuracy that is shown: the worst one that is not far below the best."""
-    every = [accuracy for curve in curves for accuracy in curve.accuracies]
-    return min(accuracy for accuracy in every if accuracy >= max(every) - _SHOWN_WITHIN)
-
-
 def draw_comparison(derived: Mapping[str, Any]) -> Figure:
-    """Draw all methods; what is far below the others is left to the table."""
-    figure, (axes,) = new_panels(1, height=5.2)
+    """Draw the error of all methods against their parameters, both logarithmic."""
+    figure, (axes,) = new_panels(1, height=5.6)
     curves = read_curves(derived)
-    floor = choose_floor(curves)
-    below = [curve.method for curve in curves if min(curve.accuracies) < floor]
     for place, curve in enumerate(curves):
         thick = curve.method in LEADING
+        low = [
+            min(d, e - _LEAST_ERROR) for d, e in zip(curve.deviations, curve.errors, strict=True)
+        ]
         axes.errorbar(
             curve.parameters,
-            curve.accuracies,
-            yerr=curve.deviations,
+            curve.errors,
+            yerr=(low, curve.deviations),
             linewidth=2.4 if thick else 1.1,
             elinewidth=0.8,
             capsize=2,
             markersize=6 if thick else 4,
             zorder=4 if thick else 3,
             label=curve.method,
-            **style_of(place + place // 6),
+            **_style(place),
         )
-    top = max(max(curve.accuracies) for curve in curves)
-    margin = 0.12 * max(top - floor, 0.1)
-    axes.set_ylim(floor - margin, top + margin)
     axes.set_xscale("log")
+    axes.set_yscale("log")
     tick_logarithmic_(axes.xaxis, [x for curve in curves for x in curve.parameters])
-    name_axes(axes, "parameters (logarithmic)", "test accuracy, %")
-    add_legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if below:
-        note = f"partly or wholly below the panel: {', '.join(below)}"
-        axes.annotate(note, (0.0, -0.14), xycoords="axes fraction", fontsize=7.5, color=MUTED.light)
+    tick_logarithmic_(axes.yaxis, [y for curve in curves for y in curve.errors])
+    name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1.5)
     return figure
+
+
+def _style(place: int) -> dict[str, Any]:
+    """Return a style; from the seventh line on, colours come with other dashes and markers."""
+    second = style_of(place + place // 6)
+    return style_of(place) | {"linestyle": second["linestyle"], "marker": second["marker"]}
