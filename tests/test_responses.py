@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+import archlearn as al
+from archlearn.gating import width_gates
 from archlearn.responses import LocalResponse, respond
 
 
@@ -35,3 +37,16 @@ def test_it_is_one_of_torchs_norms() -> None:
     norm = LocalResponse(5, alpha=1e-4)
     assert isinstance(norm, nn.LocalResponseNorm)
     assert (norm.size, norm.alpha, norm.beta, norm.k) == (5, 1e-4, 0.75, 1.0)
+
+
+def test_how_a_norm_is_computed_does_not_count_as_multiply_adds() -> None:
+    def build(norm: type[nn.Module]) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), norm(5), nn.Conv2d(8, 2, 3))
+
+    x = torch.zeros(2, 3, 9, 9)
+    ours, theirs = build(LocalResponse), build(nn.LocalResponseNorm)
+    assert al.count_costs(ours, x) == al.count_costs(theirs, x)
+    gated = al.add_gates(ours, x)
+    with torch.no_grad():
+        next(iter(width_gates(gated).values()))[:5] = 0.1
+    assert al.count_costs(al.compact(gated)) == al.plan(gated).after

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from archlearn.errors import InputError
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.modes import evaluating
+from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.stores import GateStore, find_store
 from archlearn.tristate import TriState
 
@@ -30,7 +31,8 @@ class Costs:
 def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
     """Return the costs of a model as it stands; gates are not counted.
 
-    Multiply-adds are those of linear layers, convolutions, matrix products and attention.
+    Multiply-adds are those of linear layers, convolutions, matrix products and attention; how
+    norms are computed does not count.
 
     Args:
         model: Any model.
@@ -57,7 +59,17 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     counter: Any = FlopCounterMode(display=False)
     with evaluating(model), torch.no_grad(), counter:
         model(*inputs.args, **inputs.kwargs)
-    return int(counter.get_total_flops()) // 2
+    return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
+
+
+def _flops_of_norms(model: nn.Module, counter: FlopCounterMode) -> int:
+    counts = counter.get_flop_counts()
+    names = [
+        f"{type(model).__name__}.{name}".rstrip(".")
+        for name, module in model.named_modules()
+        if isinstance(module, LocalResponse | NarrowedLocalResponseNorm)
+    ]
+    return sum(sum(counts[name].values()) for name in names if name in counts)
 
 
 def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInputs:

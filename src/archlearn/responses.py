@@ -5,9 +5,20 @@ a GPU. The product computes the same sums. It also lets a channel keep its dista
 when those between them are gone: neighbours are looked up by original number.
 """
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class Window(Protocol):
+    """The constants of a normalisation, as `nn.LocalResponseNorm` names them."""
+
+    size: int
+    alpha: float
+    beta: float
+    k: float
 
 
 class LocalResponse(nn.LocalResponseNorm):
@@ -19,20 +30,46 @@ class LocalResponse(nn.LocalResponseNorm):
         return respond(input, numbers, self)
 
 
-def respond(x: Tensor, numbers: Tensor, norm: nn.LocalResponseNorm) -> Tensor:
+class NarrowedLocalResponseNorm(nn.Module):
+    """Local response normalisation among channels at their original distances.
+
+    Channels that are gone were zero, so that those near by their original numbers are all there
+    is to sum.
+    """
+
+    kept: Tensor
+
+    def __init__(
+        self, size: int, alpha: float, beta: float, k: float, *, n_original: int, kept: list[int]
+    ) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+        self.n_original = n_original
+        self.register_buffer("kept", torch.tensor(kept))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised channels."""
+        return respond(x, self.kept, self)
+
+    def extra_repr(self) -> str:
+        """Show the window and the channels."""
+        return f"{self.size}, {len(self.kept)} of {self.n_original} channels"
+
+
+def respond(x: Tensor, numbers: Tensor, window: Window) -> Tensor:
     """Return channels normalised by those whose numbers are near their own.
 
     Args:
         x: Examples x channels x any space.
         numbers: The original number of each channel.
-        norm: The size of the window, and the constants.
+        window: Its size, and the constants.
     """
-    size = int(norm.size)
+    size = window.size
     distance = numbers[None, :] - numbers[:, None]
     is_near = (distance >= -(size // 2)) & (distance <= (size - 1) // 2)
     squares = x * x
     sums = _multiply(is_near.to(squares.dtype), squares)
-    return x * (norm.k + norm.alpha / size * sums).pow(-norm.beta)
+    return x * (window.k + window.alpha / size * sums).pow(-window.beta)
 
 
 def _multiply(matrix: Tensor, x: Tensor) -> Tensor:

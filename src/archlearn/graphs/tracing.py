@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import InputError, TracingError
 from archlearn.modes import evaluating
+from archlearn.responses import LocalResponse
 from archlearn.tristate import TriState
 
 Leaf = str | type[nn.Module]
@@ -102,7 +103,11 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
-        return marked or isinstance(m, TriState) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            marked
+            or isinstance(m, TriState | LocalResponse)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)

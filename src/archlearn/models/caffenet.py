@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from archlearn.responses import LocalResponse
+
 INPUT_SIDE = 227
 SMALLEST_SIDE = 67
 WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
@@ -53,10 +55,10 @@ class CaffeNet(nn.Module):
         first, second, third, fourth, fifth, sixth, seventh = sizes.widths
         self.conv1 = nn.Conv2d(sizes.n_channels, first, 11, stride=4)
         self.pool1 = nn.MaxPool2d(3, 2)
-        self.norm1 = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+        self.norm1 = LocalResponse(5, alpha=1e-4, beta=0.75)
         self.conv2 = nn.Conv2d(first, second, 5, padding=2, groups=2)
         self.pool2 = nn.MaxPool2d(3, 2)
-        self.norm2 = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)
+        self.norm2 = LocalResponse(5, alpha=1e-4, beta=0.75)
         self.conv3 = nn.Conv2d(second, third, 3, padding=1)
         self.conv4 = nn.Conv2d(third, fourth, 3, padding=1, groups=2)
         self.conv5 = nn.Conv2d(fourth, fifth, 3, padding=1, groups=2)

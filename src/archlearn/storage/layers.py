@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from archlearn.errors import FileError
+from archlearn.responses import LocalResponse
 from archlearn.storage.values import decode, encode, shorten
 from archlearn.tristate import Gate, TriState
 
@@ -55,7 +56,7 @@ _ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
 def all_layers() -> dict[str, LayerClass]:
     """Return every class of layer that a file may name, by the name it has there."""
     listed = {f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split() if hasattr(nn, name)}
-    return {**listed, "archlearn.TriState": TriState}
+    return {**listed, "archlearn.TriState": TriState, "archlearn.LocalResponse": LocalResponse}
 
 
 def name_module(kind: LayerClass, modules: Mapping[str, LayerClass]) -> str | None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 
 from torch import nn
 
 from archlearn.errors import FileError, InputError
+from archlearn.responses import NarrowedLocalResponseNorm
 from archlearn.storage.values import decode, encode, is_identifier, shorten
 
 _OWN = frozenset(vars(nn.Module())) | {"training"}
@@ -20,9 +20,7 @@ Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder Transf
 def all_composites() -> dict[str, type[nn.Module]]:
     """Return the classes that every file may name, beside those that the caller gives."""
     listed = {f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split()}
-    # Surgery makes this layer and stands above files, so that it is found only when needed.
-    surgery = import_module("archlearn.surgery.narrowing")
-    return {**listed, "archlearn.NarrowedLocalResponseNorm": surgery.NarrowedLocalResponseNorm}
+    return {**listed, "archlearn.NarrowedLocalResponseNorm": NarrowedLocalResponseNorm}
 
 
 def merge_classes(modules: Mapping[str, type[nn.Module]] | None) -> dict[str, type[nn.Module]]:

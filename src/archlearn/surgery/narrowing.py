@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -15,35 +14,6 @@ _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-
-
-class NarrowedLocalResponseNorm(nn.Module):
-    """Local response normalisation among channels at their original distances.
-
-    Channels that are gone were zero; they are put back for the sum, and taken out again, so
-    that each neighbour stands where it stood.
-    """
-
-    kept: Tensor
-
-    def __init__(
-        self, size: int, alpha: float, beta: float, k: float, *, n_original: int, kept: list[int]
-    ) -> None:
-        super().__init__()
-        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
-        self.n_original = n_original
-        self.register_buffer("kept", torch.tensor(kept))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised channels."""
-        shape = (x.shape[0], self.n_original, *x.shape[2:])
-        whole = x.new_zeros(shape).index_copy(1, self.kept, x)
-        normed = F.local_response_norm(whole, self.size, self.alpha, self.beta, self.k)
-        return normed.index_select(1, self.kept)
-
-    def extra_repr(self) -> str:
-        """Show the window and the channels."""
-        return f"{self.size}, {len(self.kept)} of {self.n_original} channels"
 
 
 def make_plain_(net: nn.Module, names: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from archlearn.graphs.labels import Labels
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.linear import splits_whole_groups
-from archlearn.surgery.narrowing import NarrowedLocalResponseNorm
+from archlearn.responses import NarrowedLocalResponseNorm
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from archlearn.graphs.rules import elementwise, movement, norms, spatial
 from archlearn.graphs.rules.activations import activate, is_site
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.step import Rule, Step, fixed_out, opaque
+from archlearn.responses import LocalResponse
 
 
 def _number(step: Step) -> Any:
@@ -214,7 +215,7 @@ _BY_CLASS: list[tuple[Any, Rule]] = [
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin), spatial.along_dim),
     (_BATCH_NORMS, norms.within_channel),
     ((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), norms.across_channels),
-    (nn.LocalResponseNorm, norms.local_response),
+    ((nn.LocalResponseNorm, LocalResponse), norms.local_response),
 ]
 _HOMES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
 
