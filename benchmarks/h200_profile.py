@@ -135,19 +135,25 @@ def _is_kernel(event: object) -> bool:
 
 
 def try_variants(given: dict[str, Any], folder: Path) -> None:
-    """Print the time of a step for other layouts in memory and number formats."""
+    """Print the time of a step, compiled and not, for two layouts in memory."""
     print(f"\n## variants; triton {find_spec('triton') is not None}, gcc {shutil.which('gcc')}")
-    for batch, layout, precision in itertools.product(
-        (500, 250, 125), ("channels_last", "contiguous"), ("32-true", "bf16-mixed")
+    for batch, layout, compiled in itertools.product(
+        (500, 250, 125), ("channels_last", "contiguous"), (False, True)
     ):
         preparing.set_layout_ = set_layout_ if layout == "channels_last" else leave_layout
-        settings = override(RunSettings(), given | {"batch_size": batch, "precision": precision})
+        settings = override(RunSettings(), given | {"batch_size": batch, "compile": compiled})
+        started = time.perf_counter()
         session = prepare(settings, folder / "run", no_progress)
+        ready = time.perf_counter() - started
         begin(session)
         run_steps(session)
         taken = median_ms(lambda session=session: run_steps(session), 3) / session.steps_per_epoch
-        print(f"  batch {batch} {layout:14s} {precision:11s} {taken:7.3f} ms a step", flush=True)
-        if (batch, precision, layout) == (500, "32-true", "contiguous"):
+        print(
+            f"  batch {batch} {layout:14s} {'compiled' if compiled else 'eager':9s} "
+            f"{taken:7.3f} ms a step; ready after {ready:.1f} s",
+            flush=True,
+        )
+        if batch == 500 and compiled:
             show_kernels(session)
     preparing.set_layout_ = set_layout_
 

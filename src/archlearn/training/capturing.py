@@ -13,6 +13,7 @@ from torch import Tensor
 from archlearn.gating import clip_gates_
 from archlearn.training.limiting import limit_gradients_
 from archlearn.training.stepping import Work, penalty_of
+from archlearn.training.updating import update_
 
 MOST_STEPS_IN_A_GRAPH = 11
 _WARM_UP = 3
@@ -21,8 +22,11 @@ _WARM_UP = 3
 class DeviceStep:
     """One training step that asks nothing of the host."""
 
-    def __init__(self, work: Work, device: torch.device, *, bf16: bool = False) -> None:
+    def __init__(
+        self, work: Work, device: torch.device, *, bf16: bool = False, compiled: bool = False
+    ) -> None:
         self.work = work
+        self._forward = torch.compile(self._run_forward) if compiled else self._run_forward
         self._bf16 = bf16
         self._device = device
         self.train = work.train.to(device)
@@ -47,13 +51,11 @@ class DeviceStep:
         inputs, targets = self._next_batch()
         for optimiser in work.optimisers:
             optimiser.zero_grad(set_to_none=True)
-        with self._autocast():
-            loss = work.objective.loss(work.model(inputs), targets)
-        cost = penalty_of(work)
+        loss, cost = self._forward(inputs, targets)
         self._differentiate(loss, cost)
         limit_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
-            optimiser.step()
+            update_(optimiser)
         if work.strengths is not None:
             clip_gates_(work.model)
         self.sums += torch.stack([loss.detach(), cost.detach()])
@@ -66,6 +68,13 @@ class DeviceStep:
         indices = by_step.index_select(0, self.place).view(size)
         raw = self.train.inputs.index_select(0, indices)
         return self.work.objective.training_inputs(raw), self.train.targets.index_select(0, indices)
+
+    def _run_forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the penalty."""
+        work = self.work
+        with self._autocast():
+            loss = work.objective.loss(work.model(inputs), targets)
+        return loss, penalty_of(work)
 
     def _differentiate(self, loss: Tensor, cost: Tensor) -> None:
         """Set the gradients of loss and penalty together."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from archlearn.training.optimising import Optimisers
-
-_PIECE, _MOST_PIECES = 1 << 14, 100
+from archlearn.training.updating import cut_evenly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,22 +48,10 @@ def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
 
 def _excess(gradients: list[Tensor], norm: float) -> Tensor:
     """Return by how much the norm of all gradients is too large, 1 if it is not."""
-    norms = torch.stack(torch._foreach_norm(_even(gradients)))
+    if gradients[0].is_cuda:
+        (gradients,) = cut_evenly(gradients)
+    norms = torch.stack(torch._foreach_norm(gradients))
     return (torch.linalg.vector_norm(norms) / norm).clamp_(min=1.0)
-
-
-def _even(tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors on a GPU in pieces: one that is much larger than the rest keeps it waiting."""
-    size = max(_PIECE, sum(tensor.numel() for tensor in tensors) // _MOST_PIECES)
-    return [
-        piece
-        for tensor in tensors
-        for piece in (tensor.view(-1).split(size) if _is_large(tensor, size) else (tensor,))
-    ]
-
-
-def _is_large(tensor: Tensor, size: int) -> bool:
-    return tensor.is_cuda and tensor.numel() > size and tensor.is_contiguous()
 
 
 def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:

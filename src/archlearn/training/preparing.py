@@ -229,7 +229,12 @@ def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Wor
     """Return a captured step where the optimisers are made for one, else an ordinary one."""
     if not work.optimisers[0].defaults.get("fused"):
         return work, EagerStepper(work, fabric)
-    body = DeviceStep(work, fabric.device, bf16=settings.hardware.precision == "bf16-mixed")
+    body = DeviceStep(
+        work,
+        fabric.device,
+        bf16=settings.hardware.precision == "bf16-mixed",
+        compiled=settings.hardware.compile,
+    )
     try:
         n_steps = steps_per_epoch(len(work.train), work.batch_size)
         return work, CapturedStepper(body, n_steps)
