@@ -65,6 +65,15 @@ def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert Search("other", LAST, seed=0, file=file).history() == []
 
 
+def test_a_proposal_follows_from_seed_and_history() -> None:
+    first, second = Search("a", ALL, seed=3), Search("a", ALL, seed=3)
+    train(first, 7)
+    for training in first.history():
+        second.add(training)
+    assert [t.objective for t in second.history()] == [t.objective for t in first.history()]
+    assert second.propose().widths == first.propose().widths
+
+
 def test_workers_share_a_study(tmp_path: Path) -> None:
     file = tmp_path / "search.db"
     first = Search("a", LAST, seed=0, file=file)

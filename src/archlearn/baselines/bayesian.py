@@ -74,6 +74,7 @@ class Search:
             file: The SQLite file; None keeps the study in memory.
         """
         optuna = _import_optuna()
+        self._optuna, self._seed = optuna, seed
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
         self._states = optuna.trial.TrialState
@@ -84,13 +85,30 @@ class Search:
             direction="minimize",
             load_if_exists=True,
         )
-        # A study that is gone on with must not draw its first random widths again.
-        mixed = 1009 * seed + len(self._study.get_trials(deepcopy=False))
-        self._study.sampler = optuna.samplers.GPSampler(seed=mixed, n_startup_trials=N_RANDOM)
+
+    def add(self, training: Training) -> None:
+        """Take note of a training that was proposed elsewhere."""
+        IntDistribution = self._optuna.distributions.IntDistribution  # noqa: N806
+        trial = self._optuna.trial.create_trial(
+            params={name: training.widths[name] for name in self._space.most},
+            distributions={
+                name: IntDistribution(1, most) for name, most in self._space.most.items()
+            },
+            value=training.objective,
+            user_attrs={
+                "search_seconds": training.search_seconds,
+                "train_seconds": training.train_seconds,
+            },
+        )
+        self._study.add_trial(trial)
 
     def propose(self) -> Proposal:
-        """Return widths to train next."""
+        """Return widths to train next. They follow from the seed and what is known so far."""
         started = time.perf_counter()
+        # A study that is gone on with must not draw its first random widths again.
+        mixed = 1009 * self._seed + len(self._study.get_trials(deepcopy=False))
+        sampler = self._optuna.samplers.GPSampler(seed=mixed, n_startup_trials=N_RANDOM)
+        self._study.sampler = sampler
         trial = self._study.ask()
         searched = {
             name: trial.suggest_int(name, 1, most) for name, most in self._space.most.items()

@@ -16,6 +16,7 @@ TITLES = {
     "figure-3b": "neurons and error for 2 to 10 classes, nothing else changed",
     "table-3": "20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
     "properties": "no neuron is redundant, weights are as good as from scratch, harder is larger",
+    "figure-4": "trainings that Bayesian optimisation needs to match one that learns its widths",
     "table-4": "CaffeNet, pretrained, then learnt smaller; the compared methods beside it",
     "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
 }

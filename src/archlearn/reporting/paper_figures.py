@@ -14,6 +14,7 @@ from archlearn.reporting.paper_curves import (
     draw_table_3,
 )
 from archlearn.reporting.paper_scatters import draw_frontier, draw_table_1, draw_table_2
+from archlearn.reporting.search_figures import draw_figure_4
 
 DRAWINGS = {
     "table-1": draw_table_1,
@@ -21,6 +22,7 @@ DRAWINGS = {
     "figure-3a": draw_figure_3a,
     "figure-3b": draw_figure_3b,
     "table-3": draw_table_3,
+    "figure-4": draw_figure_4,
     "properties": draw_properties,
     "frontier": draw_frontier,
 }

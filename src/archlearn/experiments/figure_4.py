@@ -1,0 +1,231 @@
+"""Figure 4: how many trainings Bayesian optimisation needs to match one that learns its widths.
+
+(a) the width of the last hidden layer alone, (b) all three widths. Both ways are judged by the same
+number, the train loss plus a price for every neuron (the paper's equation 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from archlearn.baselines.bayesian import (
+    N_TRAININGS,
+    Search,
+    Space,
+    Training,
+    best_so_far,
+    measure_objective,
+    trainings_to_reach,
+)
+from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
+from archlearn.experiments.recipes import Terms, learn_architecture, train_plainly
+from archlearn.experiments.rows import Row
+from archlearn.experiments.scales import Scale
+from archlearn.experiments.statistics import measure_spread
+from archlearn.experiments.tabulating import NOTHING, write_spread
+from archlearn.training.teams import Run
+
+PRICE = 1e-4
+"""What a neuron costs. The paper's 1e-5 belongs to its 300 epochs: what counts for gates is the
+product of price, rate and steps."""
+PART_OF_EPOCHS = 0.25
+"""Every training is so much shorter than those of other experiments: there are 20 in a row."""
+N_SEEDS = 3
+N_QUICK = 4
+PAPER = 20
+"""The paper's number of trainings, after which its figure ends."""
+WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One half of the figure: which widths are searched, and which are learnt."""
+
+    name: str
+    words: str
+    searched: tuple[str, ...]
+
+    def space(self) -> Space:
+        """Return what is searched."""
+        most = {layer: WIDTHS[layer] for layer in self.searched}
+        fixed = {layer: width for layer, width in WIDTHS.items() if layer not in most}
+        return Space(most=most, fixed=fixed)
+
+    def row(self, number: int | None = None) -> str:
+        """Return the row of a training of the search, or of the one that learns."""
+        return f"AL ({self.name})" if number is None else f"BO ({self.name}) {number + 1}"
+
+
+PANELS = (
+    Panel("a", "the last hidden width", ("fc1",)),
+    Panel("b", "all three widths", ("conv1", "conv2", "fc1")),
+)
+_search_seconds: dict[tuple[str, int], float] = {}
+"""How long each proposal took, until it is written down with its training."""
+
+
+def shorten(scale: Scale) -> Scale:
+    """Return the scale of this experiment: fewer epochs, three seeds."""
+    epochs = scale.epochs if scale.points else max(1, round(PART_OF_EPOCHS * scale.epochs))
+    return replace(scale, epochs=epochs, seeds=scale.seeds[:N_SEEDS])
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the runs that learn the widths, for each panel and seed."""
+    del done
+    short = shorten(scale)
+    return [
+        Run(row=panel.row(), settings=learn_architecture(short, seed, _terms(panel)))
+        for panel in PANELS
+        for seed in short.seeds
+    ]
+
+
+def _terms(panel: Panel) -> Terms:
+    left = tuple(layer for layer in WIDTHS if layer not in panel.searched)
+    return Terms(learn="width", cost=PRICE, leave=left)
+
+
+def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
+    """Return the next training of every search; all searches go on side by side."""
+    short, works = shorten(scale), list[Work]()
+    if number >= (N_QUICK if scale.points else N_TRAININGS):
+        return []
+    for panel in PANELS:
+        for seed in short.seeds:
+            rows = [finished.row for finished in done if finished.row.seed == seed]
+            search = Search(f"{panel.name} {seed}", panel.space(), seed=seed)
+            for training in read_trainings(panel, rows):
+                search.add(training)
+            proposal = search.propose()
+            row = panel.row(number)
+            _search_seconds[row, seed] = proposal.seconds
+            model = "lenet:" + "-".join(str(proposal.widths[layer]) for layer in WIDTHS)
+            works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
+    return works
+
+
+def measure(scale: Scale, done: Done) -> dict[str, Any]:
+    """Return how long the proposal of a training took."""
+    del scale
+    seconds = _search_seconds.get((done.row.row, done.row.seed))
+    return {} if seconds is None else {"search_seconds": seconds}
+
+
+def read_trainings(panel: Panel, rows: Sequence[Row]) -> list[Training]:
+    """Return the trainings of one search, in order, from the rows of one seed."""
+    found = {row.row: row for row in rows}
+    names = [panel.row(number) for number in range(N_TRAININGS)]
+    return [
+        Training(
+            number=number,
+            widths={layer: row.widths[layer] for layer in WIDTHS},
+            objective=objective_of(row),
+            search_seconds=row.measured.get("search_seconds", 0.0),
+            train_seconds=row.seconds,
+        )
+        for number, name in enumerate(names)
+        if (row := found.get(name)) is not None
+    ]
+
+
+def objective_of(row: Row) -> float:
+    """Return what both ways minimise."""
+    return measure_objective(row.train_loss, row.n_neurons, PRICE)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return, for each panel and seed, the best objective over trainings and over seconds."""
+    panels: dict[str, Any] = {}
+    for panel in PANELS:
+        seeds = [row.seed for row in rows if row.row == panel.row()]
+        curves = [_follow(panel, [row for row in rows if row.seed == seed]) for seed in seeds]
+        panels[panel.name] = {"words": panel.words, "seeds": seeds, "curves": curves}
+    return {"price": PRICE, "panels": panels}
+
+
+def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
+    learnt = next(row for row in rows if row.row == panel.row())
+    trainings = read_trainings(panel, rows)
+    seconds: list[float] = []
+    for training in trainings:
+        before = seconds[-1] if seconds else 0.0
+        seconds.append(before + training.search_seconds + training.train_seconds)
+    count = trainings_to_reach(trainings, objective_of(learnt))
+    return {
+        "learnt": {
+            "objective": objective_of(learnt),
+            "seconds": learnt.seconds,
+            "architecture": learnt.architecture,
+            "accuracy": learnt.accuracy,
+        },
+        "best": best_so_far(trainings),
+        "objectives": [training.objective for training in trainings],
+        "seconds": seconds,
+        "search_seconds": sum(training.search_seconds for training in trainings),
+        "trainings_to_match": count,
+        "seconds_to_match": None if count is None else seconds[count - 1],
+    }
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return how many trainings the search needs to match one that learns."""
+    return [
+        Check(
+            what=f"trainings to match one run, ({name}) {panel['words']}",
+            measured=", ".join(_write_count(curve) for curve in panel["curves"]),
+            bound=f"more than 1 for each seed (the paper: about {PAPER})",
+            met=all(curve["trainings_to_match"] != 1 for curve in panel["curves"]),
+        )
+        for name, panel in derived["panels"].items()
+    ]
+
+
+def _write_count(curve: dict[str, Any]) -> str:
+    count = curve["trainings_to_match"]
+    return f"not in {len(curve['best'])}" if count is None else str(count)
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return both ways side by side for each panel."""
+    rows: list[tuple[str, ...]] = []
+    for name, panel in derived["panels"].items():
+        curves = panel["curves"]
+        learnt = [curve["learnt"] for curve in curves]
+        rows.append(
+            (
+                f"({name}) {panel['words']}",
+                ", ".join(one["architecture"] for one in learnt),
+                _spread([one["objective"] for one in learnt]),
+                _spread([one["seconds"] for one in learnt], 1),
+                _spread([curve["best"][-1] for curve in curves]),
+                _spread([curve["seconds"][-1] for curve in curves], 1),
+                ", ".join(_write_count(curve) for curve in curves),
+            )
+        )
+    columns = (
+        "widths",
+        "learnt in one run",
+        "its objective",
+        "seconds",
+        "best of the search",
+        "seconds of the search, its own time included",
+        "trainings to match, by seed",
+    )
+    return [Table(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
+
+
+def _spread(values: Sequence[float], digits: int = 4) -> str:
+    return write_spread(measure_spread(values).to_json(), digits) if values else NOTHING
+
+
+EXPERIMENT = Experiment(
+    name="figure-4",
+    title="trainings that Bayesian optimisation needs to match one that learns its widths",
+    stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    measure=measure,
+)
