@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -17,3 +18,35 @@ def evaluating(*models: nn.Module) -> Generator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+class ModeReads:
+    """Notices whether anything asks a module for its mode while a network is traced."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            raise AttributeError("training")
+        self.seen = True
+        return vars(module)["training"]
+
+    def __set__(self, module: Any, training: bool) -> None:
+        vars(module)["training"] = training
+
+
+@contextmanager
+def noticing_mode_reads(net: nn.Module) -> Generator[ModeReads]:
+    """Notice every read of `training`, as torch.fx notices every call: on the class itself.
+
+    A module with a `train` of its own may keep its mode elsewhere; that counts as a read.
+    """
+    reads = ModeReads()
+    cls: Any = nn.Module
+    cls.training = reads
+    try:
+        yield reads
+    finally:
+        del cls.training
+        reads.seen |= any(type(module).train is not nn.Module.train for module in net.modules())

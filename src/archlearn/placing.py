@@ -7,6 +7,7 @@ work on weights instead of on activations.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
@@ -62,10 +63,11 @@ def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, l
                     readers.setdefault(group, []).append(reader)
         elif rule_for(node, net) is local_response:
             barred |= set(_groups_in(blueprint, blueprint.followed[place].values[node.name]))
+    activations = _count_activations(blueprint, place)
     return {
         group: found
         for group, found in readers.items()
-        if group >= 0 and group not in barred and _pays(blueprint, net, place, group, found)
+        if group >= 0 and group not in barred and _count_weights(net, found) < activations[group]
     }
 
 
@@ -104,15 +106,17 @@ def _read(
     return groups, Reader(node.name, op, channels)
 
 
-def _pays(
-    blueprint: Blueprint, net: nn.Module, place: int, group: int, readers: list[Reader]
-) -> bool:
-    activations = 0
+def _count_activations(blueprint: Blueprint, place: int) -> Counter[int]:
+    """Return how many numbers each group's gates would act on behind its activations."""
+    counts: Counter[int] = Counter()
     for site in blueprint.sites[place]:
         channels = blueprint.channels_of(place, site)
-        gated = channels is not None and site.node in blueprint.gated[place]
-        if gated and bool((blueprint.group_of[channels] == group).any()):
+        if channels is not None and site.node in blueprint.gated[place]:
             shape = blueprint.followed[place].values[site.node].shape
-            activations += math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
-    weights = sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
-    return weights < activations
+            size = math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
+            counts.update(dict.fromkeys(blueprint.group_of[channels].unique().tolist(), size))
+    return counts
+
+
+def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
+    return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)

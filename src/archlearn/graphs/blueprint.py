@@ -215,9 +215,10 @@ def _find_groups(
     for _, channels in at_sites:
         learnable[channels] = True
     learnable[torch.tensor(list(reasons), dtype=torch.long)] = False
-    for channels in [*homes, *[channels for _, channels in at_sites]]:
-        key = torch.randint(2**62, (1,), generator=generator)
-        signature[torch.unique(channels)] += key
+    all_homes = [*homes, *[channels for _, channels in at_sites]]
+    keys = torch.randint(2**62, (len(all_homes),), generator=generator)
+    for key, channels in zip(keys, all_homes, strict=True):
+        signature[channels] = signature[channels] + key
     fresh: list[Tensor] = []
     names: list[str] = []
     for name, channels in at_sites:

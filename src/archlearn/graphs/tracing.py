@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import InputError, TracingError
-from archlearn.modes import evaluating
+from archlearn.modes import evaluating, noticing_mode_reads
 from archlearn.responses import LocalResponse
 from archlearn.tristate import TriState
 
@@ -246,7 +246,11 @@ def trace(
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with evaluating(net):
-        evaluation = _trace_mode(net.eval(), inputs, marked, opaque)
+        net.eval()
+        with noticing_mode_reads(net) as reads:
+            evaluation = _trace_mode(net, inputs, marked, opaque)
+        if not reads.seen:
+            return Traces(evaluation, None, opaque)
         training = _trace_mode(net.train(), inputs, marked, opaque)
     same = _fingerprint(evaluation) == _fingerprint(training)
     return Traces(evaluation, None if same else training, opaque)

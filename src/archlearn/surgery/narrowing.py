@@ -67,11 +67,14 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
     So the copy has them wherever the original had the whole ones, and those are not copied.
     """
     made: dict[int, Any] = {}
+    places: dict[tuple[int, ...], Tensor] = {}
     for name, narrowing in _by_tensor(narrowings).items():
         old = find_tensor(net, name)
         new = old.detach()
         for each in narrowing:
-            new = new.index_select(each.dim, torch.tensor(each.kept, device=new.device))
+            if each.kept not in places:
+                places[each.kept] = torch.tensor(each.kept, device=new.device)
+            new = new.index_select(each.dim, places[each.kept])
         new = new.double() if new.is_floating_point() else new
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new

@@ -1,0 +1,169 @@
+"""Adding gates to resnet50 and compacting it, beside Torch-Pruning's build and step.
+
+    python -m benchmarks.resnet50 --out results/resnet50.md
+
+Both take turns in one process on the same network. Half of every group of channels goes. What
+archlearn does is timed as a whole and in parts; its certificate (gated and compact model
+compared on the example and on random images, in float32 and in float64) has no counterpart in
+Torch-Pruning, so the ratio is given with it and without it.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.certificates import Comparison
+from benchmarks.circumstances import as_markdown, describe
+from benchmarks.torchvision_sides import drop_half_
+from benchmarks.torchvision_subjects import build
+
+PARTS = ("gates", "surgery", "certificate")
+Times = dict[str, float]
+
+
+def main() -> None:
+    options = _options()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    rows = [measure(size, options.repeats, options.device) for size in options.sizes]
+    circumstances = describe("torchvision", "torch-pruning", device=options.device)
+    text = report(rows, circumstances, options.repeats)
+    print(text)
+    options.out.write_text(text)
+    found = {"circumstances": circumstances, "repeats": options.repeats, "rows": rows}
+    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measure(size: int, repeats: int, device: str) -> dict[str, Any]:
+    """Return the median seconds of each side and part, for a batch of one image."""
+    net = build("resnet50", dtype=torch.float32, device=device)
+    images = torch.randn(1, 3, size, size, device=device)
+    turns: list[Times] = []
+    for _ in range(repeats + 1):
+        turns.append({**_ours(net, images), "torch-pruning": _theirs(net, images)})
+    turns = turns[1:]  # the first turn warms both up
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    return {"size": size, "seconds": medians, **_ratios(turns), "turns": turns}
+
+
+def report(rows: list[dict[str, Any]], circumstances: dict[str, str], repeats: int) -> str:
+    """Return the rows as a Markdown page."""
+    lines = [
+        "# resnet50: adding gates and compacting, beside Torch-Pruning",
+        "",
+        f"Written by {as_markdown(circumstances)}",
+        f"Medians of {repeats} turns, in seconds; float32, a batch of one image, half of every",
+        "group dropped. `total` is `add_gates` + `compact`; `surgery` is `compact` without its",
+        "certificate. Ratios are medians of the ratios within a turn.",
+        "",
+        "| image | gates | surgery | certificate | total | Torch-Pruning | total / Torch-Pruning | "
+        "without certificate |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        names = (*PARTS, "total", "torch-pruning")
+        seconds = " | ".join(f"{row['seconds'][name]:.3f}" for name in names)
+        ratios = f"{row['ratio']:.2f} | {row['ratio_without_certificate']:.2f}"
+        lines.append(f"| {row['size']} px | {seconds} | {ratios} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratios(turns: list[Times]) -> Times:
+    whole = [turn["total"] / turn["torch-pruning"] for turn in turns]
+    bare = [(turn["total"] - turn["certificate"]) / turn["torch-pruning"] for turn in turns]
+    return {
+        "ratio": statistics.median(whole),
+        "ratio_without_certificate": statistics.median(bare),
+    }
+
+
+def _ours(net: nn.Module, images: Tensor) -> Times:
+    gates, gated = _timed(images, lambda: al.add_gates(net, images))
+    drop_half_(gated, seed=1)
+    with _TimedCertificates(images) as certificates:
+        compacted, _ = _timed(images, lambda: al.compact(gated))
+    return {
+        "gates": gates,
+        "surgery": compacted - certificates.seconds,
+        "certificate": certificates.seconds,
+        "total": gates + compacted,
+    }
+
+
+def _theirs(net: nn.Module, images: Tensor) -> float:
+    import torch_pruning as tp
+
+    victim: Any = copy.deepcopy(net)
+
+    def prune() -> None:
+        pruner = tp.pruner.MagnitudePruner(
+            victim,
+            images,
+            importance=tp.importance.GroupMagnitudeImportance(),
+            pruning_ratio=0.5,
+            ignored_layers=[victim.fc],
+        )
+        pruner.step()
+
+    return _timed(images, prune)[0]
+
+
+class _TimedCertificates:
+    """Adds up the seconds that certificates take while it is entered."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images, self.seconds = images, 0.0
+        self.certify = Comparison.certify
+
+    def __enter__(self) -> "_TimedCertificates":
+        def certify(comparison: Comparison, tolerance: float | None = None) -> al.Certificate:
+            taken, made = _timed(self.images, lambda: self.certify(comparison, tolerance))
+            self.seconds += taken
+            return made
+
+        _set_certify(certify)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _set_certify(self.certify)
+
+
+def _set_certify(certify: Callable[..., al.Certificate]) -> None:
+    comparison: Any = Comparison
+    comparison.certify = certify
+
+
+def _timed(images: Tensor, call: Callable[[], Any]) -> tuple[float, Any]:
+    _wait(images)
+    start = time.perf_counter()
+    made = call()
+    _wait(images)
+    return time.perf_counter() - start, made
+
+
+def _wait(images: Tensor) -> None:
+    if images.is_cuda:
+        torch.cuda.synchronize(images.device)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[64, 224], help="of the image")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=0, help="left out: as torch has it")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("results/resnet50.md"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
