@@ -12,6 +12,7 @@ from archlearn.experiments import (
     table_3,
 )
 from archlearn.experiments.definitions import Check
+from archlearn.experiments.scales import FULL
 from tests.experiments.making import make_row
 
 
@@ -107,12 +108,12 @@ def test_table_3_counts_dead_networks_and_stray_depths() -> None:
 
 
 def test_depth_counts_two_convolutions_and_the_last_layer() -> None:
-    from archlearn.experiments.scales import QUICK
-
-    works = table_3.learn_rows(QUICK, ())
+    works = table_3.learn_rows(FULL, ())
     assert {(work.row, work.settings.model) for work in works} == {
         ("depth 6", "deep-lenet:3"),
+        ("depth 8", "deep-lenet:5"),
         ("depth 10", "deep-lenet:7"),
+        ("depth 12", "deep-lenet:9"),
         ("depth 15", "deep-lenet:12"),
     }
 
@@ -169,8 +170,7 @@ def test_frontier_finds_the_smallest_network_that_is_good() -> None:
         make_row("λ3 0.0002 by neurons", 0, parameters=12_000, test_accuracy=0.9931),
         make_row("λ3 0.0002 by neurons", 1, parameters=10_000, test_accuracy=0.9927),
     ]
-    costs = (1e-4, 2e-4)
-    derived = frontier.derive(rows, costs)
+    derived = frontier.derive(rows, {"neurons": (1e-4, 2e-4)})
     assert derived["smallest_good_mean"]["parameters"]["mean"] == 30_000
     assert derived["smallest_good_run"]["parameters"] == 12_000
     checks = frontier.check(derived)

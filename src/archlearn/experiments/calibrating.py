@@ -8,7 +8,7 @@ from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
 from archlearn.training.teams import Run
 
-N_CANDIDATES = 3
+N_CANDIDATES = 2
 """How many strengths are tried to the end for each budget."""
 WEAKER = 1.4
 """By how much less a strength is tried where a seed came out below its budget."""

@@ -1,7 +1,7 @@
 """The referee: all methods at equal parameters, equal epochs and equal order of data.
 
-Every method has the same number of epochs in total: two thirds before its network is brought to
-the budget, one third after. Those that begin with a small network have all of them for that.
+Every method has the same number of epochs in total: two fifths before its network is brought to
+the budget, three fifths after. Those that begin with a small network have all of them for that.
 Strengths are chosen on validation data of another seed, and what that took is counted apart.
 """
 
@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 BUDGETS = (5_000, 10_000, 20_000, 40_000)
 FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)
-QUICK = Scale(name="quick", seeds=(0,), epochs=6, limit=1500, validation=1 / 12, points=2)
+QUICK = Scale(
+    name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=2, batch_size=50
+)
 QUICK_BUDGETS = (10_000, 40_000)
 
 
@@ -74,16 +76,20 @@ def find_contenders(names: str | None) -> tuple[Contender, ...]:
 
 
 def choose_contest(
-    *, quick: bool, budgets: str | None, seeds: str | None, data: str
+    *, quick: bool, budgets: str | None, seeds: str | None, data: str, epochs: int | None = None
 ) -> tuple[Scale, tuple[int, ...]]:
     """Return scale and budgets that were asked for.
 
     Raises:
-        SettingsError: If one of them is no list of numbers.
+        SettingsError: If one of them is no list of numbers, or there are too few epochs.
     """
     scale = replace(QUICK if quick else FULL, data=data)
     if seeds is not None:
         scale = replace(scale, seeds=parse_seeds(seeds))
+    if epochs is not None:
+        if epochs < 2:
+            raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
+        scale = replace(scale, epochs=epochs)
     if budgets is None:
         return scale, QUICK_BUDGETS if quick else BUDGETS
     parts = [part.strip() for part in budgets.split(",")]
@@ -100,13 +106,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("--budget")
     parser.add_argument("--methods", help="names with semicolons between them")
     parser.add_argument("--seeds")
+    parser.add_argument("--epochs", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE)
     given = parser.parse_args(words)
     try:
         scale, budgets = choose_contest(
-            quick=given.quick, budgets=given.budget, seeds=given.seeds, data=given.data
+            quick=given.quick,
+            budgets=given.budget,
+            seeds=given.seeds,
+            data=given.data,
+            epochs=given.epochs,
         )
         order = Order(
             experiment=make_experiment(

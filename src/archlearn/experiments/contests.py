@@ -7,15 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.experiments.evaluations import find_dataset
-from archlearn.experiments.recipes import BATCH_SIZE, Terms, baseline, learn_architecture
+from archlearn.experiments.recipes import Terms, learn_architecture, train_plainly
 from archlearn.experiments.scales import Scale
 from archlearn.models.choosing import build_network
 from archlearn.training.objectives import objective_of
 from archlearn.training.randomness import seed_everything
 from archlearn.training.settings import GateSettings, RunSettings
 
-FIRST_PART = 2 / 3
-"""Part of the epochs before a network is brought to its budget; the rest comes after."""
+FIRST_PART = 0.4
+"""Part of the epochs before a network is brought to its budget; the rest comes after, for small
+networks gain from training for long."""
 FREEZE_FOR = 0.1
 """Last part of the first epochs in which gates stand still: there is more training to come."""
 START_AFTER = 0.1
@@ -57,7 +58,7 @@ class Contest:
 
     def plain(self, seed: int, epochs: int) -> RunSettings:
         """Return the settings of training without gates of ours."""
-        return baseline(replace(self.scale, epochs=epochs), seed, model=self.model)
+        return train_plainly(replace(self.scale, epochs=epochs), seed, model=self.model)
 
     def gated(self, seed: int, terms: Terms) -> RunSettings:
         """Return the settings of the first part of a run that learns its widths."""
@@ -91,7 +92,8 @@ class Contest:
         dataset = find_dataset(self.plain(0, 1))
         objective = objective_of(dataset)
         train = dataset.train
-        n_batches = min(N_TRIM_BATCHES, max(1, len(train.inputs) // BATCH_SIZE))
+        size = self.scale.batch_size
+        n_batches = min(N_TRIM_BATCHES, max(1, len(train.inputs) // size))
         for place in range(n_batches):
-            part = slice(place * BATCH_SIZE, (place + 1) * BATCH_SIZE)
+            part = slice(place * size, (place + 1) * size)
             yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])

@@ -12,8 +12,9 @@ from archlearn.experiments.statistics import correlate_ranks
 from archlearn.experiments.tabulating import write_counts, write_spread
 from archlearn.training.teams import Run
 
-TERMS = Terms(learn="width", cost=3e-4)
+TERMS = Terms(learn="width", cost=3e-4, freeze_for=0.3)
 """Like AL2."""
+EPOCHS = 20
 CLASSES = tuple(range(2, 11))
 ALL_CLASSES = 10
 THIRD_LAYER = "fc1"
@@ -32,6 +33,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     then have equally long to move.
     """
     del done
+    scale = scale.shorten(EPOCHS)
     works: list[Work] = []
     terms = replace(TERMS, gate_rate=choose_gate_rate(scale, TERMS))
     for n_classes in scale.pick(CLASSES):
@@ -42,7 +44,8 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
                 replace(scale, epochs=round(scale.epochs / part), limit=limit), seed, terms
             )
             settings = replace(settings, classes=n_classes)
-            works.append(Run(row=name_row(n_classes), settings=settings))
+            run = Run(row=name_row(n_classes), settings=settings, finish_compact=True)
+            works.append(run)
     return works
 
 

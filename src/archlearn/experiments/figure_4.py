@@ -4,7 +4,7 @@
 number, the train loss plus a price for every neuron (the paper's equation 1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,10 @@ from archlearn.experiments.statistics import measure_spread
 from archlearn.experiments.tabulating import NOTHING, write_spread
 from archlearn.training.teams import Run
 
-PRICE = 1e-4
-"""What a neuron costs. The paper's 1e-5 belongs to its 300 epochs: what counts for gates is the
-product of price, rate and steps."""
-PART_OF_EPOCHS = 0.25
+PRICE = 1e-3
+"""What a neuron costs. The paper's 1e-5 belongs to its 300 epochs and its loss: what counts for
+gates is the product of price, rate and steps."""
+PART_OF_EPOCHS = 0.5
 """Every training is so much shorter than those of other experiments: there are 20 in a row."""
 N_SEEDS = 3
 N_QUICK = 4
@@ -76,7 +76,11 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     del done
     short = shorten(scale)
     return [
-        Run(row=panel.row(), settings=learn_architecture(short, seed, _terms(panel)))
+        Run(
+            row=panel.row(),
+            settings=learn_architecture(short, seed, _terms(panel)),
+            finish_compact=True,
+        )
         for panel in PANELS
         for seed in short.seeds
     ]
@@ -101,9 +105,14 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
             proposal = search.propose()
             row = panel.row(number)
             _search_seconds[row, seed] = proposal.seconds
-            model = "lenet:" + "-".join(str(proposal.widths[layer]) for layer in WIDTHS)
+            model = name_model(proposal.widths)
             works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
     return works
+
+
+def name_model(widths: Mapping[str, int]) -> str:
+    """Return the name of the LeNet that has these widths."""
+    return "lenet:" + "-".join(str(widths[layer]) for layer in WIDTHS)
 
 
 def measure(scale: Scale, done: Done) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The frontier: accuracy against parameters over a dozen prices, of neurons and of parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
@@ -11,9 +11,11 @@ from archlearn.experiments.table_1 import list_paper
 from archlearn.experiments.tabulating import NOTHING, write_counts, write_spread
 from archlearn.training.teams import Run
 
-COSTS = (5e-5, 8e-5, 1.2e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 3e-3)
-"""Lambda 3: a dozen prices."""
-PRICES: tuple[Price, ...] = ("neurons", "parameters")
+COSTS: Mapping[Price, tuple[float, ...]] = {
+    "neurons": (1.5e-4, 2.5e-4, 4e-4, 6e-4, 1e-3, 1.6e-3, 3e-3),
+    "parameters": (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3),
+}
+"""Lambda 3 by what a neuron's price follows: a dozen prices."""
 RATIO = 0.4
 GOOD = 99.3
 """The paper's baseline; the smallest network that is as good is looked for."""
@@ -33,17 +35,18 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
             settings=learn_architecture(
                 scale, seed, Terms(learn="all", cost=cost, price=price, ratio=RATIO)
             ),
+            finish_compact=True,
         )
-        for price in PRICES
-        for cost in scale.pick(COSTS)
+        for price, costs in COSTS.items()
+        for cost in scale.pick(costs)
         for seed in scale.seeds
     ]
 
 
-def derive(rows: Sequence[Row], costs: Sequence[float] = COSTS) -> dict[str, Any]:
+def derive(rows: Sequence[Row], prices: Mapping[Price, Sequence[float]] = COSTS) -> dict[str, Any]:
     """Return the points, the paper's, and the smallest network that is good."""
     groups, points = group(rows), list[dict[str, Any]]()
-    for price in PRICES:
+    for price, costs in prices.items():
         for cost in costs:
             members = groups.get(name_row(cost, price))
             if members:

@@ -18,22 +18,25 @@ from archlearn.training.settings import (
 Price = Literal["neurons", "parameters", "multiply_adds"]
 Learnt = Literal["all", "width"]
 
-LEARNING_RATE = 0.02
+RATE_OF_AN_EXAMPLE = 0.04 / 250
+"""Rate of the weights by example in a batch."""
+PLAIN_RATE_OF_AN_EXAMPLE = 2 * RATE_OF_AN_EXAMPLE
+"""The large network without gates does best with a rate that would throw gates about."""
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-WARMUP_EPOCHS = 1.0
-BATCH_SIZE = 125
+WARMUP_EPOCHS = 3.0
 MNIST_TRAIN = 60_000
 START_AFTER = 0.04
 """Part of the run before gates move: early enough to find small networks."""
-FREEZE_FOR = 0.3
-"""Last part of the run in which gates stand still and weights settle."""
+FREEZE_FOR = 0.6
+"""Last part of the run, in which gates stand still, the network is compact already and weights
+settle. Small networks gain from training for long."""
 DEPTH_SHARE = 1.0
 """Depth strengths as a part of the width ones. At the paper's tenth the loss holds the
 non-linearity of the wide layer."""
-FINE_TUNING = 0.5
+FINE_TUNING = 0.3
 """Epochs of fine-tuning as a part of those of training, which come before."""
-FINE_TUNING_RATE = 0.01
+FINE_TUNING_RATE_OF_AN_EXAMPLE = RATE_OF_AN_EXAMPLE / 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,8 @@ class Terms:
         gate_rate: None follows from the steps and the cost.
         start_after: Part of the run before gates move.
         freeze_for: Last part of the run in which they stand still.
+        depth_start: Where depth gates start; from one half on, layers start linear.
+        largest_step: Furthest a gate moves in one step; 0 sets no bound.
     """
 
     cost: float
@@ -56,17 +61,25 @@ class Terms:
     gate_rate: float | None = None
     start_after: float = START_AFTER
     freeze_for: float = FREEZE_FOR
+    depth_start: float = 0.45
+    largest_step: float = 0.0
     leave: tuple[str, ...] = ()
 
 
-def baseline(scale: Scale, seed: int, *, model: str = "lenet") -> RunSettings:
-    """Return the settings of plain training: the baseline, and any network from scratch."""
+def baseline(scale: Scale, seed: int) -> RunSettings:
+    """Return the settings of the large network that nothing of is learnt but weights."""
+    settings = train_plainly(scale, seed)
+    return replace(settings, optimiser=_optimiser(scale, PLAIN_RATE_OF_AN_EXAMPLE))
+
+
+def train_plainly(scale: Scale, seed: int, *, model: str = "lenet") -> RunSettings:
+    """Return the settings of training any network from scratch, at the rate of those learnt."""
     return RunSettings(
         model=model,
         data=scale.data,
         seed=seed,
         epochs=scale.epochs,
-        batch_size=BATCH_SIZE,
+        batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
         optimiser=_optimiser(scale),
@@ -75,7 +88,11 @@ def baseline(scale: Scale, seed: int, *, model: str = "lenet") -> RunSettings:
 
 
 def learn_architecture(
-    scale: Scale, seed: int, terms: Terms, *, model: str = "lenet"
+    scale: Scale,
+    seed: int,
+    terms: Terms,
+    *,
+    model: str = "lenet",
 ) -> RunSettings:
     """Return the settings of training that learns the architecture on the given terms."""
     return RunSettings(
@@ -83,7 +100,7 @@ def learn_architecture(
         data=scale.data,
         seed=seed,
         epochs=scale.epochs,
-        batch_size=BATCH_SIZE,
+        batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
         optimiser=_optimiser(scale),
@@ -93,6 +110,8 @@ def learn_architecture(
             gate_rate=terms.gate_rate,
             start_after=terms.start_after,
             freeze_for=terms.freeze_for,
+            depth_start=terms.depth_start,
+            largest_step=terms.largest_step,
         ),
         strengths=StrengthSettings(
             width_cost=terms.cost,
@@ -106,20 +125,20 @@ def learn_architecture(
 def choose_gate_rate(scale: Scale, terms: Terms) -> float:
     """Return the rate that the engine would derive, for runs of other terms to have the same."""
     n_train = scale.limit or MNIST_TRAIN * (1 - scale.validation)
-    n_steps = scale.epochs * (n_train // BATCH_SIZE)
+    n_steps = scale.epochs * (n_train // scale.batch_size)
     return TRAVEL / (terms.cost * n_steps * (1 - terms.start_after - terms.freeze_for))
 
 
 def fine_tune(scale: Scale, seed: int) -> RunSettings:
     """Return the settings of training a network further that was made smaller."""
     shorter = replace(scale, epochs=max(1, round(FINE_TUNING * scale.epochs)))
-    settings = baseline(shorter, seed)
-    return replace(settings, optimiser=_optimiser(shorter, FINE_TUNING_RATE))
+    settings = train_plainly(shorter, seed)
+    return replace(settings, optimiser=_optimiser(shorter, FINE_TUNING_RATE_OF_AN_EXAMPLE))
 
 
-def _optimiser(scale: Scale, rate: float = LEARNING_RATE) -> OptimiserSettings:
+def _optimiser(scale: Scale, rate: float = RATE_OF_AN_EXAMPLE) -> OptimiserSettings:
     return OptimiserSettings(
-        learning_rate=rate,
+        learning_rate=rate * scale.batch_size,
         momentum=MOMENTUM,
         weight_decay=WEIGHT_DECAY,
         warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),

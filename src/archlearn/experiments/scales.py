@@ -1,7 +1,7 @@
 """An experiment has a scale: how many seeds, how long, on how much, at how many points."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 Point = TypeVar("Point")
@@ -20,6 +20,7 @@ class Scale:
         points: Most points of a sweep that are run; None runs all.
         probes: Train examples on which the loss without single neurons is measured.
         data: The data set.
+        batch_size: Examples a step; the rate of the weights is in proportion.
     """
 
     name: str
@@ -30,6 +31,11 @@ class Scale:
     points: int | None = None
     probes: int = 10_000
     data: str = "mnist"
+    batch_size: int = 250
+
+    def shorten(self, epochs: int, n_seeds: int | None = None) -> "Scale":
+        """Return a scale of so many epochs and seeds at most."""
+        return replace(self, epochs=min(self.epochs, epochs), seeds=self.seeds[:n_seeds])
 
     def pick(self, sweep: Sequence[Point]) -> list[Point]:
         """Return the points of a sweep that are run, spread evenly, the ends among them."""
@@ -41,7 +47,14 @@ class Scale:
         return [sweep[round(place * last / (self.points - 1))] for place in range(self.points)]
 
 
-FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=80)
+FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)
 QUICK = Scale(
-    name="quick", seeds=(0, 1), epochs=8, limit=3000, validation=1 / 12, points=3, probes=500
+    name="quick",
+    seeds=(0, 1),
+    epochs=8,
+    limit=3000,
+    validation=1 / 12,
+    points=3,
+    probes=500,
+    batch_size=50,
 )

@@ -7,7 +7,7 @@ from typing import Any
 from archlearn.baselines.scratch import start_anew
 from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
 from archlearn.experiments.fixed_width import Given, fix_width
-from archlearn.experiments.recipes import Terms, baseline, learn_architecture
+from archlearn.experiments.recipes import Terms, baseline, learn_architecture, train_plainly
 from archlearn.experiments.rows import Row, group, summarise
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.tabulating import (
@@ -21,6 +21,8 @@ from archlearn.training.teams import Run
 
 BASELINE = "baseline"
 NN, FFW = " NN", " FFW"
+FIXED = ("AL1", "AL2")
+"""Rows whose numbers of neurons are also given instead of learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,7 @@ LINES = (
     ),
     Line(
         row="AL1",
-        terms=Terms(learn="all", ratio=0.4, cost=1e-3, price="neurons"),
+        terms=Terms(learn="all", ratio=0.4, cost=1.25e-3),
         layers="(1,x)-(1,x)-(1,1)",
         architecture="16-26-10",
         parameters=15_012,
@@ -70,7 +72,7 @@ LINES = (
     ),
     Line(
         row="AL2",
-        terms=Terms(learn="width", ratio=0.4, cost=1e-3, price="parameters"),
+        terms=Terms(learn="width", ratio=0.4, cost=9e-4),
         layers="(1,x)-(1,x)-(1,0)",
         architecture="20-50-20-10",
         parameters=41_800,
@@ -81,7 +83,7 @@ LINES = (
     ),
     Line(
         row="AL3",
-        terms=Terms(learn="all", ratio=0.2, cost=5e-4, price="neurons"),
+        terms=Terms(learn="all", ratio=0.2, cost=7.2e-4),
         layers="(1,x)-(1,x)-(1,1)",
         architecture="16-40-10",
         parameters=22_866,
@@ -92,7 +94,7 @@ LINES = (
     ),
     Line(
         row="AL4",
-        terms=Terms(learn="width", ratio=0.2, cost=5e-4, price="parameters"),
+        terms=Terms(learn="width", ratio=0.2, cost=7.6e-4),
         layers="(1,x)-(1,x)-(1,0)",
         architecture="20-50-70-10",
         parameters=82_350,
@@ -103,7 +105,7 @@ LINES = (
     ),
     Line(
         row="ours, smallest",
-        terms=Terms(learn="all", ratio=0.4, cost=1e-3, price="parameters"),
+        terms=Terms(learn="all", ratio=0.4, cost=2.4e-3),
         layers="(1,x)-(1,x)-(1,1)",
         reach=99.0,
         at_most=2_800,
@@ -124,6 +126,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
             settings=baseline(scale, seed)
             if line.terms is None
             else learn_architecture(scale, seed, line.terms),
+            finish_compact=line.terms is not None,
         )
         for line in LINES
         for seed in scale.seeds
@@ -135,7 +138,7 @@ def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return [
         Run(
             row=finished.row.row + NN,
-            settings=baseline(scale, finished.row.seed),
+            settings=train_plainly(scale, finished.row.seed),
             network=start_anew(finished.load_model(), finished.row.seed),
         )
         for finished in done
@@ -146,14 +149,14 @@ def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
 def fix_widths(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return the FFW column: the learnt numbers are given, which neurons stay is learnt."""
     works: list[Work] = []
-    learnt = scale.pick([line.row for line in LINES if line.terms is not None])
     for finished in done:
         terms = _terms_of(finished.row)
-        if terms is None or finished.row.row not in learnt:
+        if terms is None or finished.row.row not in FIXED:
             continue
         settings = learn_architecture(scale, finished.row.seed, terms)
         holder = fix_width(given_of(finished.row), settings)
-        works.append(Run(row=finished.row.row + FFW, settings=settings, after_epoch=holder))
+        row = finished.row.row + FFW
+        works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works
 
 

@@ -86,7 +86,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     wanted |= {size.al_row: size.terms for size in SIZES}
     plain = [Run(row=BASELINE, settings=baseline(scale, seed)) for seed in scale.seeds]
     learnt = [
-        Run(row=row, settings=learn_architecture(scale, seed, of_row))
+        Run(row=row, settings=learn_architecture(scale, seed, of_row), finish_compact=True)
         for row, of_row in wanted.items()
         for seed in scale.seeds
     ]

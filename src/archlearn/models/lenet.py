@@ -61,11 +61,11 @@ class DeepLeNet(nn.Module):
 
 
 def _hidden(n_in: int, n_out: int) -> nn.Linear:
-    """Return a layer that keeps the size of signals.
+    """Return a layer that keeps the size of signals, as long as it is linear.
 
-    torch's own start more than halves them at each layer, and fifteen layers then never begin.
+    torch's own start halves them at each layer, and fifteen layers then never begin.
     """
     layer = nn.Linear(n_in, n_out)
-    nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+    nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
     nn.init.zeros_(layer.bias)
     return layer
