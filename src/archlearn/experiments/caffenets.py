@@ -25,6 +25,10 @@ FURTHER_RATE = 0.01
 WEIGHT_DECAY = 5e-4
 START_AFTER = 0.0
 FREEZE_FOR = 0.4
+WIDTH_START = 0.51
+WIDTH_SPREAD = 0.15
+"""Gates start open, anywhere from 0.51 to 0.66, and so close one after the other."""
+TRAVEL = 0.5
 Price = Literal["neurons", "parameters"]
 
 
@@ -69,10 +73,14 @@ class Terms:
         costs: Prices of all neurons together, as parts of the loss of a guess. The row is run at
             each; which one counts is decided on validation data.
         price: What a neuron is charged by.
+        travel: How far cost alone could push a gate.
+        largest_step: Furthest a gate moves in one step; 0 sets no bound.
     """
 
     leave: tuple[str, ...]
     costs: tuple[float, ...]
+    travel: float = TRAVEL
+    largest_step: float = 0.0
     price: Price = "neurons"
     learn: Literal["all", "width"] = "width"
 
@@ -107,7 +115,14 @@ def learn_smaller(scale: Scale, seed: int, terms: Terms, width_cost: float) -> R
     """Return the settings of learning the architecture from the reference."""
     plan = choose_plan(scale)
     gates = GateSettings(
-        learn=terms.learn, leave=terms.leave, start_after=START_AFTER, freeze_for=FREEZE_FOR
+        learn=terms.learn,
+        leave=terms.leave,
+        start_after=START_AFTER,
+        freeze_for=FREEZE_FOR,
+        width_start=WIDTH_START,
+        width_spread=WIDTH_SPREAD,
+        travel=terms.travel,
+        largest_step=terms.largest_step,
     )
     strengths = StrengthSettings(width_cost=width_cost, price=terms.price, depth_share=1.0)
     return _settings(scale, seed, plan.further, FURTHER_RATE, gates, strengths)

@@ -78,7 +78,8 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
     if rate is None:
         n_steps = count_steps(settings, len(dataset.train))
         active = n_steps * max(0.0, 1.0 - gates.start_after - gates.freeze_for)
-        rate = TRAVEL / (cost * active) if cost > 0 and active > 0 else 0.0
+        travel = TRAVEL if gates.travel is None else gates.travel
+        rate = travel / (cost * active) if cost > 0 and active > 0 else 0.0
     return replace(
         settings,
         strengths=replace(strengths, width_cost=cost),

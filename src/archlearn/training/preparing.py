@@ -147,13 +147,27 @@ def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> 
         return copy.deepcopy(network)
     learn = {"*": _LEARNT[gates.learn], **dict.fromkeys(gates.leave, Learn.NOTHING)}
     everything = gates.learn == "all" and not gates.leave
-    return add_gates(
+    model = add_gates(
         network,
         example,
         learn=None if everything else learn,
         width_start=gates.width_start,
         depth_start=gates.depth_start,
     )
+    spread_gates_(model, gates.width_spread)
+    return model
+
+
+@torch.no_grad()
+def spread_gates_(model: nn.Module, spread: float) -> None:
+    """Raise every width gate by a random part of `spread`, at most to 1.
+
+    In a network that is trained already, gates feel little of the loss while they are open. Those
+    that all start at one place would then all close at once; so they close one after the other.
+    """
+    if spread:
+        for gate in width_gates(model).values():
+            gate.add_(spread * torch.rand_like(gate)).clamp_(max=1.0)
 
 
 def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:

@@ -51,7 +51,13 @@ class GateSettings:
     start_after: float = setting(0.1, "Part of the run before gates begin to move.")
     freeze_for: float = setting(0.3, "Last part of the run in which gates stand still.")
     width_start: float = setting(0.55, "Where width gates start.", fixed=True)
+    width_spread: float = setting(
+        0.0, "Width gates start at random, up to so far above their start.", fixed=True
+    )
     depth_start: float = setting(0.45, "Where depth gates start.", fixed=True)
+    travel: float | None = setting(
+        None, "How far cost alone could push a gate, where no gate rate is given. [default: 1.5]"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
