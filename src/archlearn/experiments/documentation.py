@@ -33,7 +33,7 @@ def write_documentation(folder: Path, docs: Path) -> Path:
     found = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
     there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
     missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
-    parts = [OPENING, _compose_failures(there)]
+    parts = [OPENING, _compose_failures(there)] if there else [OPENING]
     if missing:
         parts.append(f"No full results are there yet of {', '.join(missing)}.")
     for experiment, results in there:
