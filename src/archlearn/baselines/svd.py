@@ -61,10 +61,19 @@ def factorise_layer(layer: Factorisable, rank: int) -> nn.Sequential:
 
 
 def cut_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return two factors whose product is the nearest matrix of a rank."""
-    left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    root = values[:rank].sqrt()
-    return (left[:, :rank] * root).to(matrix), (root[:, None] * right[:rank]).to(matrix)
+    """Return two factors whose product is the nearest matrix of a rank.
+
+    The left singular vectors of a wide matrix are the eigenvectors of its product with itself,
+    which are found many times faster; the right ones follow from them.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        right, left = cut_svd(matrix.T, rank)
+        return left.T.contiguous(), right.T.contiguous()
+    wide = matrix.double()
+    left = torch.linalg.eigh(wide @ wide.T).eigenvectors.flip(1)[:, :rank]
+    right = left.T @ wide
+    root = right.norm(dim=1).sqrt().clamp_min(torch.finfo(wide.dtype).tiny)
+    return (left * root).to(matrix), (right / root[:, None]).to(matrix)
 
 
 def quarter_ranks(model: nn.Module) -> dict[str, int]:
