@@ -17,7 +17,7 @@ TITLES = {
     "table-3": "20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
     "properties": "no neuron is redundant, weights are as good as from scratch, harder is larger",
     "figure-4": "trainings that Bayesian optimisation needs to match one that learns its widths",
-    "table-4": "CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD and Fastfood beside it",
+    "table-4": "CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
     "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
 }
 

@@ -59,7 +59,7 @@ class Size:
 SIZES = (
     Size(
         rank=10,
-        terms=Terms(learn="width", cost=1.5e-4),
+        terms=Terms(learn="width", cost=2e-4),
         smaller="AL2",
         svd_size=43.6,
         svd_accuracy=98.47,
@@ -68,7 +68,7 @@ SIZES = (
     ),
     Size(
         rank=40,
-        terms=Terms(learn="width", cost=8e-5),
+        terms=Terms(learn="width", cost=1.2e-4),
         smaller="AL4",
         svd_size=83.1,
         svd_accuracy=99.06,
