@@ -86,11 +86,9 @@ def draw_table_1(derived: Derived) -> Figure:
         "from scratch (NN), ours",
         hollow=True,
     )
-    mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
+    _mark_points_(axes, paper)
     for mark in marks:
         write_beside(axes, mark.parameters, mark.accuracy, mark.name)
-    for point in paper:
-        write_beside(axes, point["parameters"], point["accuracy"], point["row"], color=MUTED.light)
     _finish_(axes, [m.parameters for m in marks] + [p["parameters"] for p in paper])
     add_legend(axes, loc="lower right")
     return figure
@@ -108,9 +106,7 @@ def draw_table_2(derived: Derived) -> Figure:
     }
     for place, (label, names) in enumerate(kinds.items()):
         draw_marks(axes, [read_mark(name, rows[name]) for name in names], place, label)
-    mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
-    for point in paper:
-        write_beside(axes, point["parameters"], point["accuracy"], point["row"], color=MUTED.light)
+    _mark_points_(axes, paper)
     _finish_(axes, [rows[row]["parameters"]["mean"] for row in rows])
     add_legend(axes, loc="lower right")
     return figure
@@ -135,13 +131,20 @@ def draw_frontier(derived: Derived) -> Figure:
         low = [mark.accuracy - mark.deviation for mark in marks]
         high = [mark.accuracy + mark.deviation for mark in marks]
         draw_band(axes, x, low, high, place)
-    mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
-    for point in paper:
-        write_beside(axes, point["parameters"], point["accuracy"], point["row"], color=MUTED.light)
+    _mark_points_(axes, paper)
     counts = [point["parameters"]["mean"] for point in points]
     _finish_(axes, counts + [p["parameters"] for p in paper])
     add_legend(axes, loc="lower right")
     return figure
+
+
+def _mark_points_(axes: Axes, paper: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the paper's networks and their names, those of SVD below their points."""
+    mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
+    for point in paper:
+        place = (5, -11) if point["row"].startswith("SVD") else (5, 4)
+        x, y = point["parameters"], point["accuracy"]
+        write_beside(axes, x, y, point["row"], color=MUTED.light, xytext=place)
 
 
 def _finish_(axes: Axes, counts: Sequence[float]) -> None:
