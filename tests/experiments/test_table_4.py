@@ -1,0 +1,131 @@
+"""The CaffeNet case study: who is chosen, what is stated, and the whole of it on few images."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import archlearn as al
+from archlearn.experiments import caffenets, table_4
+from archlearn.experiments.caffenets import Plan
+from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.definitions import Check
+from archlearn.experiments.files import Results
+from archlearn.experiments.rows import Row
+from archlearn.experiments.scales import QUICK
+from archlearn.experiments.watching import LineWatcher
+from archlearn.training.errors import SettingsError
+from tests.experiments.making import make_row
+
+ROWS = ["reference", *table_4.LEARNT, "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"]
+
+
+def candidate(row: str, parameters: int, validation: float, test: float = 0.5) -> Row:
+    return make_row(row, parameters=parameters, validation_accuracy=validation, test_accuracy=test)
+
+
+def test_smallest_candidate_near_the_reference_is_chosen() -> None:
+    reference = candidate("reference", 1000, 0.500)
+    near, smaller, far = (
+        candidate("AL-fc at 0.1", 400, 0.495),
+        candidate("AL-fc at 0.2", 300, 0.491),
+        candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
+    )
+    assert table_4.choose([near, smaller, far], reference) is smaller
+    assert table_4.choose([far], reference) is far
+    worse = candidate("AL-fc at 0.8", 100, 0.3, test=0.95)
+    assert table_4.choose([worse, far], reference) is far
+
+
+def find(checks: list[Check], words: str) -> Check:
+    (found,) = [check for check in checks if words in check.what]
+    return found
+
+
+def derive(all_accuracy: float, all_parameters: int) -> list[Check]:
+    rows = [candidate("reference", 1000, 0.5, 0.5)]
+    rows += [candidate(f"{row} at 0.1", 320, 0.5, 0.49) for row in ("AL-fc", "AL-conv-fc")]
+    rows.append(candidate("AL-conv at 0.1", 781, 0.5, 0.48))
+    rows.append(candidate("AL-all at 0.1", all_parameters, 0.5, all_accuracy))
+    return table_4.check(table_4.derive(rows))
+
+
+def test_checks_hold_sizes_and_points_against_the_reference() -> None:
+    checks = derive(0.495, 200)
+    assert find(checks, "AL-fc: fewer").met
+    assert find(checks, "AL-fc: fewer").measured == "68.0 %"
+    assert find(checks, "AL-fc: points").met
+    assert not find(checks, "AL-conv: fewer").met
+    assert not find(checks, "AL-conv: points").met
+    assert all(check.met for check in checks if "beats" in check.what)
+
+
+@pytest.mark.parametrize(("accuracy", "parameters"), [(0.489, 200), (0.495, 321)])
+def test_learning_all_layers_must_be_better_on_both_axes(accuracy: float, parameters: int) -> None:
+    checks = derive(accuracy, parameters)
+    assert not find(checks, "beats AL-fc").met
+
+
+def test_tables_state_the_paper_beside_ours() -> None:
+    rows = [candidate("reference", 1000, 0.5), candidate("SVD-quarter-F", 420, 0.5)]
+    table, *_ = table_4.tabulate(table_4.derive(rows))
+    line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
+    assert line[1:4] == ("25.6", "56.19", "58")
+    assert line[6] == "58.0"
+
+
+def test_data_that_are_no_photographs_are_refused() -> None:
+    with pytest.raises(SettingsError, match="--data tiny-imagenet:DIR"):
+        table_4.train_references(QUICK, [])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The whole of it, on a network of few channels and sixty small images."""
+    folder = tmp_path_factory.mktemp("table-4")
+    random = np.random.default_rng(0)
+    for number, name in enumerate("abc"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for place in range(20):
+            image = random.integers(60 * number, 60 * number + 90, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(image).save(folder / "photos" / name / f"{place}.png")
+    scale = replace(QUICK, data=f"folder:{folder / 'photos'}:16", seeds=(0,))
+    order = Order(
+        experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
+    )
+    tiny = Plan(model="caffenet:0.04", side=67, epochs=2, further=2, batch_size=8, validation=0.2)
+    with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
+        patch.setattr(caffenets, "QUICK", tiny)
+        conduct(order, LineWatcher(log))
+        again = conduct(order, LineWatcher(log))
+    assert "0 runs to make, 12 are there already" in (folder / "log").read_text()
+    return replace(again, command=str(folder / "results"))
+
+
+def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: Results) -> None:
+    assert set(results.derived["rows"]) == set(ROWS)
+    methods = [row for row in results.rows if row.row != "reference"]
+    assert {row.epochs for row in methods} == {2}
+    assert all(row.parameters < results.rows[0].parameters for row in methods[-3:])
+
+
+def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None:
+    for row in results.rows:
+        measured = row.measured["forward"]["cpu"]
+        assert measured["own_ms"] > 0
+        assert measured["ratio"] == pytest.approx(
+            measured["own_ms"] / measured["reference_ms"], rel=0.05
+        )
+
+
+def test_models_are_there_and_of_the_stated_size(results: Results) -> None:
+    models = Path(results.command) / "models" / "table-4"
+    for row in results.rows:
+        name = row.row.replace(" ", "_")
+        model = al.load(models / f"{name}.seed0.safetensors").eval()
+        assert sum(p.numel() for p in model.parameters()) == row.parameters
+        with torch.no_grad():
+            assert model(torch.zeros(1, 3, 67, 67)).shape == (1, 3)
