@@ -16,6 +16,7 @@ from archlearn.experiments.files import read_results, results_path
 from archlearn.experiments.fixed_width import Given, Holder
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import FULL, Scale
+from archlearn.training.data.embedded import load_digits
 from archlearn.training.errors import DataError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from archlearn.training.teams import Run
@@ -215,3 +216,12 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     results_path(tmp_path, "trial").write_text('{"rows": [1]}')
     with pytest.raises(DataError, match=r"trial\.json does not hold results"):
         carry_out(tmp_path)
+
+
+def test_digits_are_not_taken_for_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "archlearn.experiments.conducting.load_examples", lambda name: load_digits(28)
+    )
+    with pytest.raises(DataError, match="MNIST could not be had"):
+        carry_out(tmp_path, scale=replace(SCALE, data="mnist"))
+    assert not results_path(tmp_path, "trial").exists()

@@ -17,10 +17,14 @@ from archlearn.experiments.files import Results, model_path, read_results, write
 from archlearn.experiments.rows import Row, read_row
 from archlearn.experiments.scales import Scale
 from archlearn.storage import save
+from archlearn.training.data.choosing import load_examples
+from archlearn.training.errors import DataError
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import HardwareSettings
 from archlearn.training.teams import SIDE_BY_SIDE, Run, train_team
+
+MNIST = "mnist"
 
 
 class Watcher(Protocol):
@@ -61,7 +65,11 @@ def conduct(order: Order, watcher: Watcher) -> Results:
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
     it was. A run whose settings have changed since is made again.
+
+    Raises:
+        DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
     """
+    _check_data(order.scale)
     return _Conductor(order, watcher).conduct()
 
 
@@ -181,6 +189,16 @@ class _Recorder:
     def finished(self, outcome: Outcome) -> None:
         """Write a run down."""
         self._conductor.keep_outcome(outcome, self._waiting.pop(0))
+
+
+def _check_data(scale: Scale) -> None:
+    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
+    if scale.data == MNIST and load_examples(MNIST).name != MNIST:
+        raise DataError(
+            "MNIST could not be had, and results on other digits would not be those of the paper; "
+            "put its four files into the cache or a folder and say --data idx:DIR, or say "
+            "--data digits:28 to run on scikit-learn's"
+        )
 
 
 def _read_known(order: Order) -> dict[str, Done]:

@@ -7,8 +7,8 @@ from archlearn.experiments.files import Results
 from archlearn.experiments.tabulating import tabulate_checks, write_markdown, write_text
 
 QUICK_NOTICE = (
-    "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seeds, a part of "
-    "the points. It shows that everything works, not what the method reaches."
+    "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
+    "of the points. It shows that everything works, not what the method reaches."
 )
 
 
