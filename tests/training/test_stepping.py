@@ -1,5 +1,6 @@
 """All ways to do a step do the same step."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,21 @@ def run_eagerly(session: Session, n_steps: int) -> dict[str, Tensor]:
     return collect_tensors(session.work.model, session.work.optimisers)
 
 
+def run_on_device(session: Session, n_steps: int, *, compiled: bool = False) -> DeviceStep:
+    """Do what a GPU captures, uncaptured and on the CPU."""
+    optimisers = make_optimisers(session.work.model, session.settings.optimiser, on_device=True)
+    for group in optimisers[0].param_groups:
+        if group.get("capturable"):
+            group["capturable"] = False
+    work = replace(session.work, optimisers=optimisers)
+    body = DeviceStep(work, torch.device("cpu"), compiled=compiled)
+    body.order.copy_(order_of_epoch(len(work.train), 0, 0))
+    work.model.train()
+    for _ in range(n_steps):
+        body.run()
+    return body
+
+
 def assert_same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():
@@ -60,24 +76,27 @@ def test_gates_and_weights_move(tmp_path: Path) -> None:
 def test_step_that_asks_nothing_of_the_host_is_the_same_step(
     tmp_path: Path, optimiser: str
 ) -> None:
-    """What a GPU captures, run here uncaptured on the CPU."""
     asked = {"optimiser": optimiser, "gate_rate": 20.0, "start_after": 0.0, "clip_norm": 0.1}
     expected = run_eagerly(make_session(tmp_path, **asked), 8)
     assert any(bool((t == 1).any()) for name, t in expected.items() if "width" in name)
-    session = make_session(tmp_path, **asked)
-    optimisers = make_optimisers(session.work.model, session.settings.optimiser, on_device=True)
-    if optimiser == "adam":
-        for group in optimisers[0].param_groups:
-            group["capturable"] = False
-    work = replace(session.work, optimisers=optimisers)
-    body = DeviceStep(work, torch.device("cpu"))
-    body.order.copy_(order_of_epoch(len(work.train), 0, 0))
-    work.model.train()
-    for _ in range(8):
-        body.run()
+    body = run_on_device(make_session(tmp_path, **asked), 8)
     assert body.step.item() == 8
-    assert_same(expected, collect_tensors(work.model, work.optimisers))
+    assert_same(expected, collect_tensors(body.work.model, body.work.optimisers))
     assert body.sums[0].item() > 0
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings(
+    "ignore:.*is deprecated:DeprecationWarning", "ignore:.*not be instantiated:DeprecationWarning"
+)
+def test_compiled_step_is_the_same_step(tmp_path: Path) -> None:
+    """From the choice of examples to the penalty it is one graph, without a break."""
+    asked = {"gate_rate": 20.0, "start_after": 0.0, "price": "parameters"}
+    expected = run_eagerly(make_session(tmp_path, **asked), 4)
+    torch._dynamo.utils.counters.clear()
+    body = run_on_device(make_session(tmp_path, **asked), 4, compiled=True)
+    assert_same(expected, collect_tensors(body.work.model, body.work.optimisers))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_accumulated_parts_make_the_same_step(tmp_path: Path) -> None:

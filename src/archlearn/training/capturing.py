@@ -48,10 +48,9 @@ class DeviceStep:
         """Do the step at the current place and move on by one."""
         work = self.work
         torch.index_select(self._rates, 0, self.step, out=self._rates_now)
-        inputs, targets = self._next_batch()
         for optimiser in work.optimisers:
             optimiser.zero_grad(set_to_none=True)
-        loss, cost = self._forward(inputs, targets)
+        loss, cost = self._forward()
         self._differentiate(loss, cost)
         limit_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
@@ -69,9 +68,10 @@ class DeviceStep:
         raw = self.train.inputs.index_select(0, indices)
         return self.work.objective.training_inputs(raw), self.train.targets.index_select(0, indices)
 
-    def _run_forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_forward(self) -> tuple[Tensor, Tensor]:
         """Return the loss and the penalty."""
         work = self.work
+        inputs, targets = self._next_batch()
         with self._autocast():
             loss = work.objective.loss(work.model(inputs), targets)
         return loss, penalty_of(work)
