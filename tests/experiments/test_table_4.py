@@ -27,17 +27,32 @@ def candidate(row: str, parameters: int, validation: float, test: float = 0.5) -
     return make_row(row, parameters=parameters, validation_accuracy=validation, test_accuracy=test)
 
 
-def test_smallest_candidate_near_the_reference_is_chosen() -> None:
-    reference = candidate("reference", 1000, 0.500)
-    near, smaller, far = (
-        candidate("AL-fc at 0.1", 400, 0.495),
+def test_most_accurate_candidate_that_is_small_enough_is_chosen() -> None:
+    large, near, smaller = (
+        candidate("AL-fc at 0.1", 400, 0.500, test=0.9),
         candidate("AL-fc at 0.2", 300, 0.491),
         candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
     )
-    assert table_4.choose([near, smaller, far], reference) is smaller
-    assert table_4.choose([far], reference) is far
-    worse = candidate("AL-fc at 0.8", 100, 0.3, test=0.95)
-    assert table_4.choose([worse, far], reference) is far
+    assert table_4.choose([large, near, smaller], 320) is near
+    assert table_4.choose([large, near, smaller], 400) is large
+    assert table_4.choose([large, near], 100) is near
+
+
+def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
+    rows = [
+        candidate("reference", 1000, 0.5),
+        candidate("AL-fc at 0.1", 330, 0.6),
+        candidate("AL-fc at 0.2", 310, 0.4),
+        candidate("AL-conv at 0.1", 700, 0.5),
+        candidate("AL-all at 0.1", 315, 0.6),
+        candidate("AL-all at 0.2", 305, 0.5),
+        candidate("AL-all at 0.4", 100, 0.4),
+        candidate("SVD-quarter-F", 200, 0.5),
+    ]
+    chosen = table_4.choose_all(rows)
+    assert chosen["AL-fc"].parameters == 310
+    assert chosen["AL-all"].parameters == 305
+    assert list(chosen) == ["reference", "AL-fc", "AL-conv", "AL-all", "SVD-quarter-F"]
 
 
 def find(checks: list[Check], words: str) -> Check:

@@ -23,27 +23,24 @@ from archlearn.experiments.evaluations import best_device
 from archlearn.experiments.forward_times import time_side_by_side
 from archlearn.experiments.rows import Row, summarise
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.table_4_pages import check, tabulate
+from archlearn.experiments.table_4_pages import ALL, PAPER, REFERENCE, check, tabulate
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
 from archlearn.storage import load
 from archlearn.training.teams import Run
 
-REFERENCE = "reference"
 PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
 AT = " at "
 PRUNED_SHARE = 0.65
 """Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
 FASTFOOD_SHARE = 4
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
-LOSS_ALLOWED = 1.0
-"""Points of validation accuracy that the smallest candidate may lose to be the row's own."""
 
 LEARNT = {
-    "AL-fc": Terms(leave=("conv*",), costs=(0.1, 0.2)),
-    "AL-conv": Terms(leave=("fc*",), costs=(0.05, 0.1), price="parameters"),
-    "AL-conv-fc": Terms(leave=("conv[1234]",), costs=(0.1, 0.2)),
-    "AL-all": Terms(leave=(), costs=(0.05, 0.1, 0.2), price="parameters", learn="all"),
+    "AL-fc": Terms(leave=("conv*",), costs=(0.05, 0.15)),
+    "AL-conv": Terms(leave=("fc*",), costs=(0.03, 0.1), price="parameters"),
+    "AL-conv-fc": Terms(leave=("conv[1234]",), costs=(0.05, 0.15)),
+    ALL: Terms(leave=(), costs=(0.1, 0.2, 0.4)),
 }
 
 
@@ -126,16 +123,40 @@ def measure_times(scale: Scale, done: Done) -> dict[str, Any]:
     return {"forward": times}
 
 
-def choose(candidates: Sequence[Row], reference: Row) -> Row:
-    """Return the smallest candidate whose validation accuracy is near the reference's.
+def choose(candidates: Sequence[Row], most_parameters: float) -> Row:
+    """Return the candidate that is most accurate on the validation part, of those small enough.
 
-    Where none is near, the most accurate one on the validation part counts. The test part has no
-    say.
+    Where none is, the smallest one counts. The test part has no say.
     """
-    least = _validation(reference) - LOSS_ALLOWED
-    near = [row for row in candidates if _validation(row) >= least]
-    smallest = min(near, key=lambda row: row.parameters, default=None)
-    return smallest or max(candidates, key=_validation)
+    fitting = [row for row in candidates if row.parameters <= most_parameters]
+    best = max(fitting, key=_validation, default=None)
+    return best or min(candidates, key=lambda row: row.parameters)
+
+
+def choose_all(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return the row of every method, of one seed.
+
+    A learnt row must be as small as is asked of it; the one that learns all layers, smaller than
+    all others that learn.
+    """
+    methods: dict[str, list[Row]] = {}
+    for row in rows:
+        methods.setdefault(method_of(row), []).append(row)
+    whole = methods[REFERENCE][0].parameters
+    chosen: dict[str, Row] = {}
+    for name, candidates in methods.items():
+        if name != ALL:
+            gone = PAPER[name].least or 0.0
+            chosen[name] = choose(candidates, (1 - gone / 100) * whole)
+    learnt = [row.parameters for name, row in chosen.items() if name in LEARNT]
+    if ALL in methods:
+        chosen[ALL] = choose(methods[ALL], min(learnt, default=whole) - 1)
+    return {name: chosen[name] for name in methods}
+
+
+def method_of(row: Row) -> str:
+    """Return the method that a row is a candidate of."""
+    return row.row.partition(AT)[0]
 
 
 def _validation(row: Row) -> float:
@@ -144,10 +165,10 @@ def _validation(row: Row) -> float:
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the tables state: one line a method, and all candidates."""
-    references = {row.seed: row for row in rows if row.row == REFERENCE}
     chosen: dict[str, list[Row]] = {}
-    for (name, seed), candidates in _by_method(rows).items():
-        chosen.setdefault(name, []).append(choose(candidates, references[seed]))
+    for seed in dict.fromkeys(row.seed for row in rows):
+        for name, row in choose_all([row for row in rows if row.seed == seed]).items():
+            chosen.setdefault(name, []).append(row)
     summaries = {
         name: summarise(members) | {"measured": [row.measured for row in members]}
         for name, members in chosen.items()
@@ -160,22 +181,11 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
             "parameters": row.parameters,
             "validation": _validation(row),
             "accuracy": row.accuracy,
-            "chosen": any(row is member for member in chosen[_method(row)]),
+            "chosen": any(row is member for member in chosen[method_of(row)]),
         }
         for row in rows
     ]
     return {"rows": summaries, "tried": tried}
-
-
-def _by_method(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        found.setdefault((_method(row), row.seed), []).append(row)
-    return found
-
-
-def _method(row: Row) -> str:
-    return row.row.partition(AT)[0]
 
 
 EXPERIMENT = Experiment(
