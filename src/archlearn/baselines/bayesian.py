@@ -125,6 +125,10 @@ class Search:
         self._study._storage.set_trial_user_attr(trial._trial_id, "train_seconds", train_seconds)
         self._study.tell(proposal.number, objective)
 
+    def give_up(self, proposal: Proposal) -> None:
+        """Take note that a proposal came to nothing."""
+        self._study.tell(proposal.number, state=self._states.FAIL)
+
     def history(self) -> list[Training]:
         """Return all finished trainings, in the order in which they were proposed."""
         finished = self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))

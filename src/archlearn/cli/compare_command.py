@@ -20,6 +20,7 @@ def compare(
     budget: str | None = None,
     methods: str | None = None,
     seeds: str | None = None,
+    epochs: int | None = None,
     quick: bool = False,
     out: Path | None = None,
     side_by_side: int = 16,
@@ -36,6 +37,7 @@ def compare(
         budget: Numbers of parameters. [default: 5000,10000,20000,40000]
         methods: Which methods, with semicolons between them. [default: all]
         seeds: Every method is run once for each. [default: 0,1,2,3,4, or 0 if quick]
+        epochs: Of every method in total. [default: 60, or 5 if quick]
         quick: A small version that ends within 3 minutes on 2 cores.
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.
@@ -44,7 +46,14 @@ def compare(
     from archlearn.cli.comparisons import Asked, compare_methods, draw_comparison_anew
 
     asked = Asked(
-        model=model, data=data, budget=budget, methods=methods, seeds=seeds, quick=quick, out=out
+        model=model,
+        data=data,
+        budget=budget,
+        methods=methods,
+        seeds=seeds,
+        epochs=epochs,
+        quick=quick,
+        out=out,
     )
     if draw:
         draw_comparison_anew(asked)

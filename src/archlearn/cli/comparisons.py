@@ -11,6 +11,7 @@ from archlearn.experiments.definitions import Experiment
 from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.ordering import choose_folder
 from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.scales import Scale
 from archlearn.training.errors import SettingsError
 
 
@@ -23,6 +24,7 @@ class Asked:
     budget: str | None
     methods: str | None
     seeds: str | None
+    epochs: int | None
     quick: bool
     out: Path | None
 
@@ -31,13 +33,22 @@ class Asked:
         """Where results go."""
         return choose_folder(self.out, quick=self.quick)
 
+    def contest(self) -> tuple[Experiment, Scale]:
+        """Return the comparison and its scale."""
+        scale, budgets = choose_contest(
+            quick=self.quick,
+            budgets=self.budget,
+            seeds=self.seeds,
+            data=self.data,
+            epochs=self.epochs,
+        )
+        contenders = find_contenders(self.methods)
+        return make_experiment(self.model, self.data, budgets, contenders), scale
+
 
 def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     """Make the missing runs of a comparison, then write and show what came of them."""
-    scale, budgets = choose_contest(
-        quick=asked.quick, budgets=asked.budget, seeds=asked.seeds, data=asked.data
-    )
-    experiment = make_experiment(asked.model, asked.data, budgets, find_contenders(asked.methods))
+    experiment, scale = asked.contest()
     order = Order(
         experiment=experiment,
         scale=scale,
@@ -52,10 +63,7 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
 
 def draw_comparison_anew(asked: Asked) -> None:
     """Write numbers, tables and figure of a comparison anew from its runs."""
-    _, budgets = choose_contest(
-        quick=asked.quick, budgets=asked.budget, seeds=asked.seeds, data=asked.data
-    )
-    experiment = make_experiment(asked.model, asked.data, budgets, find_contenders(asked.methods))
+    experiment, _ = asked.contest()
     results = read_results(asked.folder, experiment.name)
     if results is None or not results.complete:
         raise SettingsError(

@@ -31,6 +31,8 @@ from archlearn.training.teams import Run
 
 PRICES = tuple(3e-5 * 2**step for step in range(9))
 """Strengths of gates: a ladder that spans the budgets."""
+L0_GATE_RATE = 0.2
+"""Drawn gates have noise of their own, so they move at most at this rate."""
 LASSO_STRENGTHS = (3e-4, 1e-3, 3e-3)
 SPARSE_STRENGTHS = (1e-4, 5e-4, 2e-3)
 
@@ -99,7 +101,8 @@ def _begin_ours(price: Price) -> Callable[[Contest, int, float], Run]:
 
 
 def _begin_l0(contest: Contest, seed: int, strength: float) -> Run:
-    settings = contest.given_gates(seed, Terms(cost=strength, price="parameters"))
+    terms = Terms(cost=strength, price="parameters", gate_rate=L0_GATE_RATE)
+    settings = contest.given_gates(seed, terms)
     network = contest.fresh_network(seed)
     gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, kind="l0")
     return Run(row="", settings=settings, network=gated)

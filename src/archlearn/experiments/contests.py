@@ -10,9 +10,10 @@ from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.recipes import Terms, learn_architecture, train_plainly
 from archlearn.experiments.scales import Scale
 from archlearn.models.choosing import build_network
+from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
 from archlearn.training.randomness import seed_everything
-from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.settings import RunSettings
 
 FIRST_PART = 0.4
 """Part of the epochs before a network is brought to its budget; the rest comes after, for small
@@ -20,6 +21,8 @@ networks gain from training for long."""
 FREEZE_FOR = 0.1
 """Last part of the first epochs in which gates stand still: there is more training to come."""
 START_AFTER = 0.1
+MOST_GATE_RATE = 1.0
+"""Above this the noise of the loss, and not its mean, would move the gates."""
 VALIDATION = 1 / 12
 CALIBRATION_SEED = 1000
 """Strengths are chosen on this seed, which is none of those that count."""
@@ -61,19 +64,27 @@ class Contest:
         return train_plainly(replace(self.scale, epochs=epochs), seed, model=self.model)
 
     def gated(self, seed: int, terms: Terms) -> RunSettings:
-        """Return the settings of the first part of a run that learns its widths."""
+        """Return the settings of the first part of a run that learns its widths.
+
+        The rate of the gates follows from the cost, and is at most that of the terms.
+        """
         scale = replace(self.scale, epochs=self.first_epochs)
-        terms = replace(terms, start_after=START_AFTER, freeze_for=FREEZE_FOR)
+        rate = min(terms.gate_rate or MOST_GATE_RATE, self._find_gate_rate(terms.cost))
+        terms = replace(terms, start_after=START_AFTER, freeze_for=FREEZE_FOR, gate_rate=rate)
         return learn_architecture(scale, seed, terms, model=self.model)
+
+    def _find_gate_rate(self, cost: float) -> float:
+        """Return the rate that the engine would derive from a cost."""
+        n_steps = self.first_epochs * (
+            len(find_dataset(self.plain(0, 1)).train) // self.scale.batch_size
+        )
+        return TRAVEL / (cost * max(1, n_steps) * (1 - START_AFTER - FREEZE_FOR))
 
     def given_gates(self, seed: int, terms: Terms) -> RunSettings:
         """Return the same for a network that comes with gates of its own."""
         settings = self.gated(seed, terms)
         kept = settings.gates
-        own = GateSettings(
-            learn="nothing", start_after=kept.start_after, freeze_for=kept.freeze_for
-        )
-        return replace(settings, gates=own)
+        return replace(settings, gates=replace(kept, learn="nothing"))
 
     def example(self) -> Tensor:
         """Return two inputs as the network takes them."""

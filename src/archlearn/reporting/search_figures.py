@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.paper_panels import (
-    add_legend,
+    FONT_SIZE,
     draw_band,
     name_axes,
     new_panels,
@@ -75,7 +75,10 @@ def draw_figure_4(derived: Mapping[str, Any]) -> Figure:
         )  # fmt: skip
         name_axes(left, "trainings", objective, f"({name}) {panel['words']}")
         name_axes(right, "seconds, the search's own included", "")
-        add_legend(left if row else right, loc="upper right")
+    handles, labels = axes[-1].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1
+    )
     return figure
 
 
@@ -87,4 +90,3 @@ def _draw(axes: Axes, x: Sequence[float], progress: Progress) -> None:
     colour = style_of(1)["color"]
     axes.axhline(mean, color=colour, linewidth=1.6, linestyle="--", label="one run that learns")
     axes.axhspan(min(progress.learnt), max(progress.learnt), color=colour, alpha=0.15, linewidth=0)
-    axes.set_yscale("log")
