@@ -162,3 +162,13 @@ def test_gates_placed_by_hand_are_sites() -> None:
 def test_a_plain_model_needs_inputs() -> None:
     with pytest.raises(al.InputError, match="LeNet does not know its inputs; give example_inputs"):
         al.inspect(LeNet())
+
+
+def test_a_layer_with_a_hook_is_named_with_what_to_do() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net[2].register_forward_hook(lambda *_: None)
+    first, second = al.inspect(net, torch.randn(2, 4)).rows
+    for row in (first, second):
+        assert not row.width
+        assert "width: '2' has a forward hook, which may change what it reads or ret" in row.reason
+        assert row.fix.startswith("remove the hook before add_gates")

@@ -46,7 +46,7 @@ class Choice:
         """Return why a site's width is not learnt, or None if any of its channels is."""
         channels = self.blueprint.channels_of(place, site)
         if channels is None:
-            return NO_CHANNELS
+            return self.blueprint.followed[place].hidden.get(site.node, NO_CHANNELS)
         if site.node not in self.blueprint.gated[place]:
             return NOT_ASKED
         if self.n_learnt(place, site):

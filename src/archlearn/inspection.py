@@ -42,10 +42,17 @@ class SiteRow:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All activation sites of a model, and the submodules that were not looked into."""
+    """All activation sites of a model, and what was taken as given.
+
+    Attributes:
+        opaque: Submodules that were not looked into, with the reason.
+        answers: Lines of `forward` that asked about shapes, with what the example answered;
+            the branch that the example takes is the one that is gated.
+    """
 
     rows: tuple[SiteRow, ...]
     opaque: dict[str, str]
+    answers: dict[str, str]
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
@@ -57,6 +64,8 @@ class Inspection:
             for line in table
         ]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
+        said = "asked for shapes, answered by the example"
+        lines += [f"{said}: {line}: {answer}" for line, answer in self.answers.items()]
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -83,7 +92,8 @@ def _inspect(choice: Choice) -> Inspection:
     known = {row.name for row in rows}
     for place, sites in enumerate(choice.blueprint.sites):
         rows += [_row(choice, place, site) for site in sites if site.name not in known]
-    return Inspection(tuple(rows), dict(choice.blueprint.traces.opaque))
+    traces = choice.blueprint.traces
+    return Inspection(tuple(rows), dict(traces.opaque), dict(traces.answers))
 
 
 def _row(choice: Choice, place: int, site: Site) -> SiteRow:

@@ -60,7 +60,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RMSNorm": {"normalized_shape": (3, 4), "eps": 1e-3},
     "LeakyReLU": {"negative_slope": 0.3},
     "Linear": {"in_features": 3, "out_features": 2, "bias": False},
-    "LocalResponseNorm": {"size": 3, "alpha": 0.1, "beta": 0.5, "k": 2.0},
+    "LocalResponse": {"size": 3, "alpha": 0.1, "beta": 0.5, "k": 2.0},
     "LogSoftmax": {"dim": 1},
     "MaxPool": {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
     "MaxUnpool": {"kernel_size": 3, "stride": 2, "padding": 1},

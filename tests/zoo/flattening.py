@@ -55,11 +55,39 @@ class Reshape(_Body):
         return torch.reshape(x, (x.shape[0], -1))
 
 
+class CountsFeatures(_Body):
+    """A loop over a shape, from the oldest of the tutorials."""
+
+    def flat(self, x: Tensor) -> Tensor:
+        n_features = 1
+        for size in x.size()[1:]:
+            n_features *= size
+        return x.view(-1, n_features)
+
+
+class ByRank(_Body):
+    """Asks whether there is anything to flatten."""
+
+    def flat(self, x: Tensor) -> Tensor:
+        if x.dim() != 4:
+            raise ValueError("a batch of images is needed")
+        return x.flatten(x.ndim - 3) if len(x.shape) > 2 else x
+
+
 def _flat(cls: type[_Body]) -> Callable[[], nn.Module]:
     return parts(cls, first=conv(3, 5), second=conv(5, 7), hidden=linear(28, 9), head=linear(9, 4))
 
 
-FLATTENERS = (Flatten, ViewBatch, ViewLiteral, ViewSizeLiteral, ViewAllSizes, Reshape)
+FLATTENERS = (
+    Flatten,
+    ViewBatch,
+    ViewLiteral,
+    ViewSizeLiteral,
+    ViewAllSizes,
+    Reshape,
+    CountsFeatures,
+    ByRank,
+)
 
 KINDS: tuple[Kind, ...] = tuple(
     kind(f"flat_{c.__name__.lower()}", _flat(c), IMAGE, (5, 7, 9), (9,)) for c in FLATTENERS

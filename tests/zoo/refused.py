@@ -10,7 +10,7 @@ import archlearn as al
 from tests.zoo.kinds import Kind, Net, batch, kind, parts
 from tests.zoo.layers import chain, linear
 
-VECTOR, IMAGE = batch(6), batch(3, 8, 8)
+VECTOR = batch(6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,24 +38,12 @@ class LoopsOnData(Net):
         return self.head(x)
 
 
-class CountsFeatures(Net):
-    """A loop over a shape, from the oldest of the tutorials."""
+class AsksForTheBatch(Net):
+    """A branch on the size of the batch, which is another one in the next call."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
-        n_features = 1
-        for size in x.size()[1:]:
-            n_features *= size
-        return self.head(x.view(-1, n_features))
-
-
-class Checked(Net):
-    """A check of a shape, which tracing does not decide."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 2:
-            raise ValueError("a batch of vectors is needed")
-        return self.head(F.relu(self.first(x)))
+        return self.head(x if x.shape[0] > 1 else x * 2)
 
 
 class NoActivation(Net):
@@ -81,15 +69,10 @@ REFUSED: tuple[Refused, ...] = (
     Refused(kind=_two(BranchesOnData), error=al.TracingError, match=r"if x\.sum\(\) > 0"),
     Refused(kind=_two(LoopsOnData), error=al.TracingError, match=r"int\(x\.max\(\)\)"),
     Refused(
-        kind=kind(
-            "CountsFeatures",
-            parts(CountsFeatures, first=lambda: nn.Conv2d(3, 5, 3), head=linear(180, 3)),
-            IMAGE,
-        ),
+        kind=_two(AsksForTheBatch),
         error=al.TracingError,
-        match=r"for size in x\.size\(\)\[1:\]",
+        match=r"if x\.shape\[0\] > 1.*depends on the size of the batch",
     ),
-    Refused(kind=_two(Checked), error=al.TracingError, match=r"if x\.dim\(\) != 2"),
     Refused(kind=_two(NoActivation), error=al.InputError, match="nothing"),
     Refused(
         kind=kind("linear_alone", chain(linear(6, 3)), VECTOR),

@@ -8,23 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.utils.flop_counter import FlopCounterMode
 
-from archlearn.errors import InputError, first_line
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
-from archlearn.graphs.ledger import Ledger
-from archlearn.graphs.linear_ops import read_linear_op
+from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
-from archlearn.graphs.rules.registry import rule_for
-from archlearn.graphs.rules.spatial import pool
-from archlearn.graphs.shapes import guess_output
+from archlearn.graphs.runs import Runner
 from archlearn.graphs.sites import SiteChannels
-from archlearn.graphs.step import Step, fixed_out, leaves_of, opaque
+from archlearn.graphs.step import Step, fixed_out, hooked_reason, leaves_of, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
-from archlearn.graphs.watching import Watch
 
 _IN_PLACE = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
@@ -42,6 +36,7 @@ class Followed:
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         shrink: By how much images may be smaller and still meet every weight.
+        hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
     values: dict[str, Any]
@@ -49,25 +44,23 @@ class Followed:
     other_multiply_adds: int
     parts: tuple[Tensor, ...]
     shrink: float
+    hidden: dict[str, Reason]
 
 
-class _Follower(fx.Interpreter):
+class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
         self, net: nn.Module, graph: fx.Graph, ledger: Ledger, gated: frozenset[str]
     ) -> None:
-        super().__init__(net, graph=graph)
-        self.net, self.ledger, self.gated = net, ledger, gated
+        super().__init__(net, graph)
+        self.ledger, self.gated = ledger, gated
         self.values: dict[str, Any] = {}
         self.sites: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
-        self.other_multiply_adds = 0
         self.parts: list[Tensor] = []
-        self.watch = Watch()
+        self.hidden: dict[str, Reason] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
-        self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
-        self.may_guess = not any(self._is_unknown(node) for node in self.rules)
 
     def result(self) -> Followed:
         """Return what became of labels in this graph."""
@@ -77,47 +70,21 @@ class _Follower(fx.Interpreter):
             self.other_multiply_adds,
             tuple(self.parts),
             self.watch.shrink,
+            self.hidden,
         )
 
     def run_node(self, n: fx.Node) -> Any:
-        out = self._run_real(n)
+        out = self.run_call(n)
         self.values[n.name] = self._follow(n, out)
+        self._note_hidden(n)
         return out
 
-    def _run_real(self, n: fx.Node) -> Any:
-        counter: Any = FlopCounterMode(display=False)
-        try:
-            if not self._is_unknown(n):
-                return self._run_known(n)
-            self.watch.shrink = 1.0  # it may hold anything
-            with counter:
-                out = super().run_node(n)
-            self.other_multiply_adds += counter.get_total_flops() // 2
-            return out
-        except Exception as error:
-            where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
-            raise InputError(
-                f"the model does not run on the example inputs: {where}: {first_line(error)}. "
-                "Give inputs that model(...) takes, on the device and in the dtype of the model"
-            ) from error
-
-    def _run_known(self, n: fx.Node) -> Any:
-        rule = self.rules.get(n)
-        if self.may_guess and rule is not None:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            guessed = guess_output(n, self.net, args, kwargs)
-            if guessed is not None:
-                if rule is linear:
-                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
-                return guessed
-        if rule not in (linear, pool):
-            return super().run_node(n)
-        with self.watch:
-            return super().run_node(n)
-
-    def _is_unknown(self, n: fx.Node) -> bool:
-        rule = self.rules.get(n)
-        return rule is opaque or (rule is linear and read_linear_op(n, self.net) is None)
+    def _note_hidden(self, n: fx.Node) -> None:
+        """A layer with a hook hides its channels from all calls up to the next layer."""
+        hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        reason = hooked_reason(n, self.net) or next(iter(hidden), None)
+        if reason is not None and self.rules.get(n) is not linear:
+            self.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:
         if n.op == "get_attr":

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from archlearn.graphs.lookups import find_module
+from archlearn.graphs.lookups import find_module, has_hooks
 
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 
@@ -118,7 +118,7 @@ def is_called_again(node: fx.Node) -> bool:
 def _module_kind(module: nn.Module) -> tuple[str, int] | None:
     for known, kind in _MODULES.items():
         if isinstance(module, known):
-            plain = not module._forward_pre_hooks and not module._forward_hooks
+            plain = not has_hooks(module)
             return kind if plain and type(module).forward is known.forward else None
     return None
 

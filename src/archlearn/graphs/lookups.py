@@ -13,6 +13,11 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     return net.get_submodule(name) if module is None else module
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether something of the user's runs before or after the module's `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def find_tensor(net: nn.Module, name: str) -> Tensor:
     """Return the parameter or buffer of that name (also one that is computed)."""
     owner, _, attribute = name.rpartition(".")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.graphs.lookups import find_module
+from archlearn.graphs.lookups import find_module, has_hooks
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 _NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
@@ -41,7 +41,7 @@ def guess_output(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Tenso
 
 
 def _guess_module(module: nn.Module, x: Tensor) -> Tensor | None:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return None
     kind: Any = type(module)
     if kind in _ACTIVATIONS:

@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from archlearn.graphs.labels import Labels, fixed_like
-from archlearn.graphs.ledger import Ledger
-from archlearn.graphs.lookups import find_module
+from archlearn.graphs.ledger import Ledger, Reason
+from archlearn.graphs.lookups import find_module, has_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,26 @@ def fixed_out(out: Any) -> Any:
 
 def opaque(step: Step, text: str | None = None, fix: str | None = None) -> Any:
     """Keep every channel that a call reads, and know nothing of what it returns."""
-    name = describe_call(step.node)
+    hooked = hooked_reason(step.node, step.net)
+    if text is None and hooked is not None:
+        text, fix = hooked.text, hooked.fix
     for labels in step.labels:
         step.ledger.block(
             labels.ids,
-            text or f"read by {name}, which may mix channels",
+            text or f"read by {describe_call(step.node)}, which may mix channels",
             fix or "nothing is needed if the other layers are learnt",
         )
     return fixed_out(step.out)
+
+
+def hooked_reason(node: fx.Node, net: nn.Module) -> Reason | None:
+    """Return why a module with forward hooks is not learnt, or None if it has none."""
+    if node.op != "call_module" or not has_hooks(find_module(net, str(node.target))):
+        return None
+    return Reason(
+        f"{node.target!r} has a forward hook, which may change what it reads or returns",
+        "remove the hook before add_gates, and register it on the model that add_gates returns",
+    )
 
 
 def describe_call(node: fx.Node) -> str:

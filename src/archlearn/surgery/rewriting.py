@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.inputs import check_argument
 from archlearn.graphs.labels import Labels, select, varying, without_repeats
 from archlearn.graphs.rules import movement
 from archlearn.graphs.rules.movement import as_selection
@@ -22,6 +23,7 @@ from archlearn.graphs.step import call_node, leaves_of, map_leaves, opaque
 from archlearn.surgery.moves import Move, rewrite_move
 from archlearn.surgery.special import Seen, narrow_call_
 
+_FAILED = "failed"
 _MOVES = (movement.move, movement.pick, movement.pad, movement.attribute)
 
 
@@ -97,12 +99,24 @@ class Rewriter:
         if rule in _MOVES and has_labels and isinstance(full, Labels | tuple | list):
             return self._visit_move(old, node, full)
         if not has_labels:
-            return full if rule is opaque else self._evaluate(node, full)
+            return self._visit_number(old, node, full)
         for source in node.all_input_nodes:
             if isinstance(self.narrowed.get(source), Scrambled):
                 raise SurgeryError(_cannot_narrow(source))
         self._bake_numbers(old, node)
         return self._reduce_all(full)
+
+    def _visit_number(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
+        """Return a number as it is for narrowed tensors; leave out a check that it fails."""
+        values = self.blueprint.followed[self.place].values
+        of_tensors = any(isinstance(values[n.name], Labels) for n in old.all_input_nodes)
+        if rule_for(old, self.net) is opaque and of_tensors:
+            return full
+        found = _try(node, self.net, self.narrowed.get, failed=_FAILED)
+        if found is _FAILED and node.target is check_argument:
+            self.graph.erase_node(node)
+            del self.nodes[old.name]
+        return full if found is _FAILED or found is None else found
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = map_leaves(self._reduce_labels, full)
@@ -290,13 +304,15 @@ class Rewriter:
         return name
 
 
-def _try(node: fx.Node, net: nn.Module, value_of: Callable[[fx.Node], Any]) -> Any:
-    """Make a call with other arguments; return None if it does not run on them."""
+def _try(
+    node: fx.Node, net: nn.Module, value_of: Callable[[fx.Node], Any], failed: Any = None
+) -> Any:
+    """Make a call with other arguments; say so if it does not run on them."""
     args, kwargs = map_arg((node.args, node.kwargs), value_of)
     try:
         return call_node(node, net, args, kwargs)
     except Exception:  # literal sizes do not fit narrowed tensors
-        return None
+        return failed
 
 
 def _ids(leaf: Any) -> Any:

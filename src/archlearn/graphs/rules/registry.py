@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.graphs.linear_ops import is_linear_op
-from archlearn.graphs.lookups import find_module
+from archlearn.graphs.lookups import find_module, has_hooks
 from archlearn.graphs.rules import elementwise, movement, norms, spatial
 from archlearn.graphs.rules.activations import activate, is_site
 from archlearn.graphs.rules.linear import linear
@@ -175,6 +175,7 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_ALONG, spatial.along_dim),
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
+    "check_argument": _number,
     "getitem": movement.pick,
     "getattr": movement.attribute,
     "pad": movement.pad,
@@ -238,7 +239,7 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
 
 
 def _rule_for_module(module: nn.Module) -> Rule:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return opaque
     for classes, rule in _BY_CLASS:
         known = classes if isinstance(classes, tuple) else (classes,)

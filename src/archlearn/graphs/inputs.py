@@ -1,0 +1,117 @@
+"""Example inputs are the arguments of one call; those that hold no tensor are fixed by it."""
+
+import inspect as python_inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from archlearn.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """The arguments of one call of the model, by position and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, example_inputs: object) -> "ExampleInputs":
+        """Accept a tensor, a tuple of arguments or a dict of keyword arguments."""
+        if isinstance(example_inputs, ExampleInputs):
+            return example_inputs
+        if isinstance(example_inputs, Tensor):
+            return cls((example_inputs,), {})
+        if isinstance(example_inputs, tuple | list):
+            return cls(tuple(example_inputs), {})
+        if isinstance(example_inputs, Mapping):
+            return cls((), dict(example_inputs))
+        raise InputError(
+            f"example_inputs is a {type(example_inputs).__name__}; give a tensor, a tuple of "
+            "arguments, or a dict of keyword arguments, as one call of the model takes them"
+        )
+
+    def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":
+        """Return the same inputs with every tensor (or every floating one) moved."""
+
+        def move(value: Any) -> Any:
+            wanted = isinstance(value, Tensor) and (not floating_only or value.is_floating_point())
+            return value.detach().to(*args) if wanted else value
+
+        mapped = tree_map(move, (self.args, self.kwargs))
+        return ExampleInputs(*mapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of `forward`, as it was in the example call.
+
+    Attributes:
+        is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
+    """
+
+    name: str
+    value: Any
+    is_followed: bool
+    by_keyword: bool
+
+
+def bind_arguments(
+    forward: Callable[..., Any], owner: str, inputs: ExampleInputs
+) -> list[Argument]:
+    """Return the arguments of `forward` in the order of its signature, defaults filled in."""
+    signature = python_inspect.signature(forward)
+    try:
+        bound = signature.bind(None, *inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"example_inputs do not fit {owner}.forward{signature}: {error}; give them as one "
+            "call of the model takes them"
+        ) from error
+    bound.apply_defaults()
+    arguments: list[Argument] = []
+    for name, value in list(bound.arguments.items())[1:]:
+        kind = signature.parameters[name].kind
+        if kind is python_inspect.Parameter.VAR_POSITIONAL:
+            parts = [(f"{name}_{i}", part, False) for i, part in enumerate(value)]
+        elif kind is python_inspect.Parameter.VAR_KEYWORD:
+            parts = [(key, part, True) for key, part in value.items()]
+        else:
+            parts = [(name, value, kind is python_inspect.Parameter.KEYWORD_ONLY)]
+        arguments += [Argument(n, v, _holds_tensor(v), by) for n, v, by in parts]
+    return arguments
+
+
+def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
+    """Return what the placeholders of a traced graph take for the given inputs."""
+    names = [(str(n.target), n.args) for n in graph.nodes if n.op == "placeholder"]
+    left = iter(inputs.args)
+    values: list[Any] = []
+    for name, default in names:
+        if name in inputs.kwargs:
+            values.append(inputs.kwargs[name])
+        else:
+            values.append(next(left, default[0] if default else None))
+    return values
+
+
+def check_argument(given: Any, fixed: Any, name: str) -> None:
+    """Raise if an argument that was fixed when the model was traced is given otherwise."""
+    if given is not fixed and (isinstance(given, Tensor) or given != fixed):
+        raise InputError(
+            f"{name} is {given!r}, but the model was traced with {fixed!r}; put the value that "
+            "you use into example_inputs"
+        )
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value can stand in a graph as it is."""
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))

@@ -1,0 +1,72 @@
+"""A network is run call by call; what is known of a call's result need not be computed."""
+
+from typing import Any
+
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from archlearn.errors import InputError, first_line
+from archlearn.graphs.linear_ops import read_linear_op
+from archlearn.graphs.lookups import find_module
+from archlearn.graphs.rules.linear import linear
+from archlearn.graphs.rules.registry import rule_for
+from archlearn.graphs.rules.spatial import pool
+from archlearn.graphs.shapes import guess_output
+from archlearn.graphs.step import opaque
+from archlearn.graphs.watching import Watch
+
+
+class Runner(fx.Interpreter):
+    """Runs a graph on the example inputs.
+
+    Attributes:
+        rules: How labels pass each call.
+        may_guess: Whether only shapes and types of results matter: no call is unknown.
+        other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
+        watch: Sees how much smaller images might be.
+    """
+
+    def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(net, graph=graph)
+        self.net = net
+        self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
+        self.may_guess = not any(self._is_unknown(node) for node in self.rules)
+        self.other_multiply_adds = 0
+        self.watch = Watch()
+
+    def run_call(self, n: fx.Node) -> Any:
+        """Return what a call gives on the example inputs, or something like it."""
+        try:
+            return self._run_unknown(n) if self._is_unknown(n) else self._run_known(n)
+        except Exception as error:
+            where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
+            raise InputError(
+                f"the model does not run on the example inputs: {where}: {first_line(error)}. "
+                "Give inputs that model(...) takes, on the device and in the dtype of the model"
+            ) from error
+
+    def _run_unknown(self, n: fx.Node) -> Any:
+        self.watch.shrink = 1.0  # it may hold anything
+        counter: Any = FlopCounterMode(display=False)
+        with counter:
+            out = super().run_node(n)
+        self.other_multiply_adds += counter.get_total_flops() // 2
+        return out
+
+    def _run_known(self, n: fx.Node) -> Any:
+        rule = self.rules.get(n)
+        if self.may_guess and rule is not None:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            guessed = guess_output(n, self.net, args, kwargs)
+            if guessed is not None:
+                if rule is linear:
+                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
+                return guessed
+        if rule not in (linear, pool):
+            return super().run_node(n)
+        with self.watch:
+            return super().run_node(n)
+
+    def _is_unknown(self, n: fx.Node) -> bool:
+        rule = self.rules.get(n)
+        return rule is opaque or (rule is linear and read_linear_op(n, self.net) is None)

@@ -1,0 +1,173 @@
+"""A tracer follows every call of a model, and asks the example inputs where Python must decide."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.proxy import TraceError
+
+from archlearn.graphs.inputs import (
+    Argument,
+    ExampleInputs,
+    bind_arguments,
+    check_argument,
+    is_plain,
+)
+from archlearn.graphs.questions import (
+    KIND,
+    RANK,
+    REFUSALS,
+    Answer,
+    AskingProxy,
+    Question,
+    parts_of,
+    topic_of,
+)
+from archlearn.graphs.sources import describe_failure, note_source, source_of
+from archlearn.responses import LocalResponse
+from archlearn.tristate import TriState
+
+Leaf = str | type[nn.Module]
+
+
+class UntraceableError(Exception):
+    """Carries the innermost submodule that could not be followed out of the trace."""
+
+    def __init__(self, name: str, module: nn.Module, reason: str) -> None:
+        super().__init__(name)
+        self.name, self.module, self.reason = name, module, reason
+
+
+class Follower(fx.Tracer):
+    """Follows everything but torch's own modules, tri-state activations and leaves."""
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        inputs: ExampleInputs | None,
+        answers: dict[tuple[str, str], Answer],
+    ) -> None:
+        super().__init__()
+        self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
+        self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
+        self._inputs, self._answers = inputs, answers
+        self.answered: dict[str, str] = {}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module is called as it is."""
+        marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
+        return (
+            marked
+            or isinstance(m, TriState | LocalResponse)
+            or super().is_leaf_module(m, module_qualified_name)
+        )
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Return a new call, with the line that made it."""
+        node = super().create_node(*args, **kwargs)
+        note_source(node)
+        return node
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return a traced value that can be asked about its shape."""
+        return AskingProxy(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Answer `if` from the example inputs."""
+        return bool(self.ask(obj, "bool"))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Return the sizes of a shape one by one."""
+        if topic_of(obj.node) is None:
+            return super().iter(obj)
+        return parts_of(obj, len(obj))
+
+    def ask(self, proxy: Any, what: str) -> Any:
+        """Return what the example inputs say, and note that it was asked.
+
+        Raises:
+            TraceError: If the question is about values, or its answer may change.
+        """
+        node: fx.Node = proxy.node
+        topic = topic_of(node)
+        if topic is None or self._inputs is None or (what == "index" and topic > RANK):
+            raise TraceError(REFUSALS[what])
+        answer = self._answer(node, what)
+        if answer.refusal:
+            raise TraceError(f"{REFUSALS[what]}: {answer.refusal}")
+        if what != "len" and topic is not KIND and isinstance(answer.value, bool | int):
+            self._guard(node, topic, answer.value)
+        return answer.value
+
+    def class_of(self, proxy: Any) -> Any:
+        """Return the class of the value that the example inputs give."""
+        node: fx.Node = proxy.node
+        if self._inputs is None or not node.op.startswith(("call", "placeholder")):
+            return type(proxy)
+        answer = self._answer(node, "class")
+        return type(proxy) if answer.refusal else type(answer.value)
+
+    def _answer(self, node: fx.Node, what: str) -> Answer:
+        question = Question(node, what)
+        if question.key not in self._answers:
+            raise question
+        return self._answers[question.key]
+
+    def _guard(self, node: fx.Node, topic: int, value: bool | int) -> None:
+        """Let the graph refuse inputs for which the answer would be another one."""
+        line = source_of(node) or node.name
+        said = self.answered.setdefault(line, str(value))
+        if said == str(value) and (isinstance(value, bool) or topic == RANK):
+            what = f"what forward asks at {line}"
+            self.create_node("call_function", check_argument, (node, value, what), {})
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Follow a module, or say that it cannot be followed."""
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except UntraceableError:
+            raise
+        except Exception as error:
+            raise UntraceableError(self.path_of_module(m), m, describe_failure(error)) from error
+
+    def create_args_for_root(
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Return `forward` with all but tensors filled in, and a traced value for each argument."""
+        if self._inputs is None:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        arguments = bind_arguments(root_fn, type(self.root).__name__, self._inputs)
+        proxies = [self._placeholder(a, arguments[:i]) for i, a in enumerate(arguments)]
+
+        def call(*given: Any) -> Any:
+            args: list[Any] = []
+            keywords: dict[str, Any] = {}
+            for argument, proxy in zip(arguments, given, strict=True):
+                value = proxy if argument.is_followed else argument.value
+                if not argument.is_followed and is_plain(argument.value):
+                    self.create_proxy(
+                        "call_function", check_argument, (proxy, argument.value, argument.name), {}
+                    )
+                if argument.by_keyword:
+                    keywords[argument.name] = value
+                else:
+                    args.append(value)
+            return root_fn(self.root, *args, **keywords)
+
+        return call, proxies
+
+    def _placeholder(self, argument: "Argument", before: "list[Argument]") -> fx.Proxy:
+        if argument.is_followed and all(other.is_followed for other in before):
+            return self.create_proxy("placeholder", argument.name, (), {})
+        value = argument.value if is_plain(argument.value) else None
+        default = None if argument.is_followed else value
+        return self.create_proxy("placeholder", argument.name, (default,), {})
