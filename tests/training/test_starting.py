@@ -161,3 +161,26 @@ def test_run_on_varied_images_resumes_bit_by_bit(photos: Path, tmp_path: Path) -
     assert halves["test_loss"] == whole["test_loss"]
     one, two = (al.load(tmp_path / name / "compact.safetensors") for name in ("whole", "halves"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_spread_gates_start_open_at_places_of_their_own(photos: Path, tmp_path: Path) -> None:
+    torch.save(pretrained().state_dict(), tmp_path / "net.pth")
+    gates = GateSettings(learn="width", width_start=0.51, width_spread=0.15)
+    session = begin(settings(photos, tmp_path / "net.pth", gates=gates), tmp_path)
+    assert_same_at_step_0(session, pretrained())
+    values = torch.cat([gate.detach() for gate in width_gates(session.work.model).values()])
+    assert 0.51 <= values.min() < 0.53
+    assert 0.64 < values.max() <= 0.66
+    again = begin(settings(photos, tmp_path / "net.pth", gates=gates), tmp_path)
+    other = torch.cat([gate.detach() for gate in width_gates(again.work.model).values()])
+    assert torch.equal(values, other)
+
+
+def test_gate_rate_follows_from_how_far_cost_is_to_push(photos: Path, tmp_path: Path) -> None:
+    rates = [
+        begin(
+            settings(photos, None, gates=GateSettings(travel=travel)), tmp_path
+        ).settings.gates.gate_rate
+        for travel in (None, 1.5, 0.5)
+    ]
+    assert rates[0] == rates[1] == pytest.approx(3 * (rates[2] or 0.0))
