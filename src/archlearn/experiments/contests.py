@@ -26,7 +26,7 @@ MOST_GATE_RATE = 1.0
 VALIDATION = 1 / 12
 CALIBRATION_SEED = 1000
 """Strengths are chosen on this seed, which is none of those that count."""
-N_TRIM_BATCHES = 40
+N_TRIM_BATCHES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
