@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from archlearn.reporting.formats import format_short_count
 from archlearn.reporting.paper_panels import (
@@ -117,13 +117,15 @@ def draw_properties(derived: Derived) -> Figure:
         rises = numbers["rises"]
         shares = [(index + 1) / len(rises) for index in range(len(rises))]
         style: dict[str, Any] = style_of(place) | {"marker": ""}
-        label = f"{row}: {numbers['share']:.1%} above 0"
+        label = f"{row}: {numbers['share']:.1%}"
         left.plot(rises, shares, linewidth=1.5, drawstyle="steps-post", label=label, **style)
     left.set_xscale("symlog", linthresh=1e-5)
-    left.set_xticks([-1e-4, 0, 1e-4, 1e-3, 1e-2, 1e-1, 1])
+    left.set_xticks([-1e-4, 0, 1e-4, 1e-2, 1])
+    left.xaxis.set_minor_locator(NullLocator())
     left.axvline(0, color="black", linewidth=0.8)
     name_axes(left, "rise of the train loss without the neuron", "share of neurons")
-    add_legend(left, loc="upper left")
+    white = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1.0}
+    add_legend(left, loc="center left", title="rises above 0", **white)
     _draw_gaps(right, derived["gaps"])
     return figure
 

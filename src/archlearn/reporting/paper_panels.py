@@ -94,7 +94,8 @@ def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float], label: str = 
 
 def add_legend(axes: Axes, **options: Any) -> None:
     """Say which series is which."""
-    settings: dict[str, Any] = {"frameon": False, "fontsize": FONT_SIZE - 1, **options}
+    sizes = {"fontsize": FONT_SIZE - 1, "title_fontsize": FONT_SIZE - 1}
+    settings: dict[str, Any] = {"frameon": False, **sizes, **options}
     axes.legend(**settings)
 
 
