@@ -111,7 +111,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     order = Order(
         experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
     )
-    tiny = Plan(model="caffenet:0.04", side=67, epochs=2, further=2, batch_size=8, validation=0.2)
+    tiny = Plan(
+        model="caffenet:0.04",
+        side=67,
+        epochs=2,
+        further=2,
+        batch_size=8,
+        validation=0.2,
+        largest_step=0.05,
+    )
     with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
         patch.setattr(caffenets, "QUICK", tiny)
         conduct(order, LineWatcher(log))

@@ -38,6 +38,8 @@ class Plan:
 
     Attributes:
         further: Epochs of every method, from the trained reference on.
+        largest_step: Furthest a gate moves in one step. Channels of convolutions feel much more
+            noise than neurons; without a bound it alone would close them.
         classes: The first so many; None takes all.
     """
 
@@ -47,11 +49,20 @@ class Plan:
     further: int
     batch_size: int
     validation: float
+    largest_step: float
     limit: int | None = None
     classes: int | None = None
 
 
-FULL = Plan(model="caffenet", side=227, epochs=30, further=10, batch_size=256, validation=0.05)
+FULL = Plan(
+    model="caffenet",
+    side=227,
+    epochs=20,
+    further=8,
+    batch_size=256,
+    validation=0.05,
+    largest_step=0.005,
+)
 QUICK = Plan(
     model="caffenet:0.125",
     side=67,
@@ -59,6 +70,7 @@ QUICK = Plan(
     further=4,
     batch_size=50,
     validation=0.1,
+    largest_step=0.05,
     limit=1500,
     classes=10,
 )
@@ -74,13 +86,11 @@ class Terms:
             each; which one counts is decided on validation data.
         price: What a neuron is charged by.
         travel: How far cost alone could push a gate.
-        largest_step: Furthest a gate moves in one step; 0 sets no bound.
     """
 
     leave: tuple[str, ...]
     costs: tuple[float, ...]
     travel: float = TRAVEL
-    largest_step: float = 0.0
     price: Price = "neurons"
     learn: Literal["all", "width"] = "width"
 
@@ -122,7 +132,7 @@ def learn_smaller(scale: Scale, seed: int, terms: Terms, width_cost: float) -> R
         width_start=WIDTH_START,
         width_spread=WIDTH_SPREAD,
         travel=terms.travel,
-        largest_step=terms.largest_step,
+        largest_step=plan.largest_step,
     )
     strengths = StrengthSettings(width_cost=width_cost, price=terms.price, depth_share=1.0)
     return _settings(scale, seed, plan.further, FURTHER_RATE, gates, strengths)
