@@ -24,7 +24,7 @@ from archlearn.graphs.questions import (
     topic_of,
 )
 from archlearn.graphs.sources import describe_failure, note_source, source_of
-from archlearn.responses import LocalResponse
+from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
 
 Leaf = str | type[nn.Module]
@@ -58,7 +58,7 @@ class Follower(fx.Tracer):
         marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
         return (
             marked
-            or isinstance(m, TriState | LocalResponse)
+            or isinstance(m, TriState | LocalResponse | NarrowedLocalResponseNorm)
             or super().is_leaf_module(m, module_qualified_name)
         )
 

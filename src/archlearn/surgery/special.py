@@ -32,7 +32,8 @@ def narrow_call_(
     if is_linear_op(node, net):
         return _set_groups_(net, seen, node, dropped, done)
     module = find_module(net, str(node.target)) if node.op == "call_module" else None
-    if isinstance(module, nn.LocalResponseNorm) or node.target is F.local_response_norm:
+    is_local = isinstance(module, nn.LocalResponseNorm | NarrowedLocalResponseNorm)
+    if is_local or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
     if isinstance(module, nn.modules.batchnorm._NormBase):
         ids = _line(seen.out.ids, 1)
@@ -74,7 +75,7 @@ def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: 
         return False
     if node.op == "call_module":
         old: Any = find_module(net, str(node.target))
-        made = _narrowed(old.size, old.alpha, old.beta, old.k, len(ids), kept)
+        made = _narrow_module(old, len(ids), kept)
         owner, _, attribute = str(node.target).rpartition(".")
         n_calls = sum(n.target == node.target for n in node.graph.nodes)
         if n_calls == 1:
@@ -92,6 +93,13 @@ def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: 
     node.replace_all_uses_with(fresh)
     node.graph.erase_node(node)
     return True
+
+
+def _narrow_module(old: Any, n: int, kept: list[int]) -> NarrowedLocalResponseNorm:
+    """Return a normalisation of fewer channels, each with the number that it had at first."""
+    if isinstance(old, NarrowedLocalResponseNorm):
+        n, kept = old.n_original, old.kept[kept].tolist()
+    return _narrowed(old.size, old.alpha, old.beta, old.k, n, kept)
 
 
 _DEFAULTS = (("alpha", 1e-4), ("beta", 0.75), ("k", 1.0))

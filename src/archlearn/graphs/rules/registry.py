@@ -11,7 +11,7 @@ from archlearn.graphs.rules import elementwise, movement, norms, spatial
 from archlearn.graphs.rules.activations import activate, is_site
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.step import Rule, Step, fixed_out, opaque
-from archlearn.responses import LocalResponse
+from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 
 
 def _number(step: Step) -> Any:
@@ -216,7 +216,7 @@ _BY_CLASS: list[tuple[Any, Rule]] = [
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin), spatial.along_dim),
     (_BATCH_NORMS, norms.within_channel),
     ((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), norms.across_channels),
-    ((nn.LocalResponseNorm, LocalResponse), norms.local_response),
+    ((nn.LocalResponseNorm, LocalResponse, NarrowedLocalResponseNorm), norms.local_response),
 ]
 _HOMES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
 
