@@ -100,6 +100,17 @@ def test_ranks_go_where_the_energy_is() -> None:
     assert choose_ranks(net, 100) == {"0": 3, "1": 2}
 
 
+def test_a_rank_is_worth_what_it_holds_per_parameter() -> None:
+    net = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 40, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.diag(torch.tensor([8.0, 2.0] + [0.0] * 8).sqrt()))
+        net[1].weight.zero_()
+        net[1].weight[:2, :2] = torch.diag(torch.tensor([7.0, 3.0]).sqrt())
+    # rank 1 takes 20 + 50, and 50 are left: 0.2 for 20 goes before 0.3 for 50
+    assert choose_ranks(net, 120)["1"] == 1
+    assert choose_ranks(net, 140) == {"0": 2, "1": 2}
+
+
 @pytest.mark.parametrize("budget", [5_000, 10_000, 20_000, 40_000])
 def test_the_referees_budgets_are_met(budget: int) -> None:
     torch.manual_seed(0)

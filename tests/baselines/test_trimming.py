@@ -66,6 +66,15 @@ def test_budgets_are_met_from_any_ranking(budget: int) -> None:
     assert is_within(close_to_budget(sizes, ranked, budget), budget)
 
 
+def test_a_channel_that_would_lead_below_the_budget_is_passed_over() -> None:
+    # 52 + 153 + 4,410 + 910; a channel of conv2 takes 51 + 16 x 90 with it, a neuron 49 + 10
+    sizes = Sizes(al.add_gates(LeNet(widths=(2, 3, 90)), DIGITS))
+    harms = torch.full((2,), 9.0), torch.full((3,), 1e-9), torch.ones(90)
+    ranked = [Ranked(harm) for harm in harms]
+    assert close_to_budget(sizes, ranked, 5_000) == 5_525 - 9 * 59
+    assert [len(group) for group in ranked] == [2, 3, 81]
+
+
 def test_a_budget_below_one_channel_each_is_refused() -> None:
     sizes = Sizes(al.add_gates(LeNet(), DIGITS))
     ranked = [Ranked(torch.ones(n)) for n in (20, 50, 500)]
