@@ -54,14 +54,17 @@ def read_mark(name: str, summary: Mapping[str, Any]) -> Mark:
 def draw_marks(
     axes: Axes, marks: Sequence[Mark], place: int, label: str, *, hollow: bool = False
 ) -> None:
-    """Draw networks with the deviations of their seeds as bars."""
+    """Draw networks with the deviations of their seeds as bars.
+
+    Hollow ones have as many parameters as others, and no bar for them.
+    """
     style: dict[str, Any] = style_of(place) | {"linestyle": "none"}
     if hollow:
-        style |= {"markerfacecolor": "none", "markeredgewidth": 1.4}
+        style |= {"markerfacecolor": "white", "markeredgewidth": 1.2}
     axes.errorbar(
         [mark.parameters for mark in marks],
         [mark.accuracy for mark in marks],
-        xerr=[mark.spread for mark in marks],
+        xerr=None if hollow else [mark.spread for mark in marks],
         yerr=[mark.deviation for mark in marks],
         elinewidth=1,
         capsize=2,
@@ -78,17 +81,14 @@ def draw_table_1(derived: Derived) -> Figure:
     learnt = [row for row in rows if f"{row} NN" in rows]
     marks = [read_mark(row, rows[row]) for row in learnt]
     draw_marks(axes, [read_mark("baseline", rows["baseline"])], 3, "baseline, ours")
+    scratch = [read_mark(row, rows[f"{row} NN"]) for row in learnt]
+    draw_marks(axes, scratch, 1, "the same from scratch (NN), ours", hollow=True)
     draw_marks(axes, marks, 0, "learnt (AL), ours")
-    draw_marks(
-        axes,
-        [read_mark(row, rows[f"{row} NN"]) for row in learnt],
-        1,
-        "from scratch (NN), ours",
-        hollow=True,
-    )
     _mark_points_(axes, paper)
     for mark in marks:
-        write_beside(axes, mark.parameters, mark.accuracy, mark.name)
+        x, y = mark.parameters, mark.accuracy
+        name = mark.name.replace(", ", ",\n")
+        write_beside(axes, x, y, name, xytext=(-5, 4), horizontalalignment="right")
     _finish_(axes, [m.parameters for m in marks] + [p["parameters"] for p in paper])
     add_legend(axes, loc="lower right")
     return figure
