@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from archlearn.training import evaluating
 from archlearn.training.data.augmenting import (
     SMALLEST_WINDOW,
     Framing,
@@ -109,3 +110,18 @@ def test_smaller_images_are_averages() -> None:
 def test_framing_is_for_images_alone() -> None:
     with pytest.raises(DataError, match=r"resize 20 .* has shape \(7,\); both are for images"):
         dataset(Framing(20), (7,))
+
+
+def test_large_images_are_scored_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return x.mean((2, 3))[:, :2]
+
+    data = dataset(Framing(20))
+    monkeypatch.setattr(evaluating, "_MOST_NUMBERS", {"cpu": 7 * 3 * 20 * 20})
+    score = evaluating.evaluate(Net(), data.test, objective_of(data))
+    assert seen == [7, 7, 6]
+    assert score.n_examples == 20

@@ -200,3 +200,11 @@ def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -
         load_examples(f"imagenet:{imagenet}")
     with pytest.raises(DataError, match="is not a folder"):
         load_examples(f"imagenet:{tmp_path / 'nowhere'}")
+
+
+def test_every_other_image_is_a_slice_too(folder: Path) -> None:
+    train, _ = load(folder)
+    first, second = train.every(2, 0), train.every(2, 1)
+    assert first.inputs.untyped_storage().data_ptr() == train.inputs.untyped_storage().data_ptr()
+    assert sorted(reds(first) + reds(second)) == sorted(reds(train))
+    assert train.n_bytes == 16 * 3 * SIDE * SIDE

@@ -1,5 +1,6 @@
 """A network is scored on a split: mean loss, and accuracy or squared error."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ from archlearn.training.data.datasets import Split
 from archlearn.training.objectives import Objective
 
 _BATCH = {"cpu": 1000, "cuda": 5000}
+_MOST_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Of a batch of inputs; what a network makes of them is some ten times more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,7 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     number_format = next(floating, objective.mean.dtype)
-    n_at_once = _BATCH.get(device.type, _BATCH["cpu"])
+    n_at_once = _count_at_once(split, objective)
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -52,6 +55,15 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
         for module, training in modes.items():
             module.training = training
     return sums
+
+
+def _count_at_once(split: Split, objective: Objective) -> int:
+    """Return how many examples are scored at once: fewer where they are large."""
+    device = objective.mean.device.type
+    shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
+    most_numbers = _MOST_NUMBERS.get(device, _MOST_NUMBERS["cpu"])
+    fitting = most_numbers // max(1, math.prod(shape))
+    return max(1, min(_BATCH.get(device, _BATCH["cpu"]), fitting))
 
 
 def score_of(sums: Tensor, task: str) -> Score:

@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from archlearn.training.checkpoints import Position, write_checkpoint
@@ -220,9 +219,8 @@ class Loop:
 def _share_of_validation(session: Session) -> Split:
     """Return the examples this process validates on, on its device if they are few."""
     fabric, split = session.fabric, session.dataset.validation
-    mine = split.take(torch.arange(fabric.global_rank, len(split), fabric.world_size))
-    size = mine.inputs.numel() * mine.inputs.element_size()
-    return mine.to(fabric.device) if size <= _MOST_BYTES_ON_DEVICE else mine
+    mine = split.every(fabric.world_size, fabric.global_rank)
+    return mine.to(fabric.device) if mine.n_bytes <= _MOST_BYTES_ON_DEVICE else mine
 
 
 def _random_states(session: Session) -> dict[str, Tensor]:

@@ -107,6 +107,8 @@ class EagerStepper:
     def _accumulate(self, indices: Tensor, *, last: bool) -> None:
         """Add the gradient of one part; the penalty comes with the last one."""
         work, fabric = self._work, self._fabric
+        # Examples may lie elsewhere than their order does: very many stay off the device.
+        indices = indices.to(work.train.targets.device)
         raw = work.train.inputs[indices].to(fabric.device)
         targets = work.train.targets[indices].to(fabric.device)
         waiting = not last and fabric.world_size > 1

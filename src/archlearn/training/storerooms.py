@@ -16,6 +16,7 @@ from archlearn.training.settings import RunSettings
 _OF_DATA = (
     "data", "validation", "limit", "classes", "resize", "augment", "skip_broken", "start_from",
 )  # fmt: skip
+_MOST_BYTES_ON_DEVICE = 8 << 30
 
 
 @dataclass(slots=True)
@@ -27,10 +28,12 @@ class Storeroom:
     orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
 
     def dataset(self, settings: RunSettings) -> Dataset:
-        """Return the data set that a run learns from, on the device."""
+        """Return the data set that a run learns from, on the device unless it is very large."""
         key = tuple(getattr(settings, name) for name in _OF_DATA)
         if key not in self.datasets:
-            self.datasets[key] = load_dataset(settings, no_progress).to(self.fabric.device)
+            found = load_dataset(settings, no_progress)
+            fits = found.train.n_bytes <= _MOST_BYTES_ON_DEVICE
+            self.datasets[key] = found.to(self.fabric.device) if fits else found
         return self.datasets[key]
 
     def n_epochs(self, settings: RunSettings) -> int:

@@ -33,6 +33,11 @@ class Split:
         """Return the number of examples."""
         return len(self.targets)
 
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of the inputs."""
+        return self.inputs.numel() * self.inputs.element_size()
+
     def take(self, indices: Tensor) -> "Split":
         """Return the examples at the given places."""
         return Split(self.inputs[indices], self.targets[indices])
@@ -40,6 +45,10 @@ class Split:
     def to(self, device: torch.device) -> "Split":
         """Return the same examples on a device."""
         return Split(self.inputs.to(device), self.targets.to(device), self.mixed)
+
+    def every(self, step: int, first: int) -> "Split":
+        """Return each so-manieth example, from the first one on; nothing is copied."""
+        return Split(self.inputs[first::step], self.targets[first::step], self.mixed)
 
     def cut(self, place: int) -> tuple["Split", "Split"]:
         """Return the examples before a place and those from it on; nothing is copied."""
