@@ -1,0 +1,87 @@
+"""Prices tried on the validation split, from which the experiments' own were taken.
+
+The test examples are never looked at here: seeds 100 and 101, 5,000 of the 60,000 train examples
+set apart. Each finished run is one line of the file. About 200 s on an H200.
+
+    python benchmarks/choose_prices.py --out results/choosing_prices.jsonl
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from archlearn.training.outcomes import Outcome
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+from archlearn.training.teams import Run, train_team
+from archlearn.training.turns import SilentTeamObserver
+
+SEEDS = (100, 101)
+COMMON = {"epochs": 80, "batch_size": 250, "start_after": 0.04, "freeze_for": 0.68}
+COMMON |= {"depth_share": 1.0}
+BY_PARAMETERS = {"price": "parameters"}
+
+
+def grid() -> Iterator[tuple[str, dict[str, Any]]]:
+    for cost in (3e-4, 6e-4, 1.2e-3, 2.4e-3):
+        yield f"all param {cost:g}", {"learn": "all", "width_cost": cost, **BY_PARAMETERS}
+    for cost in (3e-4, 6e-4, 1.2e-3):
+        yield f"all neuron {cost:g}", {"learn": "all", "width_cost": cost}
+        yield f"width param {cost:g}", {"learn": "width", "width_cost": cost, **BY_PARAMETERS}
+        yield f"width neuron {cost:g}", {"learn": "width", "width_cost": cost}
+    middle = {"learn": "all", "width_cost": 1.2e-3, **BY_PARAMETERS}
+    yield "all param 1.2e-3 wd1e-4", middle | {"weight_decay": 1e-4}
+    yield "all param 1.2e-3 lr.08", middle | {"learning_rate": 0.08}
+    yield "all param 6e-4 ratio.2", middle | {"width_cost": 6e-4, "ratio": 0.2}
+    for cost in (6e-4, 8e-4):
+        given = {"width_cost": cost, "ratio": 0.2}
+        yield f"width neuron {cost:g} ratio.2", {"learn": "width", **given}
+        yield f"all neuron {cost:g} ratio.2", {"learn": "all", **given}
+    for cost in (1.6e-3, 2.2e-3):
+        yield f"all neuron {cost:g}", {"learn": "all", "width_cost": cost}
+    yield "width neuron 9e-4", {"learn": "width", "width_cost": 9e-4}
+
+
+def make_run(row: str, seed: int, given: dict[str, Any], data: str) -> Run:
+    settings = override(RunSettings(), COMMON | given | {"seed": seed, "data": data})
+    return Run(row=row, settings=settings, finish_compact=True)
+
+
+class Writer(SilentTeamObserver):
+    """Writes a line for each run that has ended."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def finished(self, outcome: Outcome) -> None:
+        """Write the line; nothing of the test examples is in it."""
+        line = {
+            "row": outcome.row,
+            "seed": outcome.seed,
+            "architecture": outcome.architecture,
+            "parameters": outcome.parameters,
+            "validation_accuracy": outcome.validation_accuracy,
+            "train_loss": outcome.train_loss,
+        }
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--out", type=Path, default=Path("results/choosing_prices.jsonl"))
+    asked = parser.parse_args()
+    runs = [make_run(row, seed, given, asked.data) for seed in SEEDS for row, given in grid()]
+    with asked.out.open("w") as file:
+        train_team(runs, observer=Writer(file))
+
+
+if __name__ == "__main__":
+    main()
