@@ -35,11 +35,13 @@ def describe_scale(results: Results) -> str:
 
 def describe_circumstances(results: Results) -> str:
     """Return how the results were made."""
-    seeds = ", ".join(str(seed) for seed in results.seeds)
+    seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows}))
+    epochs = sorted({row.epochs for row in results.rows if row.epochs}) or [0]
+    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     return (
         f"Made by `{results.command}` on {results.date}; {results.hardware['name']}, {versions}; "
-        f"seeds {seeds}; {results.scale['epochs']} epochs; {len(results.rows)} runs in "
+        f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
         f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds; "
         "of whole numbers the range."
     )
