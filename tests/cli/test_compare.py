@@ -1,0 +1,55 @@
+"""`archlearn compare` runs a comparison, shows it, and draws it anew."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import run
+
+SMALL = [
+    "compare", "--quick", "--data", "digits:28", "--epochs", "2", "--budget", "10000",
+    "--methods", "even widths from scratch; neuron pruning", "--out", "r",
+]  # fmt: skip
+NAME = "compare-lenet-digits-28"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["compare", "--methods", "svg"], "there is no method 'svg'; choose of archlearn;"),
+        (["compare", "--budget", "5k"], "write numbers of parameters, as 5000,10000"),
+        (["compare", "--epochs", "1"], "give 2 at least"),
+        (["compare", "--draw", "--out", "nowhere"], "run the command without --draw"),
+    ],
+)
+def test_what_is_wrong_is_answered_with_what_to_do(
+    arguments: list[str], answer: str, tmp_path: Path
+) -> None:
+    code, output = run(arguments, tmp_path)
+    assert code == 1
+    assert answer in output
+    assert "Traceback" not in output
+
+
+def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:
+    code, output = run(SMALL, tmp_path)
+    assert code == 0, output
+    assert "10,000 parameters" in output
+    results = json.loads((tmp_path / "r" / f"{NAME}.json").read_text())
+    assert set(results["derived"]["results"]["neuron pruning"]) == {"10000"}
+    assert {row["row"] for row in results["rows"]} == {
+        "large network", "neuron pruning @ 10000", "even widths from scratch @ 10000",
+    }  # fmt: skip
+    page = (tmp_path / "r" / f"{NAME}.md").read_text()
+    assert "| neuron pruning |" in page
+    assert "archlearn compare --quick" in page
+
+    code, output = run(SMALL, tmp_path)
+    assert code == 0
+    assert "0 runs to make, 2 are there already" in output
+
+    (tmp_path / "r" / f"{NAME}.svg").unlink()
+    code, output = run([*SMALL, "--draw"], tmp_path)
+    assert code == 0
+    assert (tmp_path / "r" / f"{NAME}.svg").read_text().startswith("<?xml")
