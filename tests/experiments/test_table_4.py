@@ -55,6 +55,21 @@ def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
     assert list(chosen) == ["reference", "AL-fc", "AL-conv", "AL-all", "SVD-quarter-F"]
 
 
+def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
+    rows = [
+        candidate("reference", 1000, 0.5),
+        candidate("AL-fc at 0.2", 330, 0.6, test=0.1),
+        candidate("AL-conv at 0.05", 700, 0.489, test=0.9),
+        candidate("AL-conv-fc at 0.2", 320, 0.491),
+        candidate("AL-all at 0.3", 320, 0.5),
+    ]
+    assert table_4.choose_next(rows) == {"AL-fc": 0.4, "AL-conv": 0.03, "AL-all": 0.6}
+    rows[1] = candidate("AL-fc at 0.2", 320, 0.491)
+    rows[2] = candidate("AL-conv at 0.05", 780, 0.491)
+    rows[4] = candidate("AL-all at 0.3", 319, 0.491)
+    assert table_4.choose_next(rows) == {}
+
+
 def find(checks: list[Check], words: str) -> Check:
     (found,) = [check for check in checks if words in check.what]
     return found
@@ -124,7 +139,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         patch.setattr(caffenets, "QUICK", tiny)
         conduct(order, LineWatcher(log))
         again = conduct(order, LineWatcher(log))
-    assert "0 runs to make, 12 are there already" in (folder / "log").read_text()
+    assert "0 runs to make, 7 are there already" in (folder / "log").read_text()
     return replace(again, command=str(folder / "results"))
 
 

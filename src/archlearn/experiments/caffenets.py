@@ -58,10 +58,10 @@ FULL = Plan(
     model="caffenet",
     side=227,
     epochs=20,
-    further=8,
+    further=6,
     batch_size=256,
     validation=0.05,
-    largest_step=0.005,
+    largest_step=0.0075,
 )
 QUICK = Plan(
     model="caffenet:0.125",
@@ -82,14 +82,17 @@ class Terms:
 
     Attributes:
         leave: Layers that are left alone.
-        costs: Prices of all neurons together, as parts of the loss of a guess. The row is run at
-            each; which one counts is decided on validation data.
+        cost: Price of all neurons together, as a part of the loss of a guess.
+        harder: What is tried next where the network came out too large.
+        gentler: What is tried next where it lost too much on the validation part.
         price: What a neuron is charged by.
         travel: How far cost alone could push a gate.
     """
 
     leave: tuple[str, ...]
-    costs: tuple[float, ...]
+    cost: float
+    harder: float
+    gentler: float
     travel: float = TRAVEL
     price: Price = "neurons"
     learn: Literal["all", "width"] = "width"
