@@ -7,7 +7,8 @@ import traceback
 import torch
 from torch import fx
 
-_SOURCE = "archlearn_source"
+from archlearn.packing import SOURCE
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MODELS = os.path.join(_HERE, "models") + os.sep
@@ -20,12 +21,12 @@ def note_source(node: fx.Node) -> None:
         frame = frame.f_back
     if frame is not None:
         name = os.path.basename(frame.f_code.co_filename)
-        node.meta[_SOURCE] = f"{name}:{frame.f_lineno}"
+        node.meta[SOURCE] = f"{name}:{frame.f_lineno}"
 
 
 def source_of(node: fx.Node) -> str:
     """Return `file.py:12` of the user's line that made a call, or '' if it is not known."""
-    return str(node.meta.get(_SOURCE, ""))
+    return str(node.meta.get(SOURCE, ""))
 
 
 def describe_failure(error: BaseException) -> str:

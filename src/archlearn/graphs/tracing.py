@@ -21,6 +21,7 @@ from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
 from archlearn.graphs.tracers import Leaf as Leaf
 from archlearn.modes import evaluating, noticing_mode_reads
+from archlearn.packing import Packed, pack_graph, unpack_graph
 
 _TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -41,10 +42,19 @@ class Traces:
     opaque: dict[str, str]
     answers: dict[str, str] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        packed = [pack_graph(graph) for graph in self.graphs]
+        return _unpack, (packed, self.opaque, self.answers)
+
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
         """All graphs, the evaluation graph first."""
         return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
+
+
+def _unpack(packed: list[Packed], opaque: dict[str, str], answers: dict[str, str]) -> Traces:
+    graphs = [unpack_graph(each) for each in packed]
+    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, opaque, answers)
 
 
 def trace(

@@ -1,12 +1,11 @@
 """Rebuilding goes from the description to a model without numbers, then fills them in."""
 
 from collections.abc import Mapping
-from functools import wraps
-from typing import Any
 from warnings import catch_warnings
 
 from torch import Tensor, fx, nn
 
+from archlearn.classes import generate_class
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, TensorEntry
 from archlearn.storage.graphs import rebuild_graph
@@ -51,10 +50,12 @@ def bind(
     """Return `root` as a model whose `forward` carries the graphs out."""
     if not is_identifier(class_name):
         raise FileError(f"its class is named {shorten(class_name)}, which is not an identifier")
-    forward = _make_forward(root, evaluation)
-    if training is not None:
-        forward = _choose(forward, _make_forward(root, training))
-    root.__class__ = type(class_name, (nn.Module,), {"forward": forward, "__module__": __name__})
+    graphs = [evaluation] if training is None else [evaluation, training]
+    try:
+        with catch_warnings(action="error", category=SyntaxWarning):
+            root.__class__ = generate_class(nn.Module, class_name, graphs, __module__=__name__)
+    except Exception as error:
+        raise FileError(f"its calls make no function ({shorten(error)})") from error
     return root
 
 
@@ -63,22 +64,6 @@ def _is_chain(description: Description) -> bool:
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]
     return plain.isdisjoint(kinds)
-
-
-def _make_forward(root: nn.Module, graph: fx.Graph) -> Any:
-    try:
-        with catch_warnings(action="error", category=SyntaxWarning):
-            return type(fx.GraphModule(root, graph)).forward
-    except Exception as error:
-        raise FileError(f"its calls make no function ({shorten(error)})") from error
-
-
-def _choose(evaluation: Any, training: Any) -> Any:
-    @wraps(evaluation)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (training if self.training else evaluation)(self, *args, **kwargs)
-
-    return forward
 
 
 def _as_role(entry: TensorEntry, tensor: Tensor) -> Tensor:

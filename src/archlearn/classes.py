@@ -1,0 +1,67 @@
+"""A class with a generated `forward` can be pickled: it is made again from its graphs."""
+
+import copyreg
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch import fx, nn
+
+from archlearn.packing import Packed, compile_graph, pack_graph, unpack_graph
+
+GRAPHS = "_archlearn_graphs"
+_RECIPE = "_archlearn_recipe"
+
+
+def generate_class(
+    base: type[nn.Module], name: str, graphs: Sequence[fx.Graph], **attributes: Any
+) -> type[nn.Module]:
+    """Return a subclass whose `forward` runs the given graphs.
+
+    Args:
+        base: The class to extend.
+        name: The name of the new one.
+        graphs: The graph for evaluation and, if there are two, the one for training.
+        attributes: Further attributes of the class.
+    """
+    runs = [compile_graph(graph) for graph in graphs]
+    recipe = (base, name, tuple(graphs), attributes)
+    namespace = {"__module__": base.__module__, _RECIPE: recipe, **attributes, "forward": runs[0]}
+    if len(runs) > 1:
+        namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
+    return _metaclass(type(base))(name, (base,), namespace)
+
+
+def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(evaluate)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = self._train if self.training else self._evaluate
+        return run(*args, **kwargs)
+
+    return forward
+
+
+@functools.cache
+def _metaclass(base: type) -> Any:
+    """Return the class of generated classes whose base is of the given class.
+
+    Pickle looks a class up by its name, which a generated one does not have. It asks the class
+    of the class first.
+    """
+    made = type(f"Generated{base.__name__}", (base,), {})
+    copyreg.pickle(cast(Any, made), _reduce)
+    return made
+
+
+def _reduce(generated: type[nn.Module]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    base, name, graphs, attributes = vars(generated)[_RECIPE]
+    kept = {key: value for key, value in attributes.items() if key != GRAPHS}
+    packed = tuple(pack_graph(graph) for graph in graphs)
+    return _generate_again, (base, name, packed, kept, GRAPHS in attributes)
+
+
+def _generate_again(
+    base: type[nn.Module], name: str, packed: tuple[Packed, ...], kept: dict[str, Any], bound: bool
+) -> type[nn.Module]:
+    graphs = [unpack_graph(each) for each in packed]
+    return generate_class(base, name, graphs, **kept, **({GRAPHS: graphs} if bound else {}))
