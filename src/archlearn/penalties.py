@@ -1,14 +1,15 @@
 """The penalty is what the paper adds to the loss: binary gates, few neurons, few layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn.gates import is_open, open_flat
+from archlearn.gates import THRESHOLD, is_open, join_gates, open_flat
 from archlearn.gating import find_holders
 from archlearn.graphs.cost_table import marginal_costs
 from archlearn.hard_concrete import count_expected
@@ -100,22 +101,21 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
 
 
 def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
-    """Return the penalty of all gates of a store."""
-    n_groups = len(store.neurons)
-    gates = store.gates()
-    depth = torch.stack(gates[n_groups:]) if len(gates) > n_groups else None
-    if not n_groups:
-        assert depth is not None
-        return _price_depth(depth, strengths)
-    width = torch.cat(gates[:n_groups])
-    with torch.no_grad():
-        binarise, complexity = _prices(store, width, depth, strengths)
+    """Return the penalty of all gates `g` of a store at once, as `Σ g·(a + b − a·g)`.
+
+    For a width gate `a` is λ1 times its neurons (or their price), and `b` is λ3 times those that
+    are not linear; for a depth gate they are λ2 and −λ4. Neither has a gradient. Of width gates
+    of the kind "l0", `g` is the probability to be open, and `a` is 0.
+    """
+    gates = join_gates(store.gates())
     if store.kind == "l0":
-        total = torch.dot(count_expected(width), complexity)
-    else:
-        # λ1·n·w(1−w) + λ3·m·w, with w taken out; n and m are numbers of neurons or their prices
-        total = torch.dot(width, complexity + binarise * (1 - width))
-    return total if depth is None else total + _price_depth(depth, strengths)
+        strengths = replace(strengths, width_binarise=0.0)
+    with torch.no_grad():
+        binarise, together = _prices(store, gates.detach(), strengths)
+    if store.kind == "l0":
+        width, depth = gates.tensor_split([store.n_width])
+        gates = torch.cat([count_expected(width), depth])
+    return torch.dot(gates, together - binarise * gates)
 
 
 def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
@@ -136,35 +136,38 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
 
 
 def _price_depth(depth: Tensor, strengths: Strengths) -> Tensor:
-    """Return `λ2 Σ d(1−d) − λ4 Σ d`."""
-    push, pull = strengths.depth_binarise, strengths.depth_cost
-    depth = depth.view(-1)
-    return torch.dot(depth, (push - pull) - push * depth)
+    binarise = strengths.depth_binarise * depth * (1 - depth)
+    return binarise - strengths.depth_cost * depth
 
 
-def _prices(
-    store: GateStore, width: Tensor, depth: Tensor | None, strengths: Strengths
-) -> tuple[Tensor, Tensor]:
-    """Return what binarising and what keeping costs, for each width gate."""
-    neurons = store.neurons
-    paid = neurons
-    if depth is not None:
-        is_linear = is_open(depth).to(neurons.dtype)
+def _prices(store: GateStore, gates: Tensor, strengths: Strengths) -> tuple[Tensor, Tensor]:
+    """Return `a` and `a + b` for each gate."""
+    has_depth = len(store.linear_neurons) > 0
+    neurons = paid = store.neurons
+    if has_depth:
+        is_linear = (gates[store.n_width :] >= THRESHOLD).to(neurons.dtype)
         paid = torch.addmv(neurons, store.linear_neurons.T, is_linear, alpha=-1)
     if strengths.price is not Price.NEURONS:
-        cost = _marginal_price(store, width, strengths.price)
-        neurons, paid = cost, cost * paid / neurons
-    prices = torch.stack([neurons * strengths.width_binarise, paid * strengths.width_cost])
-    binarise, complexity = prices.index_select(1, store.group_of_gate)
-    return binarise, complexity
+        share = paid[:-1] / neurons[:-1]
+        neurons = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
+        paid = neurons * F.pad(share, (0, 1))
+    binarise = neurons * strengths.width_binarise
+    if has_depth:
+        binarise = binarise.add_(store.is_depth, alpha=strengths.depth_binarise)
+    together = torch.add(binarise, paid, alpha=strengths.width_cost)
+    if has_depth:
+        together = together.sub_(store.is_depth, alpha=strengths.depth_cost)
+    found = torch.stack([binarise, together]).index_select(1, store.group_of_gate)
+    return found[0], found[1]
 
 
-def _marginal_price(store: GateStore, width: Tensor, price: Price) -> Tensor:
+def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
     table = store.cost_table()
     by_parameters = price is Price.PARAMETERS
     coefficients = table.parameters if by_parameters else table.multiply_adds
-    opened = open_flat(width, store.rows).to(coefficients.dtype)
-    kept = torch.zeros_like(store.neurons).index_add_(0, store.group_of_gate, opened)
+    groups = store.group_of_gate[: store.n_width]
+    opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
+    kept = torch.zeros_like(store.neurons[:-1]).index_add_(0, groups, opened)
     cost = marginal_costs(table, kept, coefficients)
-    return cost / cost[store.group_of_gate].mean()
+    return cost / cost[groups].mean()

@@ -4,6 +4,7 @@ import functools
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archlearn.choosing import Choice
@@ -22,6 +23,7 @@ class GateStore(nn.Module):
         choice: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
+        n_width: The number of width gates.
         width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
     """
@@ -30,6 +32,7 @@ class GateStore(nn.Module):
     group_of_gate: Tensor
     neurons: Tensor
     linear_neurons: Tensor
+    is_depth: Tensor
 
     def __init__(
         self,
@@ -53,18 +56,29 @@ class GateStore(nn.Module):
             start = torch.tensor(depth_start, dtype=torch.float64)
             self.depth.register_parameter(gate_key(site), nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
-        places = torch.repeat_interleave(torch.arange(len(groups)), sizes)
+        self.n_width = int(sizes.sum())
         self.register_buffer("rows", _rows(sizes.tolist()), persistent=False)
-        self.register_buffer("group_of_gate", places, persistent=False)
-        self.register_buffer("neurons", choice.neurons(), persistent=False)
-        self.register_buffer("linear_neurons", choice.linear_neurons(), persistent=False)
+        self._keep_prices(choice, sizes)
+
+    def _keep_prices(self, choice: Choice, sizes: Tensor) -> None:
+        """Keep numbers by group. All depth gates count as one more group, which has no neurons."""
+        n_groups, n_depth = len(sizes), len(choice.links)
+        counts = torch.cat([sizes, torch.tensor([n_depth])])
+        kept = {
+            "group_of_gate": torch.repeat_interleave(torch.arange(n_groups + 1), counts),
+            "neurons": F.pad(choice.neurons(), (0, 1)),
+            "linear_neurons": F.pad(choice.linear_neurons(), (0, 1)),
+            "is_depth": F.pad(torch.zeros(n_groups), (0, 1), value=1.0),
+        }
+        for name, numbers in kept.items():
+            self.register_buffer(name, numbers, persistent=False)
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
         gates = self.gates()
         if self.kind == "binary":
             return act_gates(gates, self.rows)
-        n_groups = len(self.neurons)
+        n_groups = len(self.rows)
         widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
         return widths + (act_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ())
 
@@ -125,7 +139,7 @@ class GateStore(nn.Module):
 
     def extra_repr(self) -> str:
         """Show how many gates there are."""
-        return f"{len(self.group_of_gate)} width gates, {len(self.choice.links)} depth gates"
+        return f"{self.n_width} width gates, {len(self.choice.links)} depth gates"
 
 
 def _rows(sizes: list[int]) -> Tensor:
