@@ -50,3 +50,17 @@ def test_how_a_norm_is_computed_does_not_count_as_multiply_adds() -> None:
     with torch.no_grad():
         next(iter(width_gates(gated).values()))[:5] = 0.1
     assert al.count_costs(al.compact(gated)) == al.plan(gated).after
+
+
+def test_half_precision_does_not_round_the_norm_away() -> None:
+    x = torch.full((1, 5, 2, 2), 3.0)
+    norm = LocalResponse(5, alpha=5e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = norm(x.bfloat16())
+    # Nine times three to five neighbours: 1 + 0.0027 to 1 + 0.0045, to the power -0.75.
+    assert ours.dtype == torch.bfloat16
+    exact = norm(x)
+    torch.testing.assert_close(ours.float(), exact, rtol=2**-8, atol=0)
+    strong = LocalResponse(5, alpha=0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(strong(x.bfloat16()).float(), strong(x), rtol=2**-8, atol=0)

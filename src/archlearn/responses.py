@@ -69,7 +69,10 @@ def respond(x: Tensor, numbers: Tensor, window: Window) -> Tensor:
     is_near = (distance >= -(size // 2)) & (distance <= (size - 1) // 2)
     squares = x * x
     sums = _multiply(is_near.to(squares.dtype), squares)
-    return x * (window.k + window.alpha / size * sums).pow(-window.beta)
+    # In half precision, one and a little would round to one.
+    sums = sums.to(torch.promote_types(sums.dtype, torch.float32))
+    factor = (window.k + window.alpha / size * sums).pow(-window.beta)
+    return (x * factor).to(x.dtype)
 
 
 def _multiply(matrix: Tensor, x: Tensor) -> Tensor:
