@@ -1,6 +1,7 @@
 """What is loaded computes what was saved, under the same names, without the user's code."""
 
 import copy
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,14 @@ def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, archlearn; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_file_is_as_open_as_any_other(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        al.save(nn.Sequential(nn.Linear(2, 2)), tmp_path / "net.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "net.safetensors").stat().st_mode & 0o777 == mode
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]

@@ -76,11 +76,17 @@ class ModelFile:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a file beside `path` and move it there in one step."""
+    """Write a file beside `path` and move it there in one step.
+
+    Its mode is that of any new file: safetensors alone would let nobody else read it.
+    """
     apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
         safetensors.torch.save_file(apart, temporary, metadata)
+        temporary.chmod(mode)
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
