@@ -1,8 +1,7 @@
 """Settings become a session: data, a gated model, optimisers and a stepper, ready to go."""
 
 import copy
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
 from archlearn.penalties import Price, Strengths
-from archlearn.training.capturing import CapturedStepper, DeviceStep
 from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
@@ -32,13 +30,10 @@ from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.settings import RunSettings
 from archlearn.training.starting import normalise_as_pretrained, start_network
-from archlearn.training.stepping import EagerStepper, Stepper, Work
-
-logger = logging.getLogger(__name__)
+from archlearn.training.steppers import can_capture, make_stepper
+from archlearn.training.stepping import Stepper, Work
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
-_MOST_BYTES_ON_DEVICE = 8 << 30
-_MOST_PARAMETERS_TO_CAPTURE = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,37 +217,3 @@ def strengths_of(settings: RunSettings) -> Strengths:
         depth_share=asked.depth_share,
         price=Price[asked.price.upper()],
     )
-
-
-def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabric: Fabric) -> bool:
-    """Return whether the step is one that a CUDA graph can hold and is worth it."""
-    size = dataset.train.inputs.numel() * dataset.train.inputs.element_size()
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return (
-        settings.hardware.capture == "auto"
-        and fabric.device.type == "cuda"
-        and fabric.world_size == 1
-        and settings.hardware.accumulate == 1
-        and settings.hardware.precision in ("32-true", "bf16-mixed")
-        and size <= _MOST_BYTES_ON_DEVICE
-        and n_parameters <= _MOST_PARAMETERS_TO_CAPTURE
-    )
-
-
-def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Work, Stepper]:
-    """Return a captured step where the optimisers are made for one, else an ordinary one."""
-    if not work.optimisers[0].defaults.get("fused"):
-        return work, EagerStepper(work, fabric)
-    body = DeviceStep(
-        work,
-        fabric.device,
-        bf16=settings.hardware.precision == "bf16-mixed",
-        compiled=settings.hardware.compile,
-    )
-    try:
-        n_steps = steps_per_epoch(len(work.train), work.batch_size)
-        return work, CapturedStepper(body, n_steps)
-    except RuntimeError as error:
-        logger.warning("the step cannot be captured, so it runs call by call: %s", error)
-    work = replace(work, optimisers=make_optimisers(work.model, settings.optimiser))
-    return work, EagerStepper(work, fabric)
