@@ -1,12 +1,13 @@
 """What holds for every network and all gates: drawn at random, in float64."""
 
-from hypothesis import given
+from hypothesis import given, seed, settings
 
 from tests.laws import chains, checking
 from tests.laws.networks import NETWORKS, build
 from tests.laws.programs import Gates, Program, gates
 
 LEAST_LEARNABLE = 0.9
+N_RUNS = 30
 
 
 @given(program=NETWORKS, gates=gates)
@@ -75,11 +76,14 @@ def test_folding_and_merging_may_change_places(chain: chains.Chain) -> None:
 
 
 def test_something_can_be_learnt_in_nine_of_ten_networks() -> None:
+    """Networks of one run resemble each other, so that many short runs are needed."""
     learnable: list[bool] = []
 
-    @given(program=NETWORKS)
     def look(program: Program) -> None:
         learnable.append(checking.gate_if_learnable(build(program), program) is not None)
 
-    look()
+    for number in range(N_RUNS):
+        run = seed(number)(given(program=NETWORKS)(look))
+        settings(derandomize=False, max_examples=300 // N_RUNS)(run)()
+    assert len(learnable) >= 250
     assert sum(learnable) >= LEAST_LEARNABLE * len(learnable)
