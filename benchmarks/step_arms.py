@@ -20,13 +20,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A network and the batch that it is trained on; `steps` are timed at a time."""
+    """A network, the batch that it is trained on, and how often its step is timed."""
 
     name: str
     build: Callable[[], nn.Module]
     batch: int
     shape: tuple[int, int, int]
-    steps: int
+    turns: int
     warm_up: int
 
 
@@ -55,9 +55,9 @@ def cifar_resnet18() -> nn.Module:
 
 
 CASES = {
-    "lenet": Case(name="lenet", build=lenet, batch=125, shape=(1, 28, 28), steps=5, warm_up=30),
+    "lenet": Case(name="lenet", build=lenet, batch=125, shape=(1, 28, 28), turns=200, warm_up=30),
     "resnet18": Case(
-        name="resnet18", build=cifar_resnet18, batch=32, shape=(3, 32, 32), steps=1, warm_up=3
+        name="resnet18", build=cifar_resnet18, batch=32, shape=(3, 32, 32), turns=20, warm_up=3
     ),
 }
 
