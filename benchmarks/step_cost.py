@@ -161,12 +161,16 @@ def main() -> None:
             turns = options.turns or CASES[name].turns
             results.append(measure(CASES[name], mode, turns, options.device))
             print(results[-1].row(), flush=True)
-    if options.out:
-        circumstances = describe(device=str(options.device))
-        record = {**circumstances, "bound": BOUND, "results": [asdict(one) for one in results]}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(page(results, circumstances))
+            if options.out:
+                write(options.out, results, describe(device=str(options.device)))
+
+
+def write(out: Path, results: list[Result], circumstances: dict[str, str]) -> None:
+    """Write what there is so far, as JSON and as a page."""
+    record = {**circumstances, "bound": BOUND, "results": [asdict(one) for one in results]}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    out.with_suffix(".md").write_text(page(results, circumstances))
 
 
 if __name__ == "__main__":
