@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric import Fabric
+from torch import distributed
+
 from archlearn.errors import InputError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
@@ -95,11 +98,19 @@ def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str
         loop = Loop(session, position, audience.observer, stop)
         loop.run()
         session.fabric.barrier()
-        if not session.fabric.is_global_zero:
-            return {}
-        summary = finish(session, loop.position, audience.command)
-        audience.observer.finished(summary)
+        summary: Mapping[str, Any] = {}
+        if session.fabric.is_global_zero:
+            summary = finish(session, loop.position, audience.command)
+            audience.observer.finished(summary)
+        _part(session.fabric)
         return summary
+
+
+def _part(fabric: Fabric) -> None:
+    """End together: a process that leaves alone can be aborted on its way out."""
+    if fabric.world_size > 1:
+        fabric.barrier()
+        distributed.destroy_process_group()
 
 
 def _take_up(session: Session) -> Position:
