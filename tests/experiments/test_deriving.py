@@ -1,5 +1,8 @@
 """What the tables state follows from the rows, worked by hand."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from archlearn.experiments import (
@@ -12,6 +15,7 @@ from archlearn.experiments import (
     table_3,
 )
 from archlearn.experiments.definitions import Check
+from archlearn.experiments.price_trials import read_trials, tabulate_trials
 from archlearn.experiments.scales import FULL
 from tests.experiments.making import make_row
 
@@ -85,7 +89,7 @@ def test_table_2_asks_for_more_accuracy_in_no_more_parameters() -> None:
         rows.append(make_row(size.svd_row, test_accuracy=0.98, parameters=44_080))
         rows.append(make_row(size.svd_row + table_2.TUNED, test_accuracy=0.9925, parameters=44_080))
     checks = table_2.check(table_2.derive(rows))
-    assert [check.met for check in checks] == [True, False] * 4
+    assert [check.met for check in checks] == [True, False, True] * 2
     assert table_2.tabulate(table_2.derive(rows))[0].rows[1][:3] == ("SVD rank 10", "43.6", "98.47")
 
 
@@ -145,7 +149,10 @@ def test_a_curve_has_settled_when_it_stays_near_its_end() -> None:
 
 def test_figure_3a_averages_over_the_grid() -> None:
     def curve(row: str, *widths: int):
-        history = [{"step": 10 * i, "widths": {"fc1": w}} for i, w in enumerate(widths)]
+        history = [
+            {"step": 10 * i, "widths": {"conv1": 5, "fc1": w}, "gap": (w - widths[-1]) / 500}
+            for i, w in enumerate(widths)
+        ]
         return make_row(row, history=history)
 
     low, high = figure_3a.WIDTH_COSTS[0], figure_3a.WIDTH_COSTS[-1]
@@ -161,7 +168,28 @@ def test_figure_3a_averages_over_the_grid() -> None:
     assert derived["final_by_cost"][f"{high:g}"]["mean"] == 50
     assert derived["last_change_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["last_change_by_binarise"][f"{strong:g}"]["mean"] == 10
+    assert derived["last_layer_change_by_binarise"][f"{weak:g}"]["mean"] == 20
+    assert derived["decided_by_binarise"][f"{weak:g}"]["mean"] == 20
+    assert derived["decided_by_binarise"][f"{strong:g}"]["mean"] == 10
     assert all(check.met for check in figure_3a.check(derived))
+
+
+def test_figure_3a_looks_at_all_layers_and_at_the_third_one() -> None:
+    history = [
+        {"step": 10 * i, "widths": {"conv1": first, "fc1": third}, "gap": gap}
+        for i, (first, third, gap) in enumerate([(9, 50, 0.4), (9, 20, 0.1), (8, 20, 0.01)])
+    ]
+    row = figure_3a.name_row(figure_3a.WIDTH_COSTS[0], figure_3a.BINARISING[0])
+    derived = figure_3a.derive([make_row(row, history=history)])
+    (pair,) = derived["pairs"]
+    assert pair["last_changes"] == [20]
+    assert pair["last_layer_changes"] == [10]
+    assert pair["decided"] == [20]
+
+
+def test_gates_that_never_decide_take_the_whole_run() -> None:
+    assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.3]) == 20
+    assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.01]) == 10
 
 
 def test_frontier_finds_the_smallest_network_that_is_good() -> None:
@@ -198,3 +226,28 @@ def test_properties_sum_up_removals_and_gaps() -> None:
     assert find(checks, "kept neurons").measured == "87.5%"
     assert not find(checks, "kept neurons").met
     assert find(checks, "AL1: train loss").met
+
+
+def test_tried_prices_are_read_without_those_that_differ_in_more(tmp_path: Path) -> None:
+    lines = [
+        {"row": "all param 0.0003", "architecture": "3-4-10", "parameters": 100},
+        {"row": "all param 0.0003", "architecture": "3-5-10", "parameters": 300},
+        {"row": "all param 1.2e-3 wd1e-4", "architecture": "1-1-10", "parameters": 50},
+        {"row": "width neuron 9e-4", "architecture": "2-2-10", "parameters": 70},
+    ]
+    path = tmp_path / "trials.jsonl"
+    texts = [json.dumps(line | {"validation_accuracy": 0.99}) for line in lines]
+    path.write_text("\n".join(texts))
+    first, second = read_trials(path)
+    assert (first["learnt"], first["price"], first["cost"]) == ("width", "neurons", 9e-4)
+    assert second["parameters"]["mean"] == 200
+    assert tabulate_trials([second]).rows == (
+        (
+            "width and depth",
+            "parameters",
+            "0.0003",
+            "3-4-10, 3-5-10",
+            "200 (100–300)",
+            "99.00 ± 0.00",
+        ),
+    )

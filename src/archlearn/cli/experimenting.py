@@ -11,8 +11,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from archlearn.experiments.catalogue import find_experiment
 from archlearn.experiments.conducting import Order, Watcher, conduct
+from archlearn.experiments.documentation import write_documentation
 from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.price_trials import NAME, TRIALS, read_trials
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.watching import LineWatcher, describe_row
@@ -46,6 +48,17 @@ def draw_results(name: str, folder: Path) -> None:
     results = replace(results, derived=derived)
     write_results(folder, results)
     _conclude(name, results, folder)
+
+
+def write_docs(folder: Path, docs: Path) -> Path:
+    """Write the documentation's page of results, with the figure of the prices tried."""
+    from archlearn.reporting.paper_figures import save_figure
+    from archlearn.reporting.paper_prices import draw_prices
+
+    trials = folder / TRIALS
+    if trials.is_file():
+        save_figure(draw_prices(read_trials(trials)), NAME, folder)
+    return write_documentation(folder, docs)
 
 
 def _conclude(name: str, results: Results, folder: Path) -> None:

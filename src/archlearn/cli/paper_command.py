@@ -45,9 +45,9 @@ def paper(
 
     folder = choose_folder(out, quick=quick)
     if docs:
-        from archlearn.experiments.documentation import write_documentation
+        from archlearn.cli.experimenting import write_docs
 
-        sys.stdout.write(f"{write_documentation(folder, Path('docs'))}\n")
+        sys.stdout.write(f"{write_docs(folder, Path('docs'))}\n")
         return
     if name is None:
         width = max(map(len, TITLES))

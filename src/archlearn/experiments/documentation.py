@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 from archlearn.experiments.catalogue import TITLES, find_experiment
+from archlearn.experiments.comparing import find_comparisons
 from archlearn.experiments.definitions import Check, Experiment, Table
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.pages import compose_body
+from archlearn.experiments.price_trials import NAME, TRIALS, read_trials, tabulate_trials
 from archlearn.experiments.tabulating import write_markdown
 
 PAGE = "results.md"
@@ -30,7 +32,10 @@ def write_documentation(folder: Path, docs: Path) -> Path:
         folder: Where the results are.
         docs: The documentation's folder.
     """
-    found = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
+    found: list[tuple[Experiment, Results | None]] = [
+        (find_experiment(name), read_results(folder, name)) for name in TITLES
+    ]
+    found += find_comparisons(folder)
     there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
     missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
     parts = [OPENING, _compose_failures(there)] if there else [OPENING]
@@ -43,14 +48,22 @@ def write_documentation(folder: Path, docs: Path) -> Path:
         _copy_figure(folder / f"{experiment.name}.svg", docs / figure)
     path = docs / PAGE
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    tables = {e.name: e.tabulate(r.derived)[0] for e, r in there} | _add_trials(folder, docs)
     for page in sorted(docs.glob("*.md")):
-        _fill_blocks(page, there)
+        _fill_blocks(page, {name: write_markdown(table) for name, table in tables.items()})
     return path
 
 
-def _fill_blocks(page: Path, there: list[tuple[Experiment, Results]]) -> None:
-    """Put the first table of an experiment between its two marks, on any page that has them."""
-    tables = {e.name: write_markdown(e.tabulate(r.derived)[0]) for e, r in there}
+def _add_trials(folder: Path, docs: Path) -> dict[str, Table]:
+    """Return the table of the prices tried, and copy its figure."""
+    if not (folder / TRIALS).is_file():
+        return {}
+    _copy_figure(folder / f"{NAME}.svg", docs / FIGURES / f"{NAME}.svg")
+    return {NAME: tabulate_trials(read_trials(folder / TRIALS))}
+
+
+def _fill_blocks(page: Path, tables: dict[str, str]) -> None:
+    """Put the table of a name between its two marks, on any page that has them."""
 
     def fill(found: re.Match[str]) -> str:
         table = tables.get(found[2], "No full results are there yet.")

@@ -22,6 +22,8 @@ FREEZE_FOR = 0.0
 THIRD_LAYER = "fc1"
 SETTLED = 0.02
 """A layer has settled when it stays within this part of its initial width of its final one."""
+DECIDED = 0.02
+"""Gates have decided when their mean distance from 0 or 1 stays below this."""
 
 
 def name_row(cost: float, binarise: float) -> str:
@@ -73,13 +75,17 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "pairs": pairs,
         "final_by_cost": _average(pairs, "cost", "finals"),
-        "settled_by_binarise": _average(pairs, "binarise", "settled"),
+        "decided_by_binarise": _average(pairs, "binarise", "decided"),
         "last_change_by_binarise": _average(pairs, "binarise", "last_changes"),
+        "last_layer_change_by_binarise": _average(pairs, "binarise", "last_layer_changes"),
+        "settled_by_binarise": _average(pairs, "binarise", "settled"),
     }
 
 
 def _measure(rows: Sequence[Row]) -> dict[str, Any]:
     curves = [[entry["widths"][THIRD_LAYER] for entry in row.history] for row in rows]
+    totals = [[sum(entry["widths"].values()) for entry in row.history] for row in rows]
+    gaps = [[entry["gap"] for entry in row.history] for row in rows]
     steps = [entry["step"] for entry in rows[0].history]
     return {
         "steps": steps,
@@ -88,7 +94,9 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
         "most": [max(values) for values in zip(*curves, strict=True)],
         "finals": [curve[-1] for curve in curves],
         "settled": [find_settled(steps, curve, SETTLED * curve[0]) for curve in curves],
-        "last_changes": [find_settled(steps, curve, 0.0) for curve in curves],
+        "last_layer_changes": [find_settled(steps, curve, 0.0) for curve in curves],
+        "last_changes": [find_settled(steps, total, 0.0) for total in totals],
+        "decided": [find_decided(steps, gap) for gap in gaps],
     }
 
 
@@ -97,6 +105,14 @@ def find_settled(steps: Sequence[int], curve: Sequence[float], margin: float) ->
     for place in reversed(range(len(curve))):
         if abs(curve[place] - curve[-1]) > margin:
             return steps[place + 1]
+    return steps[0]
+
+
+def find_decided(steps: Sequence[int], gaps: Sequence[float]) -> int:
+    """Return the first step from which gates stay near 0 or 1; the last one if they never do."""
+    for place in reversed(range(len(gaps))):
+        if gaps[place] >= DECIDED:
+            return steps[min(place + 1, len(steps) - 1)]
     return steps[0]
 
 
@@ -113,12 +129,20 @@ def check(derived: Derived) -> list[Check]:
     return [
         _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
         _check_falling(
-            "more λ1 settles earlier (iterations until within 2 % for good)",
-            derived["settled_by_binarise"],
+            "less λ1 keeps changing for longer: iteration of the last change, all layers",
+            derived["last_change_by_binarise"],
         ),
         _check_falling(
-            "more λ1 stops changing earlier (iteration of the last change)",
-            derived["last_change_by_binarise"],
+            "less λ1 keeps gates undecided for longer: iterations until they are binary",
+            derived["decided_by_binarise"],
+        ),
+        _check_falling(
+            "the same by the third layer alone: iteration of its last change",
+            derived["last_layer_change_by_binarise"],
+        ),
+        _check_falling(
+            "the same by the third layer alone: iterations until within 10 neurons of its end",
+            derived["settled_by_binarise"],
         ),
     ]
 
@@ -137,8 +161,10 @@ def tabulate(derived: Derived) -> list[Table]:
             f"{pair['cost']:g}",
             f"{pair['binarise']:g}",
             write_counts(measure_spread(pair["finals"]).to_json()),
-            write_counts(measure_spread(pair["settled"]).to_json()),
             write_counts(measure_spread(pair["last_changes"]).to_json()),
+            write_counts(measure_spread(pair["decided"]).to_json()),
+            write_counts(measure_spread(pair["last_layer_changes"]).to_json()),
+            write_counts(measure_spread(pair["settled"]).to_json()),
         )
         for pair in derived["pairs"]
     )
@@ -146,8 +172,10 @@ def tabulate(derived: Derived) -> list[Table]:
         "λ3",
         "λ1",
         "neurons of layer 3 at the end",
-        "settled at step",
         "last change at step",
+        "gates binary at step",
+        "last change of layer 3",
+        "layer 3 near its end at step",
     )
     return [Table(columns=columns, rows=rows)]
 

@@ -20,6 +20,7 @@ from archlearn.reporting.paper_panels import (
     new_panels,
     style_of,
 )
+from archlearn.reporting.scales import tick_logarithmic_
 
 Derived = Mapping[str, Any]
 
@@ -34,8 +35,10 @@ def draw_figure_3a(derived: Derived) -> Figure:
     by_push = [pair for pair in pairs if pair["cost"] == middle_cost]
     _draw_pairs(left, by_cost, "λ3", "cost")
     _draw_pairs(right, by_push, "λ1", "binarise")
-    name_axes(left, "iteration", "neurons of the third layer", f"λ1 = {middle_push:g}")
-    name_axes(right, "iteration", "neurons of the third layer", f"λ3 = {middle_cost:g}")
+    right.sharey(left)
+    measure = "neurons of the third layer (logarithmic)"
+    name_axes(left, "iteration", measure, f"λ1 = {middle_push:g}")
+    name_axes(right, "iteration", measure, f"λ3 = {middle_cost:g}")
     return figure
 
 
@@ -50,7 +53,8 @@ def _draw_pairs(axes: Axes, pairs: Sequence[Mapping[str, Any]], name: str, stren
         label = f"{name} = {pair[strength]:g}"
         axes.plot(pair["steps"], pair["mean"], linewidth=1.6, label=label, **style)
         draw_band(axes, pair["steps"], pair["least"], pair["most"], place)
-    axes.set_ylim(bottom=0)
+    axes.set_yscale("log")
+    tick_logarithmic_(axes.yaxis, [width for pair in pairs for width in pair["least"]])
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(_write_count))
     add_legend(axes)

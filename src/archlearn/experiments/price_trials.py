@@ -1,0 +1,60 @@
+"""Prices that were tried on validation data, as `benchmarks/choose_prices.py` wrote them down."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archlearn.experiments.definitions import Table
+from archlearn.experiments.statistics import measure_spread
+from archlearn.experiments.tabulating import write_counts, write_spread
+
+TRIALS = "choosing_prices.jsonl"
+NAME = "choosing-prices"
+_PLAIN = re.compile(r"(all|width) (neuron|param) ([\d.e-]+)$")
+"""Rows in which nothing but the price and what is learnt differs."""
+_WORDS = {"all": "width and depth", "width": "width", "neuron": "neurons", "param": "parameters"}
+
+
+def read_trials(path: Path) -> list[dict[str, Any]]:
+    """Return one point for each price: means over the seeds, smallest cost first."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        groups.setdefault(run["row"], []).append(run)
+    points = [_make_point(found, runs) for name, runs in groups.items() if (found := _match(name))]
+    return sorted(points, key=lambda point: (point["learnt"], point["price"], point["cost"]))
+
+
+def _match(name: str) -> re.Match[str] | None:
+    return _PLAIN.match(name)
+
+
+def _make_point(found: re.Match[str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    accuracies = [100 * run["validation_accuracy"] for run in runs]
+    return {
+        "learnt": _WORDS[found[1]],
+        "price": _WORDS[found[2]],
+        "cost": float(found[3]),
+        "architectures": [run["architecture"] for run in runs],
+        "parameters": measure_spread([run["parameters"] for run in runs]).to_json(),
+        "accuracy": measure_spread(accuracies).to_json(),
+    }
+
+
+def tabulate_trials(points: Sequence[dict[str, Any]]) -> Table:
+    """Return one row for each price."""
+    rows = tuple(
+        (
+            point["learnt"],
+            point["price"],
+            f"{point['cost']:g}",
+            ", ".join(point["architectures"]),
+            write_counts(point["parameters"]),
+            write_spread(point["accuracy"]),
+        )
+        for point in points
+    )
+    columns = ("learnt", "price on", "λ3", "architectures", "parameters", "validation accuracy %")
+    return Table(columns=columns, rows=rows)
