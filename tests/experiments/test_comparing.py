@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.baselines.methods import is_within
-from archlearn.experiments.comparing import find_contenders, make_experiment
+from archlearn.experiments.comparing import find_comparisons, find_contenders, make_experiment
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.contenders import OURS, SCRATCH
 from archlearn.experiments.contests import CALIBRATION_SEED
@@ -97,3 +97,13 @@ def test_what_was_made_is_not_made_again(first: tuple[Results, int, str], folder
     again, n_made, _ = carry_out(folder)
     assert n_made == 0
     assert again.derived == first[0].derived
+
+
+def test_a_comparison_is_found_and_judged_by_its_file(
+    first: tuple[Results, int, str], folder: Path
+) -> None:
+    ((experiment, results),) = find_comparisons(folder)
+    assert experiment.name == first[0].experiment
+    assert experiment.title.startswith("lenet on digits:28")
+    # Fastfood reached no budget, and is asked about all the same
+    assert describe_results(experiment, results) == first[2]

@@ -18,6 +18,7 @@ from archlearn.errors import ArchlearnError
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.contenders import CONTENDERS, Contender
 from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.ordering import choose_folder, parse_seeds
 from archlearn.experiments.pages import describe_results, write_page
 from archlearn.experiments.refereeing import Referee
@@ -51,6 +52,21 @@ def make_experiment(
         check=verdict.check,
         tabulate=verdict.tabulate,
     )
+
+
+def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
+    """Return the finished comparisons in a folder, with what judges them."""
+    found: list[tuple[Experiment, Results]] = []
+    for path in sorted(folder.glob("compare-*.json")):
+        results = read_results(folder, path.stem)
+        if results is not None and results.complete:
+            settings = results.rows[0].settings
+            budgets = tuple(int(budget) for budget in results.derived["ranks"])
+            methods = [each for each in CONTENDERS if each.name in results.derived["results"]]
+            found.append(
+                (make_experiment(settings["model"], settings["data"], budgets, methods), results)
+            )
+    return found
 
 
 def find_contenders(names: str | None) -> tuple[Contender, ...]:

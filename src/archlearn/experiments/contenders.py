@@ -31,6 +31,8 @@ from archlearn.training.teams import Run
 
 PRICES = tuple(3e-5 * 2**step for step in range(9))
 """Strengths of gates: a ladder that spans the budgets."""
+L0_PRICES = tuple(5e-4 * 2**step for step in range(9))
+"""Drawn gates are dearer: noise alone makes the loss pull them open."""
 L0_GATE_RATE = 0.2
 """Drawn gates have noise of their own, so they move at most at this rate."""
 LASSO_STRENGTHS = (3e-4, 1e-3, 3e-3)
@@ -159,7 +161,7 @@ CONTENDERS: tuple[Contender, ...] = (
            begin=_begin_ours("parameters"), reduce=_trim),
     Learnt(name="archlearn, neurons", source="this package, the paper's price on neurons",
            strengths=PRICES, begin=_begin_ours("neurons"), reduce=_trim),
-    Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=PRICES, begin=_begin_l0,
+    Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=L0_PRICES, begin=_begin_l0,
            reduce=_trim),
     Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
            begin=_begin_lasso, reduce=_cut_lasso),
