@@ -54,11 +54,7 @@ def build_dataset(
     _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
-    train, validation = examples.train, examples.validation
-    if validation is None:
-        train, validation = carve_validation(train, validation_share)
-    if limit is not None and limit < len(train):
-        train = train.cut(limit)[0] if train.mixed else train.take(_draw(len(train), limit))
+    train, validation = _choose_parts(examples, validation_share, limit)
     mean, std = measure_channels(train.inputs)
     target_mean, target_std = _measure_targets(train.targets, examples.task)
     return Dataset(
@@ -75,6 +71,16 @@ def build_dataset(
         target_std=target_std,
         framing=framing,
     )
+
+
+def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:
+    """Return what is learnt from and what is validated on."""
+    train, validation = examples.train, examples.validation
+    if validation is None:
+        train, validation = carve_validation(train, share)
+    if limit is not None and limit < len(train):
+        train = train.cut(limit)[0] if train.mixed else train.take(_draw(len(train), limit))
+    return train, validation
 
 
 def _check_framing(examples: Examples, framing: Framing) -> None:
