@@ -56,7 +56,7 @@ demo: $(STAMP) ## Learn a small network on real data and show the result
 	$(BIN)/archlearn demo
 
 laws: $(STAMP) ## Check every law on 10,000 random networks (hours)
-	$(BIN)/python tests/laws/run_thorough.py --examples 10000 --workers $(WORKERS)
+	$(BIN)/python tests/laws/run_thorough.py --examples 10000 --workers $(WORKERS) --out results/laws.md
 
 benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their tables
 	$(BIN)/python -m benchmarks.step_cost

@@ -65,6 +65,14 @@ def report(rows: list[dict[str, Any]], circumstances: dict[str, str], repeats: i
         "group dropped. `total` is `add_gates` + `compact`; `surgery` is `compact` without its",
         "certificate. Ratios are medians of the ratios within a turn.",
         "",
+        *table(rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table."""
+    lines = [
         "| image | gates | surgery | certificate | total | Torch-Pruning | total / Torch-Pruning | "
         "without certificate |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -74,7 +82,7 @@ def report(rows: list[dict[str, Any]], circumstances: dict[str, str], repeats: i
         seconds = " | ".join(f"{row['seconds'][name]:.3f}" for name in names)
         ratios = f"{row['ratio']:.2f} | {row['ratio_without_certificate']:.2f}"
         lines.append(f"| {row['size']} px | {seconds} | {ratios} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _ratios(turns: list[Times]) -> Times:

@@ -1,6 +1,6 @@
 """Every law on many examples, over many processes: what `make laws` runs.
 
-    python tests/laws/run_thorough.py --examples 10000 --workers 16
+    python tests/laws/run_thorough.py --examples 10000 --workers 16 --out results/laws.md
 
 Examples are drawn anew each time (`--seed` repeats a run) and are not shrunk: a failure shows the
 program that broke the law, which is plain data and can be pasted into a test. One line a law, and
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -28,8 +28,10 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from benchmarks.circumstances import describe
 from tests.laws import chains, checking
 from tests.laws.networks import NETWORKS
+from tests.laws.pages import Outcome, write_page
 from tests.laws.programs import gates
 
 ON_NETWORKS: dict[str, Callable[..., None]] = {
@@ -111,16 +113,16 @@ def _wrap(
     return seed(start)(chosen(given(st.tuples(*drawn))(one)))
 
 
-def try_all(laws: list[str], n_examples: int, n_workers: int, start: int) -> int:
-    """Try laws one after the other, each by all workers; return how many were broken."""
-    n_broken = 0
+def try_all(laws: list[str], n_examples: int, n_workers: int, start: int) -> Iterator[Outcome]:
+    """Try laws one after the other, each by all workers; yield how each fared."""
     with ProcessPoolExecutor(n_workers, mp_context=get_context("spawn")) as pool:
         for place, law in enumerate(laws):
             begun = time.monotonic()
             shares = divide(law, n_examples, n_workers, start + 1_000_000 * place)
             jobs = [pool.submit(try_law, share) for share in shares]
-            n_broken += _report(law, jobs, begun)
-    return n_broken
+            n_run, n_failures = _collect(jobs)
+            seconds = time.monotonic() - begun
+            yield Outcome(law, n_run, n_failures, seconds, start, n_workers)
 
 
 def divide(law: str, n_examples: int, n_workers: int, start: int) -> list[Share]:
@@ -130,15 +132,13 @@ def divide(law: str, n_examples: int, n_workers: int, start: int) -> list[Share]
     return [Share(law, size, start + 1000 * i) for i, size in enumerate(sizes)]
 
 
-def _report(law: str, jobs: list[Future[Result]], begun: float) -> bool:
+def _collect(jobs: list[Future[Result]]) -> tuple[int, int]:
+    """Return how many examples were tried and how many failed; show the first of those."""
     results = [job.result() for job in jobs]
     failures = [failure for result in results for failure in result.failures]
     for failure in failures[:MOST_FAILURES]:
         _write(failure)
-    n_run = sum(result.n_kept for result in results) + len(failures)
-    seconds = time.monotonic() - begun
-    _write(f"{law:12} {n_run:6} examples {len(failures):4} failures {seconds:7.1f} s")
-    return bool(failures)
+    return sum(result.n_kept for result in results) + len(failures), len(failures)
 
 
 def _write(line: str) -> None:
@@ -153,9 +153,16 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
     parser.add_argument("--laws", nargs="+", choices=LAWS, default=list(LAWS))
+    parser.add_argument("--out", type=Path, help="a page (.md) that the outcomes are written to")
     asked = parser.parse_args()
     _write(f"seed {asked.seed}, torch {torch.__version__}, {asked.workers} workers")
-    n_broken = try_all(asked.laws, asked.examples, asked.workers, asked.seed)
+    n_broken = 0
+    for each in try_all(asked.laws, asked.examples, asked.workers, asked.seed):
+        counts = f"{each.n_examples:6} examples {each.n_failures:4} failures"
+        _write(f"{each.law:12} {counts} {each.seconds:7.1f} s")
+        n_broken += each.n_failures > 0
+        if asked.out:
+            write_page(asked.out, [each], describe("hypothesis"))
     _write(f"{len(asked.laws)} laws, {n_broken} broken")
     return int(n_broken > 0)
 

@@ -1,0 +1,91 @@
+"""The page of the torchvision benchmark, written from its rows alone."""
+
+from benchmarks.circumstances import as_markdown
+from benchmarks.resnet50 import table as times_table
+from benchmarks.torchvision_sides import SIDES, Row
+
+_HOW = """\
+Half of every group of width gates dropped at random, random weights, float64, gated against compact
+model on new images. Torch-Pruning (TP): magnitude, ratio 0.5, on the same models; exact means that
+it computes what the full model computes once every removed weight is set to zero. A model that did
+not end within the time limit counts as not run."""
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    """Return the rows as Markdown, one line a model."""
+    lines = [
+        "| model | gates | params before | after | difference | s | "
+        "TP params after | TP runs | TP exact | TP difference | TP s |",
+        "|---|--:|--:|--:|--:|--:|--:|---|---|--:|--:|",
+    ]
+    found = {(row["model"], row["side"]): row for row in rows}
+    for name in names:
+        we, they = found.get((name, "archlearn"), {}), found.get((name, "torch-pruning"), {})
+        cells = [
+            name,
+            _number(we, "gates", ","),
+            _number(we, "parameters_before", ","),
+            _number(we, "parameters_after", ","),
+            _number(we, "difference", ".1e") if we.get("runs") else we.get("error", "")[:60],
+            _number(we, "seconds", ".1f"),
+            _number(they, "parameters_after", ","),
+            _answer(they, "runs"),
+            _answer(they, "exact"),
+            _number(they, "difference", ".1e"),
+            _number(they, "seconds", ".1f"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def page(rows: list[Row], names: list[str], times: list[Row], circumstances: dict[str, str]) -> str:
+    """Return the whole page: what it is, the table, the summary and the times of resnet50."""
+    parts = [
+        f"# {len(names)} classification models of torchvision",
+        f"Written by {as_markdown(circumstances)}",
+        _HOW,
+        table(rows, names),
+        summary(rows, names),
+        _when(rows),
+    ]
+    if times:
+        parts += ["resnet50, both sides in turns in one process:", "\n".join(times_table(times))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _when(rows: list[Row]) -> str:
+    """Return when and where the rows were measured, as they say themselves."""
+    keys = ("hardware", "python", "torch", "torchvision", "torch-pruning", "commit")
+    lines = [
+        f"- {key}: {', '.join(sorted({str(row.get(key, 'not noted')) for row in rows}))}"
+        for key in keys
+    ]
+    dates = sorted(str(row["date"]) for row in rows if "date" in row)
+    span = f"{dates[0]} to {dates[-1]}" if dates else "not noted"
+    return "\n".join([f"Rows were measured {span}, with", "", *lines])
+
+
+def summary(rows: list[Row], names: list[str]) -> str:
+    """Return one line a side: how many models ran, were exact, and learnt something."""
+    lines: list[str] = []
+    for side in SIDES:
+        side_rows = [row for row in rows if row["side"] == side and row["model"] in names]
+        runs = sum(row["runs"] for row in side_rows)
+        exact = sum(row["exact"] for row in side_rows)
+        worst = max((row["difference"] for row in side_rows if "difference" in row), default=0.0)
+        smaller = sum(
+            row.get("parameters_after", 0) < row.get("parameters_before", 0) for row in side_rows
+        )
+        lines.append(
+            f"{side}: {len(side_rows)} of {len(names)} models measured, {runs} run, {exact} exact "
+            f"(largest relative difference {worst:.1e}), {smaller} with fewer parameters"
+        )
+    return "\n".join(lines)
+
+
+def _number(row: Row, key: str, form: str) -> str:
+    return format(row[key], form) if key in row else ""
+
+
+def _answer(row: Row, key: str) -> str:
+    return {True: "yes", False: "no", None: ""}[row.get(key)]

@@ -1,0 +1,58 @@
+"""The results of the laws are a page that the run itself writes; runs of some laws add to it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a law fared.
+
+    Attributes:
+        seconds: Wall time over all workers.
+        seed: What repeats the run.
+    """
+
+    law: str
+    n_examples: int
+    n_failures: int
+    seconds: float
+    seed: int
+    workers: int
+
+
+def write_page(page: Path, outcomes: list[Outcome], circumstances: dict[str, str]) -> None:
+    """Write outcomes into the page and the JSON file beside it, over older ones of the same law."""
+    data = page.with_suffix(".json")
+    known: dict[str, dict[str, object]] = json.loads(data.read_text()) if data.exists() else {}
+    known |= {each.law: {**asdict(each), **circumstances} for each in outcomes}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    data.write_text(json.dumps(known, indent=1) + "\n")
+    page.write_text(describe(list(known.values())))
+
+
+def describe(rows: list[dict[str, object]]) -> str:
+    """Return the page for rows of all laws."""
+    n_failures = sum(int(str(row["n_failures"])) for row in rows)
+    lines = [
+        "# Laws on random networks",
+        "",
+        f"{len(rows)} laws, {n_failures} failures. Written by the commands below.",
+        "",
+        "| law | examples | failures | s | seed | torch | date | commit |",
+        "|---|--:|--:|--:|--:|---|---|---|",
+    ]
+    for row in rows:
+        keys = ("law", "n_examples", "n_failures", "seconds", "seed", "torch", "date", "commit")
+        lines.append("| " + " | ".join(_cell(row.get(key, "")) for key in keys) + " |")
+    runs = {(row["command"], row["hardware"], row["python"]): None for row in rows}
+    lines += [
+        "",
+        *(f"- `{command}` on {where}, Python {python}" for command, where, python in runs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
