@@ -27,7 +27,9 @@ def _time_on(
     device: torch.device, first: nn.Module, second: nn.Module, example: Tensor
 ) -> dict[str, Any]:
     batch = _BATCHES[device.type]
-    x = example[:1].expand(batch, *example.shape[1:]).contiguous().to(device)
+    # Zeros would be multiplied faster than numbers are.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, *example.shape[1:], generator=generator).to(device)
     networks = [copy.deepcopy(network).to(device).eval() for network in (first, second)]
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(_WARM_UP + _TURNS):
