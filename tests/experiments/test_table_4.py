@@ -63,7 +63,7 @@ def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
         candidate("AL-conv-fc at 0.2", 320, 0.491),
         candidate("AL-all at 0.3", 320, 0.5),
     ]
-    assert table_4.choose_next(rows) == {"AL-fc": 0.4, "AL-conv": 0.03, "AL-all": 0.6}
+    assert table_4.choose_next(rows) == {"AL-fc": 0.4, "AL-conv": 0.03, "AL-all": 0.5}
     rows[1] = candidate("AL-fc at 0.2", 320, 0.491)
     rows[2] = candidate("AL-conv at 0.05", 780, 0.491)
     rows[4] = candidate("AL-all at 0.3", 319, 0.491)

@@ -42,7 +42,7 @@ LEARNT = {
     "AL-fc": Terms(leave=("conv*",), cost=0.2, harder=0.4, gentler=0.1),
     "AL-conv": Terms(leave=("fc*",), cost=0.05, harder=0.1, gentler=0.03),
     "AL-conv-fc": Terms(leave=("conv[1234]",), cost=0.2, harder=0.4, gentler=0.1),
-    ALL: Terms(leave=(), cost=0.3, harder=0.6, gentler=0.2),
+    ALL: Terms(leave=(), cost=0.25, harder=0.5, gentler=0.15),
 }
 
 
