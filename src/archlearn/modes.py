@@ -48,5 +48,6 @@ def noticing_mode_reads(net: nn.Module) -> Generator[ModeReads]:
     try:
         yield reads
     finally:
-        del cls.training
+        if vars(cls).get("training") is reads:
+            del cls.training
         reads.seen |= any(type(module).train is not nn.Module.train for module in net.modules())

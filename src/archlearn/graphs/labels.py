@@ -58,10 +58,12 @@ def varying(ids: Tensor) -> list[int]:
     return [
         dim
         for dim in range(ids.dim())
-        if ids.shape[dim] > 1
-        and ids.stride(dim) != 0
-        and not torch.equal(core(ids, ids, dim)[0][..., 1:], core(ids, ids, dim)[0][..., :-1])
+        if ids.shape[dim] > 1 and ids.stride(dim) != 0 and _varies(core(ids, ids, dim)[0])
     ]
+
+
+def _varies(lines: Tensor) -> bool:
+    return not torch.equal(lines[:, 1:], lines[:, :-1])
 
 
 def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +80,8 @@ def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 def pointwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function of elements at the same place, once for all that is repeated."""
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shapes = {tensor.shape for tensor in tensors}
+    shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
     spread = [tensor.expand(shape) for tensor in tensors]
     for dim, size in enumerate(shape):
         if size > 1 and all(tensor.stride(dim) == 0 for tensor in spread):

@@ -1,7 +1,7 @@
 """A step is one call of a trace, with its arguments as labels and as they really were."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -21,6 +21,7 @@ class Step:
         real_args: The same as they were in the run on the example inputs.
         out: What the call returned in that run.
         gated: Whether this call is a site whose channels are to be gated.
+        labels: All labels among the arguments.
     """
 
     node: fx.Node
@@ -32,16 +33,16 @@ class Step:
     real_kwargs: dict[str, Any]
     out: Any
     gated: bool = False
+    labels: list[Labels] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
+        object.__setattr__(self, "labels", found)
 
     @property
     def module(self) -> nn.Module:
         """The module that a `call_module` node calls."""
         return find_module(self.net, str(self.node.target))
-
-    @property
-    def labels(self) -> list[Labels]:
-        """All labels among the arguments."""
-        return [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
 
     @property
     def x(self) -> Labels:
