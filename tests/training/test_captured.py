@@ -1,0 +1,70 @@
+"""On a GPU a captured run learns what an ordinary one learns, compiled or not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from archlearn.training.capturing import CapturedStepper
+from archlearn.training.data.fetching import no_progress
+from archlearn.training.preparing import Session, prepare
+from archlearn.training.randomness import order_of_epoch
+from archlearn.training.recording import GATES, METRICS, read_lines
+from archlearn.training.running import learn
+from archlearn.training.settings import RunSettings
+from archlearn.training.states import collect_tensors
+from archlearn.training.stepping import EagerStepper
+from archlearn.training.tables import override
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
+]
+ASKED: dict[str, Any] = {
+    "model": "lenet",
+    "data": "digits:28",
+    "epochs": 3,
+    "batch_size": 60,
+    "limit": 720,
+    "start_after": 0.0,
+    "gate_rate": 5.0,
+}
+
+
+def make_session(tmp_path: Path, **given: object) -> Session:
+    return prepare(override(RunSettings(), ASKED | given), tmp_path, no_progress)
+
+
+def run_epoch(session: Session) -> dict[str, Tensor]:
+    session.stepper.begin_epoch(order_of_epoch(len(session.dataset.train), 0, 0), 0.0, 0.0)
+    place = 0
+    while place < session.steps_per_epoch:
+        place += session.stepper.advance(place, place)
+    tensors = collect_tensors(session.work.model, session.work.optimisers)
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_an_epoch_is_the_same_epoch(tmp_path: Path, optimiser: str, compiled: bool) -> None:
+    """Up to TF32: products there have ten bits."""
+    ordinary = make_session(tmp_path, optimiser=optimiser, capture="no")
+    captured = make_session(tmp_path, optimiser=optimiser, compile=compiled)
+    assert isinstance(ordinary.stepper, EagerStepper)
+    assert isinstance(captured.stepper, CapturedStepper)
+    expected, found = run_epoch(ordinary), run_epoch(captured)
+    for name, tensor in expected.items():
+        if name in found and tensor.is_floating_point():
+            torch.testing.assert_close(found[name], tensor, rtol=0.05, atol=0.02, msg=name)
+    assert captured.stepper.sums() == pytest.approx(ordinary.stepper.sums(), rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_whole_run_writes_every_epoch(tmp_path: Path, compiled: bool) -> None:
+    settings = override(RunSettings(), ASKED | {"compile": compiled})
+    summary = learn(settings, tmp_path / "run")
+    for name in (METRICS, GATES):
+        assert [line["epoch"] for line in read_lines(tmp_path / "run" / name)] == [0, 1, 2, 3]
+    assert summary["test_accuracy"] > 0.5
