@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {
     "batch_size": 60,
     "limit": 720,
     "start_after": 0.0,
-    "gate_rate": 5.0,
+    "gate_rate": 0.5,
 }
 
 
