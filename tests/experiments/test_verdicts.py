@@ -12,7 +12,7 @@ from archlearn.experiments.calibrating import (
     name_trial,
 )
 from archlearn.experiments.comparing import choose_contest, find_contenders
-from archlearn.experiments.contenders import CONTENDERS, OURS, Learnt
+from archlearn.experiments.contenders import CONTENDERS, OURS, SCRATCH, Learnt, Strength
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done
 from archlearn.experiments.rows import Row
@@ -54,10 +54,10 @@ def test_within_the_spread_of_first_is_enough_and_beyond_is_not() -> None:
 
 
 def test_kin_are_no_rivals() -> None:
-    kin = results("archlearn, neurons", [99.9]) + results("its architecture from scratch", [99.8])
+    kin = results(SCRATCH, [99.9])
     derived = VERDICT.derive(results(OURS, [99.0]) + results("svd", [98.0]) + kin)
     assert VERDICT.check(derived)[0].bound.startswith("svd")
-    assert derived["ranks"][str(BUDGET)][0] == "archlearn, neurons"
+    assert derived["ranks"][str(BUDGET)][0] == SCRATCH
 
 
 def test_a_network_off_its_budget_is_named() -> None:
@@ -74,8 +74,8 @@ def test_seconds_are_those_of_all_parts() -> None:
         make_row(f"{iterative}, round 1", seconds=3.0),
         make_row(f"{iterative}, round 2", seconds=4.0),
         *results("torch-pruning, iterative", [99.0]),
-        make_row(name_first(OURS_METHOD, 1e-3), seconds=6.0),
-        make_row(name_first(OURS_METHOD, 2e-3), seconds=8.0),
+        make_row(name_first(OURS_METHOD, Strength(1e-3)), seconds=6.0),
+        make_row(name_first(OURS_METHOD, Strength(2e-3)), seconds=8.0),
         *results(OURS, [99.0]),
         *results("even widths from scratch", [99.0]),
     ]
@@ -87,8 +87,8 @@ def test_seconds_are_those_of_all_parts() -> None:
 
 
 def test_the_search_is_counted_apart() -> None:
-    trial = make_row(name_first(OURS_METHOD, 1e-3), CALIBRATION_SEED, epochs=24)
-    ended = make_row(name_trial(OURS_METHOD, 1e-3, BUDGET), CALIBRATION_SEED, epochs=36)
+    trial = make_row(name_first(OURS_METHOD, Strength(1e-3)), CALIBRATION_SEED, epochs=24)
+    ended = make_row(name_trial(OURS_METHOD, Strength(1e-3), BUDGET), CALIBRATION_SEED, epochs=36)
     derived = VERDICT.derive([trial, ended, *results(OURS, [99.0])])
     assert derived["search"][OURS] == {"runs": 2, "epochs": 60}
     assert derived["search"]["svd"] == {"runs": 0, "epochs": 0}
@@ -113,7 +113,10 @@ SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
 CONTEST = Contest(model="lenet", budgets=(BUDGET,), scale=SCALE)
 
 
-def first_part(strength: float, parameters: int) -> Done:
+DEFAULT = Strength(7.0)
+
+
+def first_part(strength: Strength, parameters: int) -> Done:
     row = name_first(OURS_METHOD, strength)
     return Done(row=make_row(row, CALIBRATION_SEED, parameters=parameters), path=Path("none"))
 
@@ -127,18 +130,32 @@ def test_candidates_are_the_nearest_above_the_budget() -> None:
     assert [strength for strength, _ in found] == [prices[4], prices[1]]
 
 
+def test_candidates_are_of_all_variants() -> None:
+    prices = [p for p in OURS_METHOD.strengths if p.value == OURS_METHOD.strengths[0].value]
+    done = [first_part(price, 2000 + place) for place, price in enumerate(prices)]
+    found = find_candidates(CONTEST.calibration(), OURS_METHOD, BUDGET, done)
+    assert [strength.variant for strength, _ in found] == [
+        "on neurons", "on parameters", "on neurons and layers",
+    ]  # fmt: skip
+
+
+def test_a_weaker_strength_is_of_the_same_variant() -> None:
+    weaker = Strength(3e-3, "on neurons").weaken(1.5)
+    assert str(weaker) == "0.002 on neurons"
+
+
 def test_the_strength_that_is_best_on_validation_data_is_chosen() -> None:
     first, second = OURS_METHOD.strengths[:2]
 
-    def tried(strength: float, accuracy: float, seed: int = CALIBRATION_SEED) -> Done:
+    def tried(strength: Strength, accuracy: float, seed: int = CALIBRATION_SEED) -> Done:
         row = name_trial(OURS_METHOD, strength, BUDGET)
         made = make_row(row, seed, validation_accuracy=accuracy, test_accuracy=1 - accuracy)
         return Done(row=made, path=Path("none"))
 
     done = [tried(first, 0.98), tried(second, 0.99)]
-    assert choose_strength(OURS_METHOD, BUDGET, done, 7.0) == second
-    assert choose_strength(OURS_METHOD, 2000, done, 7.0) == 7.0
-    assert choose_strength(OURS_METHOD, BUDGET, [tried(first, 0.9, seed=0)], 7.0) == 7.0
+    assert choose_strength(OURS_METHOD, BUDGET, done, DEFAULT) == second
+    assert choose_strength(OURS_METHOD, 2000, done, DEFAULT) == DEFAULT
+    assert choose_strength(OURS_METHOD, BUDGET, [tried(first, 0.9, seed=0)], DEFAULT) == DEFAULT
 
 
 def test_epochs_are_the_same_in_total() -> None:

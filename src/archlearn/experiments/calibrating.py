@@ -3,23 +3,23 @@
 from collections.abc import Mapping, Sequence
 
 from archlearn.baselines.methods import TOLERANCE
-from archlearn.experiments.contenders import Contender, Learnt, named, try_reduce
+from archlearn.experiments.contenders import Contender, Learnt, Strength, named, try_reduce
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
 from archlearn.training.teams import Run
 
 N_CANDIDATES = 2
-"""How many strengths are tried to the end for each budget."""
+"""How many strengths of each variant are tried to the end for each budget."""
 WEAKER = 1.4
 """By how much less a strength is tried where a seed came out below its budget."""
 
 
-def name_first(contender: Learnt, strength: float) -> str:
+def name_first(contender: Learnt, strength: Strength) -> str:
     """Return the row of the first part of a run."""
-    return f"{contender.name}, strength {strength:.3g}"
+    return f"{contender.name}, strength {strength}"
 
 
-def name_trial(contender: Learnt, strength: float, budget: int) -> str:
+def name_trial(contender: Learnt, strength: Strength, budget: int) -> str:
     """Return the row of a strength that is tried to the end."""
     return f"{name_first(contender, strength)}, tried at {budget}"
 
@@ -56,7 +56,7 @@ def end_trials(
 
 def find_candidates(
     trial: Contest, contender: Learnt, budget: int, done: Sequence[Done]
-) -> list[tuple[float, Done]]:
+) -> list[tuple[Strength, Done]]:
     """Return the strengths whose networks are least above a budget, with those networks."""
     first = {(d.row.row, d.row.seed): d for d in done}
     found = [
@@ -65,7 +65,13 @@ def find_candidates(
         if (key := (name_first(contender, strength), CALIBRATION_SEED)) in first
     ]
     large = [pair for pair in found if is_enough(pair[1], budget)]
-    return sorted(large, key=lambda pair: pair[1].row.parameters)[:N_CANDIDATES]
+    large.sort(key=lambda pair: pair[1].row.parameters)
+    variants = dict.fromkeys(strength.variant for strength in contender.strengths)
+    return [
+        pair
+        for variant in variants
+        for pair in [pair for pair in large if pair[0].variant == variant][:N_CANDIDATES]
+    ]
 
 
 def is_enough(finished: Done, budget: int) -> bool:
@@ -73,7 +79,9 @@ def is_enough(finished: Done, budget: int) -> bool:
     return finished.row.parameters >= (1 - TOLERANCE) * budget
 
 
-def choose_strength(contender: Learnt, budget: int, done: Sequence[Done], default: float) -> float:
+def choose_strength(
+    contender: Learnt, budget: int, done: Sequence[Done], default: Strength
+) -> Strength:
     """Return the strength that was best on validation data at a budget."""
     scores: Mapping[str, float] = {
         d.row.row: d.row.validation_accuracy or 0.0 for d in done if d.row.seed == CALIBRATION_SEED

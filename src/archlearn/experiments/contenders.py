@@ -23,20 +23,46 @@ from archlearn.baselines.sparse_groups import learn_sparse_groups
 from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, reduce_evenly
 from archlearn.baselines.trimming import trim
 from archlearn.experiments.contests import Contest
-from archlearn.experiments.recipes import Price, Terms
+from archlearn.experiments.recipes import Terms
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
 from archlearn.surgery.compacting import compact
 from archlearn.training.teams import Run
 
-PRICES = tuple(3e-5 * 2**step for step in range(9))
-"""Strengths of gates: a ladder that spans the budgets."""
-L0_PRICES = tuple(5e-4 * 2**step for step in range(9))
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """How hard a method pulls, and in which of its variants."""
+
+    value: float
+    variant: str = ""
+
+    def weaken(self, factor: float) -> "Strength":
+        """Return the same variant at less strength."""
+        return Strength(self.value / factor, self.variant)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} {self.variant}".strip()
+
+
+def _ladder(first: float, n_steps: int, variant: str = "") -> tuple[Strength, ...]:
+    """Return strengths, each twice the one before."""
+    return tuple(Strength(first * 2**step, variant) for step in range(n_steps))
+
+
+VARIANTS: dict[str, Terms] = {
+    "on neurons": Terms(cost=0.0, price="neurons"),
+    "on parameters": Terms(cost=0.0, price="parameters"),
+    "on neurons and layers": Terms(cost=0.0, price="neurons", learn="all"),
+}
+"""What our price is on. Like the price itself, it is chosen on validation data."""
+PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 8, variant))
+L0_PRICES = (*_ladder(5e-4, 7, "on neurons"), *_ladder(5e-4, 7, "on parameters"))
 """Drawn gates are dearer: noise alone makes the loss pull them open."""
 L0_GATE_RATE = 0.2
-"""Drawn gates have noise of their own, so they move at most at this rate."""
-LASSO_STRENGTHS = (3e-4, 1e-3, 3e-3)
-SPARSE_STRENGTHS = (1e-4, 5e-4, 2e-3)
+"""Drawn gates have noise of their own, so their rate does not rise as the price falls."""
+LASSO_STRENGTHS = tuple(map(Strength, (3e-4, 1e-3, 3e-3)))
+SPARSE_STRENGTHS = tuple(map(Strength, (1e-4, 5e-4, 2e-3)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +94,8 @@ class Learnt:
 
     name: str
     source: str
-    strengths: Sequence[float]
-    begin: Callable[[Contest, int, float], Run]
+    strengths: Sequence[Strength]
+    begin: Callable[[Contest, int, Strength], Run]
     reduce: Callable[[Contest, nn.Module, int], nn.Module]
     is_dense: bool = True
     needs: str = ""
@@ -95,28 +121,26 @@ OURS = "archlearn"
 SCRATCH = "its architecture from scratch"
 
 
-def _begin_ours(price: Price) -> Callable[[Contest, int, float], Run]:
-    def begin(contest: Contest, seed: int, strength: float) -> Run:
-        return Run(row="", settings=contest.gated(seed, Terms(cost=strength, price=price)))
-
-    return begin
+def _begin_ours(contest: Contest, seed: int, strength: Strength) -> Run:
+    terms = replace(VARIANTS[strength.variant], cost=strength.value)
+    return Run(row="", settings=contest.gated(seed, terms))
 
 
-def _begin_l0(contest: Contest, seed: int, strength: float) -> Run:
-    terms = Terms(cost=strength, price="parameters", gate_rate=L0_GATE_RATE)
+def _begin_l0(contest: Contest, seed: int, strength: Strength) -> Run:
+    terms = replace(VARIANTS[strength.variant], cost=strength.value, gate_rate=L0_GATE_RATE)
     settings = contest.given_gates(seed, terms)
     network = contest.fresh_network(seed)
     gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, kind="l0")
     return Run(row="", settings=settings, network=gated)
 
 
-def _begin_lasso(contest: Contest, seed: int, strength: float) -> Run:
-    network = add_diagonals(contest.fresh_network(seed), contest.example(), strength)
+def _begin_lasso(contest: Contest, seed: int, strength: Strength) -> Run:
+    network = add_diagonals(contest.fresh_network(seed), contest.example(), strength.value)
     return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
 
 
-def _begin_sparse(contest: Contest, seed: int, strength: float) -> Run:
-    network = learn_sparse_groups(contest.fresh_network(seed), contest.example(), strength)
+def _begin_sparse(contest: Contest, seed: int, strength: Strength) -> Run:
+    network = learn_sparse_groups(contest.fresh_network(seed), contest.example(), strength.value)
     return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
 
 
@@ -157,10 +181,7 @@ def _begin_fastfood(contest: Contest, seed: int, budget: int) -> nn.Module:
 
 
 CONTENDERS: tuple[Contender, ...] = (
-    Learnt(name=OURS, source="this package, price on parameters", strengths=PRICES,
-           begin=_begin_ours("parameters"), reduce=_trim),
-    Learnt(name="archlearn, neurons", source="this package, the paper's price on neurons",
-           strengths=PRICES, begin=_begin_ours("neurons"), reduce=_trim),
+    Learnt(name=OURS, source="this package", strengths=PRICES, begin=_begin_ours, reduce=_trim),
     Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=L0_PRICES, begin=_begin_l0,
            reduce=_trim),
     Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,

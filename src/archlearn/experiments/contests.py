@@ -66,10 +66,10 @@ class Contest:
     def gated(self, seed: int, terms: Terms) -> RunSettings:
         """Return the settings of the first part of a run that learns its widths.
 
-        The rate of the gates follows from the cost, and is at most that of the terms.
+        Where the terms have no rate for the gates, it follows from the cost, within bounds.
         """
         scale = replace(self.scale, epochs=self.first_epochs)
-        rate = min(terms.gate_rate or MOST_GATE_RATE, self._find_gate_rate(terms.cost))
+        rate = terms.gate_rate or min(MOST_GATE_RATE, self._find_gate_rate(terms.cost))
         terms = replace(terms, start_after=START_AFTER, freeze_for=FREEZE_FOR, gate_rate=rate)
         return learn_architecture(scale, seed, terms, model=self.model)
 

@@ -21,6 +21,7 @@ from archlearn.experiments.contenders import (
     Fresh,
     Learnt,
     Pruned,
+    Strength,
     named,
     try_reduce,
 )
@@ -81,7 +82,7 @@ class Referee:
                 works.append(Run(row=LARGE, settings=settings))
             for each in self._learnt():
                 chosen = {self._strength(each, budget, scale, done) for budget in self._budgets}
-                works += [_first(contest, each, seed, strength) for strength in sorted(chosen)]
+                works += [_first(contest, each, seed, s) for s in sorted(chosen, key=str)]
             works += self._fresh(contest, seed)
         return works
 
@@ -96,8 +97,8 @@ class Referee:
                     works.append(Run(row=row, settings=settings, network=network))
         return works
 
-    def _strength(self, each: Learnt, budget: int, scale: Scale, done: Sequence[Done]) -> float:
-        default = min(scale.pick(each.strengths))
+    def _strength(self, each: Learnt, budget: int, scale: Scale, done: Sequence[Done]) -> Strength:
+        default = min(scale.pick(each.strengths), key=lambda strength: strength.value)
         return choose_strength(each, budget, done, default)
 
     def _begin_again(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
@@ -108,17 +109,17 @@ class Referee:
                 for seed in scale.seeds:
                     tried = self._tried(each, budget, seed, scale, done)
                     if tried and not any(is_enough(finished, budget) for _, finished in tried):
-                        strength = min(strength for strength, _ in tried) / WEAKER
+                        strength = tried[-1][0].weaken(WEAKER)
                         run = _first(contest, each, seed, strength)
                         works[run.row, seed] = run
         return list(works.values())
 
     def _tried(
         self, each: Learnt, budget: int, seed: int, scale: Scale, done: Sequence[Done]
-    ) -> list[tuple[float, Done]]:
+    ) -> list[tuple[Strength, Done]]:
         """Return the first parts made for a budget, the strongest first."""
         start = self._strength(each, budget, scale, done)
-        strengths = [start / WEAKER**times for times in range(N_RETRIES + 1)]
+        strengths = [start.weaken(WEAKER**times) for times in range(N_RETRIES + 1)]
         known = {(finished.row.row, finished.row.seed): finished for finished in done}
         keys = [(strength, (name_first(each, strength), seed)) for strength in strengths]
         return [(strength, known[key]) for strength, key in keys if key in known]
@@ -161,7 +162,7 @@ class Referee:
         return works
 
 
-def _first(contest: Contest, each: Learnt, seed: int, strength: float) -> Run:
+def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run:
     return named(each.begin(contest, seed, strength), name_first(each, strength))
 
 

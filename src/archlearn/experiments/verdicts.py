@@ -12,7 +12,7 @@ from archlearn.experiments.tabulating import NOTHING, write_counts, write_spread
 
 LARGE = "large network"
 UNTUNED = "svd, not fine-tuned"
-_KIN = (SCRATCH, "archlearn, neurons")
+_KIN = (SCRATCH,)
 """Rows that owe their architecture to this package: shown, but no rivals."""
 
 
