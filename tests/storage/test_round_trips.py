@@ -198,3 +198,30 @@ def test_the_file_is_as_open_as_any_other(umask: int, mode: int, tmp_path: Path)
         os.umask(before)
     assert (tmp_path / "net.safetensors").stat().st_mode & 0o777 == mode
     assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+class Asks(nn.Module):
+    """Asks for the rank of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 1:
+            x = x.unsqueeze(0)
+        return torch.relu(self.layer(x))
+
+
+def test_a_question_about_shapes_needs_the_example(tmp_path: Path) -> None:
+    with pytest.raises(al.TracingError, match=r"if x.dim\(\) == 1.*give example_inputs"):
+        al.save(Asks(), tmp_path / "net.safetensors")
+
+
+def test_the_answers_of_the_example_are_kept_in_the_file(tmp_path: Path) -> None:
+    net, x = Asks(), torch.randn(5, 4)
+    al.save(net, tmp_path / "net.safetensors", x)
+    loaded = al.load(tmp_path / "net.safetensors")
+    assert torch.equal(loaded(x), net(x))
+    with pytest.raises(al.InputError, match=r"what forward asks at .* is True, but"):
+        loaded(x[0])

@@ -14,10 +14,15 @@ from archlearn.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ExampleInputs:
-    """The arguments of one call of the model, by position and by keyword."""
+    """The arguments of one call of the model, by position and by keyword.
+
+    Attributes:
+        are_real: Whether the model runs on them; stand-ins only say which arguments there are.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    are_real: bool = True
 
     @classmethod
     def of(cls, example_inputs: object) -> "ExampleInputs":

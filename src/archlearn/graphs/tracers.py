@@ -51,6 +51,7 @@ class Follower(fx.Tracer):
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs, self._answers = inputs, answers
+        self._can_answer = inputs is not None and inputs.are_real
         self.answered: dict[str, str] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -90,8 +91,10 @@ class Follower(fx.Tracer):
         """
         node: fx.Node = proxy.node
         topic = topic_of(node)
-        if topic is None or self._inputs is None or (what == "index" and topic > RANK):
+        if topic is None or (what == "index" and topic > RANK):
             raise TraceError(REFUSALS[what])
+        if not self._can_answer:
+            raise TraceError(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
         answer = self._answer(node, what)
         if answer.refusal:
             raise TraceError(f"{REFUSALS[what]}: {answer.refusal}")
@@ -102,7 +105,7 @@ class Follower(fx.Tracer):
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
         node: fx.Node = proxy.node
-        if self._inputs is None or not node.op.startswith(("call", "placeholder")):
+        if not self._can_answer or not node.op.startswith(("call", "placeholder")):
             return type(proxy)
         answer = self._answer(node, "class")
         return type(proxy) if answer.refusal else type(answer.value)

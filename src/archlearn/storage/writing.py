@@ -86,7 +86,7 @@ def _needed_inputs(model: nn.Module) -> ExampleInputs | None:
     by_name = [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
     n_by_place = len(needed) - len(by_name)
     stand_in = torch.empty(0)
-    return ExampleInputs((stand_in,) * n_by_place, dict.fromkeys(by_name, stand_in))
+    return ExampleInputs((stand_in,) * n_by_place, dict.fromkeys(by_name, stand_in), are_real=False)
 
 
 def _refuse_gates(model: nn.Module, path: Path) -> None:
