@@ -20,7 +20,14 @@ from archlearn.experiments.watching import LineWatcher
 from archlearn.training.errors import SettingsError
 from tests.experiments.making import make_row
 
-ROWS = ["reference", *table_4.LEARNT, "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"]
+ROWS = [
+    "reference",
+    "reference, trained further",
+    *table_4.LEARNT,
+    "neuron pruning",
+    "SVD-quarter-F",
+    "Adaptive Fastfood 16",
+]
 
 
 def candidate(row: str, parameters: int, validation: float, test: float = 0.5) -> Row:
@@ -91,6 +98,15 @@ def test_checks_hold_sizes_and_points_against_the_reference() -> None:
     assert not find(checks, "AL-conv: fewer").met
     assert not find(checks, "AL-conv: points").met
     assert all(check.met for check in checks if "beats" in check.what)
+
+
+def test_points_are_counted_from_the_reference_trained_as_long() -> None:
+    rows = [candidate("reference", 1000, 0.5, 0.5), candidate("AL-fc at 0.1", 320, 0.5, 0.49)]
+    rows += [candidate(f"{row} at 0.1", 300, 0.5, 0.5) for row in ("AL-conv-fc", "AL-conv")]
+    rows.append(candidate("AL-all at 0.1", 200, 0.5, 0.5))
+    assert find(table_4.check(table_4.derive(rows)), "AL-fc: points").measured == "1.00"
+    rows.append(candidate("reference, trained further", 1000, 0.5, 0.51))
+    assert find(table_4.check(table_4.derive(rows)), "AL-fc: points").measured == "2.00"
 
 
 @pytest.mark.parametrize(("accuracy", "parameters"), [(0.489, 200), (0.495, 321)])

@@ -23,7 +23,7 @@ from archlearn.experiments.evaluations import best_device
 from archlearn.experiments.forward_times import time_side_by_side
 from archlearn.experiments.rows import Row, summarise
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.table_4_pages import ALL, PAPER, REFERENCE, check, tabulate
+from archlearn.experiments.table_4_pages import ALL, FURTHER, PAPER, REFERENCE, check, tabulate
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
 from archlearn.storage import load
@@ -60,6 +60,7 @@ def compress(scale: Scale, done: Sequence[Done]) -> list[Work]:
         costs = {row: terms.cost for row, terms in LEARNT.items()}
         works += _learn(scale, seed, network, costs)
         further = train_further(scale, seed)
+        works.append(Run(row=FURTHER, settings=further, network=network))
         for row, smaller in _made_smaller(scale, network).items():
             works.append(Run(row=row, settings=further, network=smaller))
     return works

@@ -14,6 +14,9 @@ from archlearn.experiments.tabulating import (
 )
 
 REFERENCE, ALL = "reference", "AL-all"
+FURTHER = "reference, trained further"
+"""As long as every method trains after the reference: without it, longer training would pass for
+harmless compression."""
 MOST_LOST = 1.5
 
 
@@ -43,6 +46,7 @@ PAPER = {
         compression=0,
         architecture="96-256-384-384-256-4096-4096-1000",
     ),
+    FURTHER: Line(layers=""),
     "neuron pruning": Line(layers="", parameters=39.6, accuracy=55.60, compression=35),
     "SVD-quarter-F": Line(layers="", parameters=25.6, accuracy=56.19, compression=58),
     "Adaptive Fastfood 16": Line(layers="", parameters=18.7, accuracy=57.10, compression=69),
@@ -99,9 +103,10 @@ def _check_size(summaries: Mapping[str, Any], row: str, least: float) -> Check:
 
 
 def _check_loss(summaries: Mapping[str, Any], row: str) -> Check:
-    lost = _accuracy(summaries, REFERENCE) - _accuracy(summaries, row)
+    whole = [_accuracy(summaries, name) for name in (REFERENCE, FURTHER) if name in summaries]
+    lost = max(whole) - _accuracy(summaries, row)
     return Check(
-        what=f"{row}: points lost against the reference",
+        what=f"{row}: points lost against the reference, or the one trained further if better",
         measured=f"{lost:.2f}",
         bound=f"≤ {MOST_LOST}",
         met=lost <= MOST_LOST,
