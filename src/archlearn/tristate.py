@@ -27,13 +27,22 @@ def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     """Return `x` with each channel multiplied by its binary width gate."""
     dim %= x.dim()
     inner = x.shape[dim + 1 :]
-    places = math.prod(inner)
     width = width.to(x.dtype)
-    if 1 < places < _FEW_PLACES and x.numel() > _MANY_NUMBERS and x.is_contiguous():
-        # The gradient of a gate sums over its places; torch is slow at many short sums, so
-        # there is a number for each place, and the long sums come first.
-        return x * width.view(-1, 1).expand(-1, places).reshape(-1, *inner)
+    if _sums_by_place(x, math.prod(inner)):
+        by_place = width.view(-1, *[1] * len(inner)).expand(-1, *inner)
+        return x * by_place.contiguous()
     return x * width.view(-1, *[1] * len(inner))
+
+
+def _sums_by_place(x: Tensor, places: int) -> bool:
+    """Return whether there is to be a number for each place of a channel.
+
+    The gradient of a gate sums over examples and places. A GPU is slow at few long sums, and a
+    CPU at many short ones, so that examples are summed first; a compiler knows better.
+    """
+    if places == 1 or torch.compiler.is_compiling():
+        return False
+    return x.is_cuda or (places < _FEW_PLACES and x.numel() > _MANY_NUMBERS and x.is_contiguous())
 
 
 def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:

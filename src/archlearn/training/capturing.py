@@ -17,6 +17,7 @@ from archlearn.training.updating import update_
 
 MOST_STEPS_IN_A_GRAPH = 11
 _WARM_UP = 3
+_MOST_BYTES_READY = 1 << 28
 
 
 class DeviceStep:
@@ -30,6 +31,10 @@ class DeviceStep:
         self._bf16 = bf16
         self._device = device
         self.train = work.train.to(device)
+        self._are_ready = _can_be_ready(work)
+        self._inputs = self.train.inputs
+        if self._are_ready:
+            self._inputs = work.objective.training_inputs(self._inputs)
         self.order = torch.zeros(len(work.train), dtype=torch.long, device=device)
         self._numbers = torch.zeros(2, dtype=torch.long, device=device)
         self.place, self.step = self._numbers.split(1)
@@ -65,8 +70,10 @@ class DeviceStep:
         n_steps = len(self.order) // size
         by_step = self.order[: n_steps * size].view(n_steps, size)
         indices = by_step.index_select(0, self.place).view(size)
-        raw = self.train.inputs.index_select(0, indices)
-        return self.work.objective.training_inputs(raw), self.train.targets.index_select(0, indices)
+        inputs = self._inputs.index_select(0, indices)
+        if not self._are_ready:
+            inputs = self.work.objective.training_inputs(inputs)
+        return inputs, self.train.targets.index_select(0, indices)
 
     def _run_forward(self) -> tuple[Tensor, Tensor]:
         """Return the loss and the penalty."""
@@ -146,6 +153,18 @@ class CapturedStepper:
         """Return the sums of losses and penalties over the epoch's steps so far."""
         loss, cost = self._body.sums.tolist()
         return loss, cost
+
+
+def _can_be_ready(work: Work) -> bool:
+    """Return whether all inputs can be normalised once and for all.
+
+    They must be few, and the same each time. Images of several channels are laid out batch by
+    batch, since picking examples would undo it.
+    """
+    raw, framing = work.train.inputs, work.objective.framing
+    steady = framing.augment == "no" and framing.side is None
+    flat = raw.ndim != 4 or raw.shape[1] == 1
+    return steady and flat and raw.numel() * work.objective.mean.element_size() <= _MOST_BYTES_READY
 
 
 def largest_divisor(number: int, most: int) -> int:
