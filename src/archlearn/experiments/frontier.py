@@ -7,7 +7,7 @@ from archlearn.experiments.definitions import Check, Derived, Done, Experiment, 
 from archlearn.experiments.recipes import Price, Terms, learn_architecture
 from archlearn.experiments.rows import Row, group, summarise
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.table_1 import list_paper
+from archlearn.experiments.table_1_lines import list_paper
 from archlearn.experiments.tabulating import NOTHING, write_counts, write_spread
 from archlearn.training.teams import Run
 

@@ -9,11 +9,12 @@ from archlearn.experiments.redundancy import measure_removals
 from archlearn.experiments.rows import Row, group
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.statistics import measure_spread
+from archlearn.experiments.table_1_lines import LINES
 from archlearn.experiments.tabulating import write_spread
 from archlearn.training.teams import Run
 
 SHARE_BOUND = 0.95
-LEARNT = tuple(line.row for line in table_1.LINES if line.terms is not None)
+LEARNT = tuple(line.row for line in LINES if line.terms is not None)
 
 
 def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:

@@ -17,8 +17,8 @@ from archlearn.experiments.definitions import (
 from archlearn.experiments.recipes import Terms, baseline, fine_tune, learn_architecture
 from archlearn.experiments.rows import Row, group, summarise
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.table_1 import BASELINE
-from archlearn.experiments.table_1 import LINES as TABLE_1
+from archlearn.experiments.table_1_lines import BASELINE
+from archlearn.experiments.table_1_lines import LINES as TABLE_1
 from archlearn.experiments.tabulating import write_counts, write_number, write_spread
 from archlearn.training.teams import Run
 
