@@ -84,7 +84,7 @@ class Referee:
                 chosen = {self._strength(each, budget, scale, done) for budget in self._budgets}
                 works += [_first(contest, each, seed, s) for s in sorted(chosen, key=str)]
             works += self._fresh(contest, seed)
-        return works
+        return _by_length(works)
 
     def _fresh(self, contest: Contest, seed: int) -> list[Work]:
         works: list[Work] = []
@@ -135,7 +135,7 @@ class Referee:
                     if large:
                         make = partial(each.reduce, contest, large[0].load_model(), budget)
                         works += _last(contest, name_result(each.name, budget), seed, make)
-        return works
+        return _by_length(works)
 
     def _prune(self, scale: Scale, done: Sequence[Done], number: int) -> list[Work]:
         """Return one round of training pruned networks, and SVD without any."""
@@ -160,6 +160,11 @@ class Referee:
                 row = name_result(SCRATCH, budget)
                 works.append(Run(row=row, settings=settings, network=network))
         return works
+
+
+def _by_length(works: list[Work]) -> list[Work]:
+    """Return runs of equal length next to each other: side by side, none waits for another."""
+    return sorted(works, key=lambda work: work.settings.epochs or 0)
 
 
 def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run:
