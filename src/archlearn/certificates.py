@@ -26,6 +26,9 @@ TOLERANCES = {
 }
 
 
+Doubles = Mapping[Tensor, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """The largest differences between two models, relative to the size of the outputs.
@@ -101,7 +104,7 @@ def certify(
                 f"the {place} model, {type(model).__name__}, does not run on the example inputs: "
                 f"{first_line(error)}; give inputs that both models take"
             ) from error
-    comparison = Comparison((first, second), widen(first) | widen(second), inputs, shrink)
+    comparison = Comparison((first, second), widen(second), inputs, shrink)
     return comparison.certify(tolerance)
 
 
@@ -110,12 +113,12 @@ class Comparison:
     """Two models, and what they are compared on.
 
     Attributes:
-        doubles: The numbers that both have in double precision.
+        doubles: The numbers that the second has in double precision.
         shrink: By how much images may be smaller and still meet every weight.
     """
 
     models: tuple[nn.Module, nn.Module]
-    doubles: Mapping[Tensor, Tensor]
+    doubles: Doubles
     inputs: ExampleInputs
     shrink: float
 
@@ -129,9 +132,10 @@ class Comparison:
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64])
         with evaluating(*self.models):
-            found = self._try_quick(limits)
+            doubles = {**widen(self.models[0]), **self.doubles}
+            found = self._try_quick(doubles, limits)
             if found is None:
-                found = [self._measure(trial) for trial in plain_trials(self.inputs)]
+                found = [self._measure(trial, doubles) for trial in plain_trials(self.inputs)]
         own, wide = max(gap.own for gap in found), max(gap.wide for gap in found)
         name = str(dtype).removeprefix("torch.")
         if not (own <= limits[0] and wide <= limits[1]):
@@ -142,20 +146,21 @@ class Comparison:
             )
         return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
 
-    def _try_quick(self, limits: tuple[float, float]) -> list[_Gap] | None:
+    def _try_quick(self, doubles: Doubles, limits: tuple[float, float]) -> list[_Gap] | None:
         """Return the differences in quick trials, or None if those do not settle the matter."""
         try:
-            found = [self._measure(trial) for trial in quick_trials(self.inputs, self.shrink)]
+            trials = quick_trials(self.inputs, self.shrink)
+            found = [self._measure(trial, doubles) for trial in trials]
         except Exception:
             return None
         settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)
         return found if found and settled else None
 
-    def _measure(self, trial: Trial) -> _Gap:
+    def _measure(self, trial: Trial, doubles: Doubles) -> _Gap:
         inputs, own = trial.inputs, None
-        if self.doubles:
+        if doubles:
             own = _difference(*self.models, inputs.to(_dtype(self.models[0]), floating_only=True))
-        with exchanging(self.doubles):
+        with exchanging(doubles):
             wide = _difference(*self.models, inputs.to(torch.float64, floating_only=True))
         return _Gap(wide if own is None else own, wide, trial.n_inputs)
 

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -67,10 +66,9 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         made = write_plan(model, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             raise SurgeryError(_difference(plan, made))
-        doubles = widen(model)
-        small, graphs, changed = _carry_out(model, doubles, decision, made)
+        small, graphs, changed = _carry_out(model, decision, made)
         dtypes = {name: tensor.dtype for name, tensor in tensors_of(model)}
-        doubles |= _cast_(small, dtypes)
+        doubles = _cast_(small, dtypes)
         shrink = decision.choice.blueprint.followed[0].shrink
         comparison = Comparison((model, small), doubles, inputs, shrink)
         _finish_(small, comparison, graphs, changed)
@@ -80,7 +78,7 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
 def _compact_scaled(model: nn.Module, plan: Plan | None, inputs: ExampleInputs) -> nn.Module:
     """Return the compact model of one with real gates: they go into the weights first."""
     small = compact(fold_scales(copy.deepcopy(model).double()), plan)
-    doubles = widen(model) | _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
+    doubles = _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     with evaluating(model, small):
         comparison = Comparison((model, small), doubles, inputs, math.inf)
         setattr(small, CERTIFICATE, comparison.certify())
@@ -89,15 +87,12 @@ def _compact_scaled(model: nn.Module, plan: Plan | None, inputs: ExampleInputs) 
 
 
 def _carry_out(
-    gated: nn.Module, doubles: Mapping[Tensor, Tensor], decision: Decision, plan: Plan
+    gated: nn.Module, decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
     """Return the compact model in double precision, its graphs, and whether they changed."""
     blueprint = decision.choice.blueprint
-    placed = place_inputs(gated, blueprint.inputs)
-    inputs = placed.to(torch.float64, floating_only=True)
-    with exchanging(doubles):
-        shifts = read_shifts(gated, plan.folds, _read_constants(gated, plan, inputs))
-    small = _copy_narrowed(gated, plan, doubles)
+    shifts = _find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
+    small = _copy_narrowed(gated, plan)
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
         for place, graph in enumerate(blueprint.graphs)
@@ -116,18 +111,26 @@ def _carry_out(
     return small, carrier.graphs, changed
 
 
-def _copy_narrowed(gated: nn.Module, plan: Plan, doubles: Mapping[Tensor, Tensor]) -> nn.Module:
+def _find_shifts(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
+    """Return in double precision what constants of dropped channels add to biases."""
+    if not plan.folds:
+        return {}
+    with exchanging(widen(gated)):
+        wide = inputs.to(torch.float64, floating_only=True)
+        return read_shifts(gated, plan.folds, _read_constants(gated, plan, wide))
+
+
+def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     """Return a copy in double precision without the gates and all that the plan drops."""
     computed = computed_tensors(gated, plan)
     if computed:
-        with exchanging(doubles):
+        with exchanging(widen(gated)):
             gated = copy.deepcopy(gated)
         make_plain_(gated, computed)
-        doubles = {}
-    memo = narrowed_tensors(gated, plan.narrowings)  # selecting is cheap before widening
-    memo |= {id(getattr(gated, STORE, None)): None}
-    with exchanging(doubles):
-        small = copy.deepcopy(gated, memo)
+    memo = narrowed_tensors(gated, plan.narrowings)
+    small = copy.deepcopy(gated, memo | {id(getattr(gated, STORE, None)): None})
+    for tensor, wide in widen(small).items():
+        tensor.data = wide
     small.__class__ = user_class(small)
     if hasattr(small, STORE):
         delattr(small, STORE)

@@ -62,7 +62,7 @@ def shift_biases_(
 
 @torch.no_grad()
 def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[int, Any]:
-    """Return the planned parameters and buffers in double, as a memo for a copy of the model.
+    """Return the planned parameters and buffers, as a memo for a deep copy of the model.
 
     So the copy has them wherever the original had the whole ones, and those are not copied.
     """
@@ -75,7 +75,6 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
             if each.kept not in places:
                 places[each.kept] = torch.tensor(each.kept, device=new.device)
             new = new.index_select(each.dim, places[each.kept])
-        new = new.double() if new.is_floating_point() else new
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
     return made
