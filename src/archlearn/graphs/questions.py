@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.fx.proxy import Attribute
+from torch.fx.proxy import Attribute, TraceError
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.graphs.inputs import ExampleInputs, values_for
@@ -80,6 +80,35 @@ def topic_of(node: fx.Node) -> int | None:
     return max(known) if known and len(known) == len(topics) else None
 
 
+Asked = fx.Node | tuple[str, Any, tuple[Any, ...], dict[str, Any]]
+
+
+def to_guard(node: fx.Node, what: str, value: Any) -> list[tuple[Asked, bool | int]]:
+    """Return what a graph must ask again of other inputs, a node or a call, and the answer.
+
+    A branch on a number is asked whether that is zero, and `len(x.shape)` for the rank. In which
+    floating type a model runs is not asked again: that changes when it is certified.
+    """
+    if what == "len":
+        is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
+        return [(("call_method", "dim", (node.args[0],), {}), len(value))] if is_shape else []
+    if topic_of(node) == KIND:
+        is_sure = isinstance(value, bool) and _is_sure_of_kind(node)
+        return [(node, value)] if is_sure else []
+    if what == "index" or isinstance(value, bool):
+        return [(node, value)]
+    nothing: Any = 0 if isinstance(value, int | float) else ()
+    return [(("call_function", operator.ne, (node, nothing), {}), bool(value))]
+
+
+def _is_sure_of_kind(node: fx.Node) -> bool:
+    """Return whether an answer is the same for all floating types."""
+    if node.target == "is_floating_point":
+        return True
+    other = node.args[1] if node.target in (operator.eq, operator.ne) else None
+    return isinstance(other, torch.dtype) and not other.is_floating_point
+
+
 def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> Answer:
     """Run the calls made so far on the example inputs, and see what the question gets."""
     try:
@@ -105,9 +134,18 @@ class Asking:
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The class of the example's value, for `isinstance` in a user's code."""
-        if is_ours(sys._getframe(1).f_code.co_filename):
+        frame = sys._getframe(1)
+        if frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None:
+            frame = frame.f_back
+        if is_ours(frame.f_code.co_filename):
             return type(self)
         return self.tracer.class_of(self)
+
+    def __hash__(self) -> int:
+        """Refuse to be looked up by a user's code: no key would be found."""
+        if is_ours(sys._getframe(1).f_code.co_filename):
+            return id(self)
+        raise TraceError("a traced value cannot be the key of a dictionary or in a set")
 
     def __len__(self) -> int:
         return len(self.tracer.ask(self, "len"))

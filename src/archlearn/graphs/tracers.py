@@ -14,13 +14,14 @@ from archlearn.graphs.inputs import (
     is_plain,
 )
 from archlearn.graphs.questions import (
-    KIND,
     RANK,
     REFUSALS,
     Answer,
+    Asked,
     AskingProxy,
     Question,
     parts_of,
+    to_guard,
     topic_of,
 )
 from archlearn.graphs.sources import describe_failure, note_source, source_of
@@ -98,8 +99,8 @@ class Follower(fx.Tracer):
         answer = self._answer(node, what)
         if answer.refusal:
             raise TraceError(f"{REFUSALS[what]}: {answer.refusal}")
-        if what != "len" and topic is not KIND and isinstance(answer.value, bool | int):
-            self._guard(node, topic, answer.value)
+        for asked, value in to_guard(node, what, answer.value):
+            self._guard(node, asked, value)
         return answer.value
 
     def class_of(self, proxy: Any) -> Any:
@@ -116,13 +117,15 @@ class Follower(fx.Tracer):
             raise question
         return self._answers[question.key]
 
-    def _guard(self, node: fx.Node, topic: int, value: bool | int) -> None:
+    def _guard(self, node: fx.Node, asked: Asked, value: bool | int) -> None:
         """Let the graph refuse inputs for which the answer would be another one."""
         line = source_of(node) or node.name
         said = self.answered.setdefault(line, str(value))
-        if said == str(value) and (isinstance(value, bool) or topic == RANK):
-            what = f"what forward asks at {line}"
-            self.create_node("call_function", check_argument, (node, value, what), {})
+        if str(value) not in said.split(", then "):
+            self.answered[line] = f"{said}, then {value}"
+        made = asked if isinstance(asked, fx.Node) else self.create_node(*asked)
+        what = f"what forward asks at {line}"
+        self.create_node("call_function", check_argument, (made, value, what), {})
 
     def call_module(
         self,
