@@ -172,3 +172,33 @@ def test_unknown_kinds_are_refused() -> None:
     kind: Literal["l0"] = "l2"  # pyright: ignore[reportAssignmentType]
     with pytest.raises(al.InputError, match="kind is 'l2'; choose one of 'binary', 'l0'"):
         al.add_gates(LeNet(), DIGITS, kind=kind)
+
+
+class Squared(nn.Module):
+    """What stands between a gate and the next layer is not linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)) ** 2)
+
+
+def test_gates_act_in_front_of_what_is_not_linear() -> None:
+    torch.manual_seed(0)
+    net = Squared().double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    model = al.add_gates(net, x, kind="l0", learn=WIDTH).eval()
+    spread_(model)
+    (gate,) = width_gates(model).values()
+    scale = settle_gates(gate.detach(), (gate >= 0.5).double())
+    torch.testing.assert_close(model(x), net.last((torch.relu(net.first(x)) * scale) ** 2))
+    torch.testing.assert_close(al.compact(model)(x), model(x))
+
+
+def test_a_norm_without_weights_cannot_take_a_gate() -> None:
+    norm = nn.BatchNorm1d(4, affine=False)
+    net = nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(al.InputError, match="no plain layer stands in front of it, but '_1'"):
+        al.add_gates(net, torch.zeros(2, 3), kind="l0", learn=WIDTH)

@@ -26,7 +26,8 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
     blueprint = store.choice.blueprint
     graph, nodes = copy_graph(blueprint.graphs[place])
     writer = _Writer(graph, net, store)
-    on_weights = place_gates(blueprint, net, place)
+    # A real gate on the next weights would pass over what is not linear in between.
+    on_weights = place_gates(blueprint, net, place) if store.kind == "binary" else {}
     for site in blueprint.sites[place]:
         node = nodes[site.node]
         if site.name in store.choice.links:
@@ -60,7 +61,8 @@ def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:
     """Call a layer with each input column of its weight multiplied by its width gate."""
     owner: Any = layer
     weight = gate_channels(owner.weight, width, dim)
-    if not (owner._forward_hooks or owner._forward_pre_hooks or owner._backward_hooks):
+    forward_hooks = owner._forward_hooks or owner._forward_pre_hooks
+    if not (forward_hooks or owner._backward_hooks or owner._backward_pre_hooks):
         if isinstance(layer, nn.Linear):
             return F.linear(x, weight, layer.bias)
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):

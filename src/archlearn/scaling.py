@@ -112,7 +112,7 @@ def _find_writer(node: fx.Node, site: Site, blueprint: Blueprint, net: nn.Module
     while _passes(source, net) and len(source.users) == 1:
         source = source.all_input_nodes[0]
     module = find_module(net, str(source.target)) if source.op == "call_module" else None
-    if not isinstance(module, _WRITERS) or "weight" not in module._parameters:
+    if not isinstance(module, _WRITERS) or module._parameters.get("weight") is None:
         raise _refusal(site.name, f"no plain layer stands in front of it, but {source.name!r}")
     name = str(source.target)
     if len(source.users) > 1 or is_called_again(source) or name in blueprint.sharing:

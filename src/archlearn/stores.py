@@ -49,12 +49,14 @@ class GateStore(nn.Module):
         self.was_bound = was_bound
         self.width, self.depth = nn.Module(), nn.Module()
         groups = choice.blueprint.groups
-        for group in groups:
+        self._width_keys = [gate_key(group.name) for group in groups]
+        self._depth_keys = [gate_key(site) for site in choice.links]
+        for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
-            self.width.register_parameter(gate_key(group.name), nn.Parameter(start))
-        for site in choice.links:
+            self.width.register_parameter(key, nn.Parameter(start))
+        for key in self._depth_keys:
             start = torch.tensor(depth_start, dtype=torch.float64)
-            self.depth.register_parameter(gate_key(site), nn.Parameter(start))
+            self.depth.register_parameter(key, nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         self.n_width = int(sizes.sum())
         self.register_buffer("rows", _rows(sizes.tolist()), persistent=False)
@@ -83,9 +85,12 @@ class GateStore(nn.Module):
         return widths + (act_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ())
 
     def gates(self) -> list[Tensor]:
-        """Return the width gates by group, then the depth gates by site."""
-        found = (*self.width._parameters.values(), *self.depth._parameters.values())
-        return [gate for gate in found if gate is not None]
+        """Return the width gates by group, then the depth gates by site.
+
+        In a replica that DataParallel makes, they are attributes and no longer parameters.
+        """
+        found = [getattr(self.width, key) for key in self._width_keys]
+        return found + [getattr(self.depth, key) for key in self._depth_keys]
 
     def place_of_group(self, name: str) -> int:
         """Return where the gates of a group stand in `gates`."""
