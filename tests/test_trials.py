@@ -108,6 +108,28 @@ def test_a_corner_of_the_last_kernel_is_met_by_small_images() -> None:
         al.certify(first, second, torch.zeros(1, 1, 224, 224))
 
 
+class Cropping(nn.Module):
+    """Cuts the border off, so that a small image leaves less than its share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crops = nn.Sequential(*[nn.Conv2d(1, 1, 3, bias=False) for _ in range(5)])
+        self.wide = nn.Conv2d(1, 2, 3, dilation=8, padding=8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(self.crops(x)).mean((2, 3))
+
+
+def test_images_that_become_too_small_for_a_kernel_do_not_count() -> None:
+    torch.manual_seed(0)
+    first = Cropping()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.wide.weight[:, :, 0, 0] += 1.0
+    with pytest.raises(al.CertificateError):
+        al.certify(first, second, torch.zeros(1, 1, 200, 200))
+
+
 @pytest.mark.parametrize(("size", "n_inputs"), [(0, 4), (224, 2)])
 def test_models_that_take_one_size_are_compared_at_that(size: int, n_inputs: int) -> None:
     model = Images(size).eval()

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,8 +150,13 @@ class Comparison:
     def _try_quick(self, doubles: Doubles, limits: tuple[float, float]) -> list[_Gap] | None:
         """Return the differences in quick trials, or None if those do not settle the matter."""
         try:
-            trials = quick_trials(self.inputs, self.shrink)
-            found = [self._measure(trial, doubles) for trial in trials]
+            found: list[_Gap] = []
+            for trial in quick_trials(self.inputs, self.shrink):
+                watch = Watch()
+                with watch if trial.is_small else nullcontext():
+                    found.append(self._measure(trial, doubles))
+                if not watch.is_met:
+                    return None
         except Exception:
             return None
         settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)

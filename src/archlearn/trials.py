@@ -26,10 +26,12 @@ class Trial:
 
     Attributes:
         n_inputs: How many inputs it stands for; the examples count as one.
+        is_small: Whether its images are smaller than the example.
     """
 
     inputs: ExampleInputs
     n_inputs: int
+    is_small: bool = False
 
 
 def plain_trials(inputs: ExampleInputs) -> list[Trial]:
@@ -56,7 +58,7 @@ def quick_trials(inputs: ExampleInputs, shrink: float) -> list[Trial]:
         drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
         return [Trial(_join(inputs, drawn), 1 + n)]
     drawn = draw_like(inputs, 0, lambda shape: (N_RANDOM, shape[1], *small))
-    return [Trial(inputs, 1), Trial(drawn, N_RANDOM)]
+    return [Trial(inputs, 1), Trial(drawn, N_RANDOM, is_small=True)]
 
 
 def draw_like(

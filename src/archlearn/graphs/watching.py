@@ -19,11 +19,13 @@ class Watch(TorchFunctionMode):
 
     Attributes:
         shrink: The factor by which each map could be smaller; infinite if none was seen.
+        is_met: Whether every weight had a part in the result, at the sizes that were seen.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.shrink = math.inf
+        self.is_met = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -50,24 +52,30 @@ class Watch(TorchFunctionMode):
         holes = _each(given.get("dilation", 1), n_space)
         pads = _pads(given.get("padding", 0), weight, holes)
         for i, size in enumerate(given["input"].shape[-n_space:]):
-            least = _least_size(size, weight.shape[2 + i], steps[i], pads[i], holes[i])
+            line = weight.shape[2 + i], steps[i], pads[i], holes[i]
+            self.is_met &= _meets_all(size, *line)
+            least = _least_size(size, *line)
             self.shrink = min(self.shrink, size / least)
 
     def _note_adaptive(self, pooled: Tensor, output_size: Any) -> None:
         n_space = len(output_size) if isinstance(output_size, tuple | list) else pooled.dim() - 2
         wanted = _each(output_size, n_space)
         for size, least in zip(pooled.shape[-n_space:], wanted, strict=True):
+            self.is_met &= size >= (least or 1)
             self.shrink = min(self.shrink, size / (least or size))
 
 
 def _least_size(size: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
     """Return the smallest map on which every weight of a line meets an element."""
-    reach = dilation * (kernel - 1)
-    for least in range(max(1, reach + 1 - 2 * pad), size):
-        starts = range(-pad, least + pad - reach, stride)
-        if all(any(0 <= s + dilation * k < least for s in starts) for k in range(kernel)):
-            return least
-    return size
+    first = max(1, dilation * (kernel - 1) + 1 - 2 * pad)
+    sizes = (n for n in range(first, size) if _meets_all(n, kernel, stride, pad, dilation))
+    return next(sizes, size)
+
+
+def _meets_all(size: int, kernel: int, stride: int, pad: int, dilation: int) -> bool:
+    """Return whether every weight of a line meets an element of a map."""
+    starts = range(-pad, size + pad - dilation * (kernel - 1), stride)
+    return all(any(0 <= s + dilation * k < size for s in starts) for k in range(kernel))
 
 
 def _each(value: Any, n: int) -> list[Any]:
