@@ -21,6 +21,10 @@ NAME = "compare-lenet-digits-28"
         (["compare", "--budget", "5k"], "write numbers of parameters, as 5000,10000"),
         (["compare", "--epochs", "1"], "give 2 at least"),
         (["compare", "--draw", "--out", "nowhere"], "run the command without --draw"),
+        (
+            ["compare", "--quick", "--model", "mlp:20", "--data", "diabetes", "--epochs", "2"],
+            "'diabetes' is a regression",
+        ),
     ],
 )
 def test_what_is_wrong_is_answered_with_what_to_do(
@@ -50,6 +54,8 @@ def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> 
     assert "0 runs to make, 2 are there already" in output
 
     (tmp_path / "r" / f"{NAME}.svg").unlink()
-    code, output = run([*SMALL, "--draw"], tmp_path)
-    assert code == 0
+    draw = ["compare", "--data", "digits:28", "--out", "r", "--draw"]
+    code, output = run(draw, tmp_path)
+    assert code == 0, output
+    assert "10,000 parameters" in output
     assert (tmp_path / "r" / f"{NAME}.svg").read_text().startswith("<?xml")

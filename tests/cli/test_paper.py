@@ -1,11 +1,13 @@
 """`archlearn paper` lists the experiments, runs one, and draws it anew."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import run
+from tests.cli.commands import run, start
 
 QUICK = ["paper", "table-3", "--quick", "--seeds", "0", "--data", "digits:28", "--out", "r"]
 
@@ -26,6 +28,8 @@ def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
         ("paper table-1 --seeds 1,x", "write different numbers with commas"),
         ("paper table-1 --draw --out nowhere", "run: archlearn paper table-1"),
         ("paper table-1 --quik", "Did you mean --quick?"),
+        ("paper table-3 --quick --data digits:28 --out /proc/a", "another folder with --out"),
+        ("paper --docs", "go to the root of the repository"),
     ],
 )
 def test_what_is_wrong_is_answered_with_what_to_do(
@@ -69,3 +73,14 @@ def test_quick_results_never_take_the_place_of_full_ones(tmp_path: Path) -> None
 
     assert choose_folder(None, quick=True) != choose_folder(None, quick=False)
     assert choose_folder(Path("a"), quick=True) == Path("a")
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
+    with start([*QUICK[:-1], "s"], tmp_path) as process:
+        assert process.stdout is not None
+        assert "1 runs to make" in process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "stopped: interrupted; every run that had ended is in s" in output
+    assert "Traceback" not in output

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from archlearn.training.checkpoints import read_checkpoint
@@ -66,6 +67,10 @@ def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(tmp_path: Pa
     code, output = run(learn, tmp_path)
     assert code == 1, output
     assert "dogs/7.png is broken" in output
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    code, output = run(["learn", "--resume", "b", "--skip-broken"], tmp_path)
+    assert code == 0, output
+    assert "dogs/7.png is broken" in output
     broken.unlink()
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
@@ -93,3 +98,21 @@ def test_data_that_changed_are_refused_when_a_run_goes_on(tmp_path: Path) -> Non
     (tmp_path / "own_data.py").write_text(data.format(seed=1))
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        (["--start-from", "nothing.pth"], "there is no such file"),
+        (["--classes", "30"], "choose 2 to 10 classes"),
+        (["--width-spread", "-1"], "choose from 0 to 1"),
+    ],
+)
+def test_a_run_that_never_began_leaves_its_folder_free(
+    wrong: list[str], answer: str, tmp_path: Path
+) -> None:
+    write_network(tmp_path)
+    code, output = run([*LEARN, *wrong, "--out", "a"], tmp_path)
+    assert code == 1, output
+    assert answer in output
+    assert not (tmp_path / "a").exists()

@@ -17,7 +17,7 @@ from archlearn.experiments.fixed_width import Given, Holder
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import FULL, Scale
 from archlearn.training.data.embedded import load_digits
-from archlearn.training.errors import DataError
+from archlearn.training.errors import DataError, RunInterruptedError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from archlearn.training.teams import Run
 
@@ -146,7 +146,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RunInterruptedError, match="the same command goes on"):
         conduct(order, Tired())
     results = read_results(tmp_path, "trial")
     assert results is not None

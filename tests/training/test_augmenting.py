@@ -14,7 +14,7 @@ from archlearn.training.data.augmenting import (
 )
 from archlearn.training.data.building import Examples, build_dataset
 from archlearn.training.data.datasets import Dataset, Split
-from archlearn.training.errors import DataError
+from archlearn.training.errors import SettingsError
 from archlearn.training.objectives import objective_of
 
 
@@ -108,7 +108,7 @@ def test_smaller_images_are_averages() -> None:
 
 
 def test_framing_is_for_images_alone() -> None:
-    with pytest.raises(DataError, match=r"resize 20 .* has shape \(7,\); both are for images"):
+    with pytest.raises(SettingsError, match=r"resize 20 .* has shape \(7,\); both are for images"):
         dataset(Framing(20), (7,))
 
 

@@ -33,6 +33,7 @@ app = App(
     version=__version__,
     exit_on_error=False,
     print_error=False,
+    suppress_keyboard_interrupt=False,
 )
 app.command(learn_command.learn, help_epilogue=learn_command.EXAMPLES)
 app.command(inspect_command.inspect, help_epilogue=inspect_command.EXAMPLES)

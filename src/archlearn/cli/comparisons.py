@@ -5,10 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archlearn.cli.experimenting import make_watcher
-from archlearn.experiments.comparing import choose_contest, find_contenders, make_experiment
+from archlearn.experiments.comparing import (
+    choose_contest,
+    find_comparisons,
+    find_contenders,
+    make_experiment,
+)
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.definitions import Experiment
-from archlearn.experiments.files import Results, read_results, write_results
+from archlearn.experiments.files import Results, write_results
 from archlearn.experiments.ordering import choose_folder
 from archlearn.experiments.pages import describe_results, write_page
 from archlearn.experiments.scales import Scale
@@ -62,14 +67,15 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
 
 
 def draw_comparison_anew(asked: Asked) -> None:
-    """Write numbers, tables and figure of a comparison anew from its runs."""
-    experiment, _ = asked.contest()
-    results = read_results(asked.folder, experiment.name)
-    if results is None or not results.complete:
+    """Write numbers, tables and figure anew from the runs, at the budgets that these were for."""
+    name = asked.contest()[0].name
+    found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
+    if name not in found:
         raise SettingsError(
-            f"there are no finished results of {experiment.name} in {asked.folder}; run the "
-            "command without --draw"
+            f"there are no finished results of {name} in {asked.folder}; run the command without "
+            "--draw"
         )
+    experiment, results = found[name]
     results = replace(results, derived=experiment.derive(results.rows))
     write_results(asked.folder, results)
     _conclude(experiment, results, asked.folder)

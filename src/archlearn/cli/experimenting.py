@@ -55,6 +55,11 @@ def write_docs(folder: Path, docs: Path) -> Path:
     from archlearn.reporting.paper_figures import save_figure
     from archlearn.reporting.paper_prices import draw_prices
 
+    if not docs.is_dir():
+        raise SettingsError(
+            f"there is no folder {docs} here to write the page into; go to the root of the "
+            "repository"
+        )
     trials = folder / TRIALS
     if trials.is_file():
         save_figure(draw_prices(read_trials(trials)), NAME, folder)

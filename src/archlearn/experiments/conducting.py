@@ -2,6 +2,7 @@
 
 import datetime
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from archlearn.experiments.rows import Row, read_row
 from archlearn.experiments.scales import Scale
 from archlearn.storage import save
 from archlearn.training.data.choosing import load_examples
-from archlearn.training.errors import DataError
+from archlearn.training.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import HardwareSettings
@@ -68,9 +69,18 @@ def conduct(order: Order, watcher: Watcher) -> Results:
 
     Raises:
         DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
+        SettingsError: If nothing can be written into the folder.
+        RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
     _check_data(order.scale)
-    return _Conductor(order, watcher).conduct()
+    _check_folder(order.folder)
+    try:
+        return _Conductor(order, watcher).conduct()
+    except KeyboardInterrupt as error:
+        raise RunInterruptedError(
+            f"interrupted; every run that had ended is in {order.folder}, and the same command "
+            "goes on from there"
+        ) from error
 
 
 class _Conductor:
@@ -127,6 +137,11 @@ class _Conductor:
         self._watcher.advanced(done, of)
 
     def _keep(self, table: dict[str, Any], work: Work, model: torch.nn.Module) -> None:
+        if table.get("test_accuracy") is None:
+            raise DataError(
+                f"{self._order.scale.data!r} is a regression, but results state an accuracy; "
+                "choose data with classes (archlearn data lists them)"
+            )
         key = describe_work(work)
         row = read_row({**table, "asked": key})
         name = self._order.experiment.name
@@ -189,6 +204,19 @@ class _Recorder:
     def finished(self, outcome: Outcome) -> None:
         """Write a run down."""
         self._conductor.keep_outcome(outcome, self._waiting.pop(0))
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written, before the first run and not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"results cannot be written into {folder} ({error.strerror}); choose another folder "
+            "with --out"
+        ) from error
 
 
 def _check_data(scale: Scale) -> None:

@@ -34,9 +34,14 @@ def start_folder(folder: Path, settings: RunSettings) -> None:
     write_settings(folder, settings)
 
 
+def has_begun(folder: Path) -> bool:
+    """Return whether a run got as far as its first line; before that all settings are open."""
+    return any((folder / name).exists() for name in (METRICS, LATEST, PREVIOUS))
+
+
 def drop_folder(folder: Path) -> None:
     """Take back the folder of a run that never began; one that did is left as it is."""
-    if (folder / METRICS).exists():
+    if has_begun(folder):
         return
     (folder / CONFIG).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):

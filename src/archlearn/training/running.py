@@ -9,7 +9,7 @@ from typing import Any
 from lightning_fabric import Fabric
 from torch import distributed
 
-from archlearn.errors import InputError
+from archlearn.errors import FileError, InputError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
 from archlearn.training.data.datasets import fingerprint
@@ -28,6 +28,7 @@ from archlearn.training.recording import (
     METRICS,
     cut_lines,
     drop_folder,
+    has_begun,
     read_run_settings,
     start_folder,
     write_settings,
@@ -60,7 +61,7 @@ def learn(
             start_folder(folder, settings)
         try:
             return _run(settings, folder, audience or Audience(observer=SilentObserver()))
-        except InputError:
+        except (InputError, FileError):
             # What was asked for cannot be done: the folder is free for another try.
             drop_folder(folder)
             raise
@@ -82,7 +83,7 @@ def resume(
     before = read_run_settings(folder)
     settings = override(before, given or {})
     changed = changed_fixed(before, settings)
-    if changed:
+    if changed and has_begun(folder):
         raise SettingsError(
             f"{', '.join(changed)} cannot be changed when a run is resumed; start another one"
         )

@@ -51,10 +51,9 @@ def _read_state_dict(path: Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Torch's reader lets through whatever odd bytes make it stumble.
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise FileError(
-            f"cannot start from {path}: it is truncated, or holds more than tensors ({first}); "
-            "write it anew with torch.save(net.state_dict(), path)"
+            f"cannot start from {path}: it is truncated, or holds more than tensors "
+            f"({type(error).__name__}); write it anew with torch.save(net.state_dict(), path)"
         ) from error
     if not isinstance(found, dict):
         raise FileError(

@@ -13,7 +13,7 @@ from archlearn.training.data.datasets import (
     carve_validation,
     measure_channels,
 )
-from archlearn.training.errors import DataError
+from archlearn.training.errors import DataError, SettingsError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def _check_framing(examples: Examples, framing: Framing) -> None:
     shape = tuple(examples.train.inputs.shape[1:])
     asked = framing.side is not None or framing.augment != "no"
     if asked and (len(shape) != 3 or (framing.side is not None and framing.side < 1)):
-        raise DataError(
+        raise SettingsError(
             f"resize {framing.side} and augment {framing.augment!r} were asked for, but an "
             f"example of {examples.name!r} has shape {shape}; both are for images, channels x "
             "height x width, and a side of at least 1"
@@ -98,7 +98,7 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
     """Return the examples of the first classes alone."""
     n_outputs = _count_outputs(examples)
     if examples.task != "classification" or not 2 <= classes <= n_outputs:
-        raise DataError(
+        raise SettingsError(
             f"the first {classes} classes of {examples.name!r} were asked for, but it is a "
             f"{examples.task} with {n_outputs} outputs; choose 2 to {n_outputs} classes of a "
             "classification"
