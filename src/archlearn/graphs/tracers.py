@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
+from archlearn.graphs.draws import check_draws, random_states
 from archlearn.graphs.inputs import (
     Argument,
     ExampleInputs,
@@ -47,8 +48,11 @@ class Follower(fx.Tracer):
         leaves: Sequence[Leaf],
         inputs: ExampleInputs | None,
         answers: dict[tuple[str, str], Answer],
+        *,
+        finds_draws: bool = False,
     ) -> None:
         super().__init__()
+        self._finds_draws = finds_draws
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs, self._answers = inputs, answers
@@ -135,8 +139,12 @@ class Follower(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
+        before = random_states() if self._finds_draws else ()
         try:
-            return super().call_module(m, forward, args, kwargs)
+            out = super().call_module(m, forward, args, kwargs)
+            if self._finds_draws:
+                check_draws(before)
+            return out
         except UntraceableError:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
+from archlearn.graphs.draws import check_draws, random_states
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
@@ -91,10 +92,17 @@ def _trace_mode(
 ) -> tuple[fx.Graph, dict[str, str]]:
     """Return the graph of a model in its present mode, and what was answered on the way."""
     known: dict[tuple[str, str], Answer] = {}
+    is_drawing = False
     while True:
-        tracer = Follower([*marked, *opaque], inputs, known)
+        tracer = Follower([*marked, *opaque], inputs, known, finds_draws=is_drawing)
         try:
-            return tracer.trace(net), tracer.answered
+            before = random_states()
+            graph = tracer.trace(net)
+            if random_states() == before:
+                return graph, tracer.answered
+            if is_drawing:
+                check_draws(before)
+            is_drawing = True  # once more, to find the module that does
         except Question as question:
             known[question.key] = find_answer(net, question, inputs or ExampleInputs((), {}))
         except UntraceableError as found:

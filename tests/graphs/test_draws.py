@@ -1,0 +1,43 @@
+"""What Python draws by chance while a model is traced does not become a constant."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+X = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+DRAWS: list[Callable[[], float]] = [
+    lambda: torch.rand(()).item(),
+    random.random,
+    lambda: float(np.random.rand()),
+]
+
+
+class Jittered(nn.Module):
+    """Scales by chance while it is trained."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw, self.layer = draw, nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return y * self.draw() if self.training else y
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_part_that_draws_is_called_as_it_is(draw: Callable[[], float]) -> None:
+    net = nn.Sequential(Jittered(draw), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = al.add_gates(net, X)
+    assert not torch.equal(model(X), model(X))
+    assert "random" in al.inspect(net, X).opaque["0"]
+
+
+def test_a_model_that_draws_itself_is_refused() -> None:
+    with pytest.raises(al.TracingError, match="draws random numbers"):
+        al.add_gates(Jittered(random.random), X)
