@@ -1,7 +1,12 @@
 """Properties are tried on the same examples every time; the thorough profile tries more."""
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +21,11 @@ settings.register_profile("thorough", common, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Tiny tensors gain nothing from threads, and the workers of pytest share the cores.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_group_of_processes() -> Iterator[None]:
+    """Let no other test start a group of processes meanwhile: both might be given the same port."""
+    with (Path(tempfile.gettempdir()) / "archlearn-processes.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

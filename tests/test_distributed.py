@@ -14,10 +14,13 @@ from torch import distributed
 WORKER = Path(__file__).with_name("distributed_worker.py")
 N_PROCESSES = 2
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch has no gloo",
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_group_of_processes"),
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()),
+        reason="this torch has no gloo",
+    ),
+]
 
 
 def free_port() -> int:
