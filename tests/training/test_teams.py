@@ -10,7 +10,7 @@ from torch import nn
 from archlearn.gating import width_gates
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
-from archlearn.training.errors import DataError, SettingsError
+from archlearn.training.errors import SettingsError
 from archlearn.training.outcomes import Outcome
 from archlearn.training.running import learn
 from archlearn.training.settings import RunSettings
@@ -91,7 +91,7 @@ def test_only_the_first_classes_are_kept() -> None:
 
 @pytest.mark.parametrize("classes", [1, 11])
 def test_classes_that_are_not_there_are_refused(classes: int) -> None:
-    with pytest.raises(DataError, match="choose 2 to 10 classes"):
+    with pytest.raises(SettingsError, match="choose 2 to 10 classes"):
         build_dataset(load_examples("digits"), validation_share=0.1, classes=classes)
 
 
