@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,13 @@ def write_network(folder: Path) -> None:
     (folder / "own_net.py").write_text(NETWORK)
 
 
-def start(arguments: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+def start(arguments: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
     """Start a command in a folder, as the leader of a process group of its own."""
     command = [sys.executable, "-m", "archlearn.cli", *arguments]
     return start_command(command, folder, **options)
 
 
-def start_command(command: list[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
+def start_command(command: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
     """Start any program in a folder, its output to be read."""
     return subprocess.Popen(
         command,
@@ -80,7 +80,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "200"}
 
 
-def run(arguments: list[str], folder: Path) -> tuple[int, str]:
+def run(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     """Run a command to its end and return its exit code and what it said."""
     with start(arguments, folder) as process:
         output, _ = process.communicate(timeout=120)

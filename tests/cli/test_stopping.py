@@ -44,37 +44,60 @@ def test_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path: Path) -> None:
     assert read_lines(metrics)[-1]["epoch"] == 30
 
 
-def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(tmp_path: Path) -> None:
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder of images, one of which is broken."""
+    folder = tmp_path / "photos"
     for name, colour in (("cats", 10), ("dogs", 200)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True)
         for place in range(20):
-            image = Image.new("RGB", (8, 8), (colour, place, 0))
-            image.save(tmp_path / "photos" / name / f"{place}.png")
-    broken = tmp_path / "photos" / "dogs" / "7.png"
+            Image.new("RGB", (8, 8), (colour, place, 0)).save(folder / name / f"{place}.png")
+    broken = folder / "dogs" / "7.png"
     broken.write_bytes(broken.read_bytes()[:30])
-    learn = [
-        "learn",
-        "--model",
-        "mlp:8",
-        "--data",
-        "folder:photos:8",
-        "--epochs",
-        "5",
-        "--no-report",
-        "--out",
-        "a",
-    ]
-    code, output = run(learn, tmp_path)
+    return folder
+
+
+def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(
+    photos: Path, tmp_path: Path
+) -> None:
+    learn = "learn --model mlp:8 --data folder:photos:8 --epochs 5 --no-report --out a"
+    code, output = run(learn.split(), tmp_path)
     assert code == 1, output
     assert "dogs/7.png is broken" in output
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     code, output = run(["learn", "--resume", "b", "--skip-broken"], tmp_path)
     assert code == 0, output
     assert "dogs/7.png is broken" in output
-    broken.unlink()
+    (photos / "dogs" / "7.png").unlink()
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
     assert (tmp_path / "a" / SUMMARY).exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["data folder:photos:8", "inspect mlp:8 --data folder:photos:8"]
+)
+@pytest.mark.usefixtures("photos")
+def test_every_command_that_advises_to_skip_broken_images_can(command: str, tmp_path: Path) -> None:
+    code, output = run(command.split(), tmp_path)
+    assert code == 1, output
+    assert "--skip-broken" in output
+    code, output = run([*command.split(), "--skip-broken"], tmp_path)
+    assert code == 0, output
+    assert "dogs/7.png is broken" in output
+
+
+@pytest.mark.usefixtures("photos")
+def test_a_model_is_measured_on_the_images_that_are_whole(tmp_path: Path) -> None:
+    learn = "learn --model mlp:8 --data folder:photos:8 --epochs 2 --no-report --skip-broken"
+    code, output = run([*learn.split(), "--out", "a"], tmp_path)
+    assert code == 0, output
+    measure = "evaluate a/compact.safetensors --data folder:photos:8"
+    code, output = run(measure.split(), tmp_path)
+    assert code == 1, output
+    code, output = run([*measure.split(), "--skip-broken"], tmp_path)
+    assert code == 0, output
+    assert "on 8 examples" in output
 
 
 def test_data_that_changed_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ EXAMPLES = """Examples:
   archlearn data
   archlearn data mnist
   archlearn data folder:photos:64
+  archlearn data folder:photos --skip-broken
 """
 
 
-def data(name: str | None = None, /) -> None:
+def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
     """List the data sets, or fetch one and describe it.
 
     Files are kept in $ARCHLEARN_CACHE, or ~/.cache/archlearn.
 
     Args:
         name: A data set; left out, they are listed.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     from archlearn.training.data.choosing import KINDS
 
@@ -30,7 +32,7 @@ def data(name: str | None = None, /) -> None:
     from archlearn.training.settings import RunSettings
 
     with show_downloads() as progress:
-        examples = load_examples(name, progress)
+        examples = load_examples(name, progress, skip_broken=skip_broken)
     dataset = build_dataset(examples, validation_share=RunSettings().validation)
     shape = " x ".join(str(size) for size in dataset.input_shape)
     sys.stdout.write(

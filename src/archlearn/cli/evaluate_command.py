@@ -17,6 +17,7 @@ def evaluate(
     *,
     data: str | None = None,
     split: Literal["test", "validation", "train"] = "test",
+    skip_broken: bool = False,
 ) -> None:
     """Measure a compact model on data.
 
@@ -24,6 +25,7 @@ def evaluate(
         target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
         data: The data set; a run knows its own.
         split: The part to measure on.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     from archlearn.storage import load
     from archlearn.training.data.fetching import no_progress
@@ -37,7 +39,12 @@ def evaluate(
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
-    dataset = load_dataset(replace(settings, data=data or settings.data), no_progress)
+    asked = replace(
+        settings,
+        data=data or settings.data,
+        skip_broken=skip_broken or settings.skip_broken,
+    )
+    dataset = load_dataset(asked, no_progress)
     network = load(target / COMPACT if target.is_dir() else target)
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
     measured = (

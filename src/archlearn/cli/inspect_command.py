@@ -16,6 +16,7 @@ def inspect(
     data: str | None = None,
     shape: str = "1x28x28",
     outputs: int = 10,
+    skip_broken: bool = False,
 ) -> None:
     """Show every layer of a network: what can be learnt of it, what not, and why.
 
@@ -24,6 +25,7 @@ def inspect(
         data: Take shape and outputs from this data set.
         shape: Shape of one example, as 3x32x32.
         outputs: Number of classes, or of numbers to predict.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     import torch
 
@@ -35,7 +37,8 @@ def inspect(
         from archlearn.training.data.building import build_dataset
         from archlearn.training.data.choosing import load_examples
 
-        dataset = build_dataset(load_examples(data), validation_share=0.1)
+        examples = load_examples(data, skip_broken=skip_broken)
+        dataset = build_dataset(examples, validation_share=0.1)
         sizes, n_outputs = dataset.input_shape, dataset.n_outputs
     network = build_network(model, sizes, n_outputs)
     sys.stdout.write(f"{inspect_model(network, torch.zeros(2, *sizes))}\n")

@@ -70,6 +70,6 @@ def named_broken(path: Path, why: str, reading: Reading) -> None:
     if not reading.skip_broken:
         raise DataError(
             f"the image {path} is broken ({why}); repair it, take it out of the folder, or leave "
-            "broken images out with --skip-broken"
+            "broken images out with --skip-broken (learn, inspect, evaluate and data take it)"
         )
     logger.warning("the image %s is broken (%s) and left out", path, why)
