@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.errors import ArchlearnError, FileError, InputError
@@ -19,7 +19,7 @@ from archlearn.weights.caffemodel import read_caffemodel
 from archlearn.weights.conventions import Pretrained, from_caffe
 from archlearn.weights.loading import read_pretrained, with_weights
 from benchmarks.torchvision_import import import_models
-from tests.weights.caffe_files import Form, as_caffe_has_them, blob, content, layer, network
+from tests.weights.caffe_files import Form, as_caffe_has_them, blob, content, layer, network, varint
 
 SMALL = Sizes(side=67, n_outputs=5, factor=1 / 48)
 
@@ -96,9 +96,12 @@ def test_foreign_bytes_raise_nothing_but_our_error(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "foreign.caffemodel"
     try:
-        read_caffemodel(write(path, body))
-    except FileError:
-        return
+        found = read_caffemodel(write(path, body))
+    except FileError as error:
+        assert str(path) in str(error)
+    else:
+        assert all(isinstance(blob, Tensor) for blobs in found.values() for blob in blobs)
+        assert found
 
 
 @pytest.mark.parametrize(
@@ -118,6 +121,24 @@ def test_broken_files_are_refused_with_a_reason(
 ) -> None:
     with pytest.raises(FileError, match=complaint):
         read_caffemodel(write(tmp_path / "net.caffemodel", body))
+
+
+@pytest.mark.parametrize("sizes", [(2**63, 0), (2**64 - 1, 0), (2**40, 2**40, 0)])
+def test_sizes_that_no_tensor_can_have_are_refused(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    shape = content(7, content(1, b"".join(varint(size) for size in sizes)))
+    with pytest.raises(FileError, match="no Caffe model, or truncated.*'a' has the shape"):
+        read_caffemodel(write(tmp_path / "net.caffemodel", layer("a", [shape], "new")))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [torch.ones(5).to_sparse(), torch.ones(5, dtype=torch.complex64)],
+    ids=["sparse", "complex"],
+)
+def test_tensors_that_are_no_plain_numbers_are_refused(tmp_path: Path, odd: Tensor) -> None:
+    torch.save(caffenet(0).state_dict() | {"fc8.bias": odd}, tmp_path / "a.pth")
+    with pytest.raises(FileError, match=r"'fc8.bias' is .*plain state_dict"):
+        read_pretrained(tmp_path / "a.pth")
 
 
 def test_layer_with_other_blobs_is_refused() -> None:

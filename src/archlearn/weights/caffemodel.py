@@ -94,7 +94,9 @@ def _read_blob(content: memoryview, layer: str) -> Tensor:
         _take_(blob, part)
     shape = blob.shape or [blob.old_shape[n] for n in _OLD_SIZES if n in blob.old_shape]
     values = np.concatenate(blob.pieces) if blob.pieces else np.zeros(0, np.float32)
-    if len(shape) > _MOST_DIMENSIONS or math.prod(shape) != len(values):
+    # Beside a size of 0 any other would pass, even one that no tensor can have.
+    impossible = max(shape, default=0) > max(1, len(values))
+    if impossible or len(shape) > _MOST_DIMENSIONS or math.prod(shape) != len(values):
         raise FileError(
             f"a blob of the layer {layer!r} has the shape {shape[:_MOST_DIMENSIONS]} but "
             f"{len(values)} values"

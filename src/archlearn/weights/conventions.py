@@ -71,7 +71,7 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
     """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
 
     Raises:
-        FileError: If it holds anything but tensors.
+        FileError: If it holds anything but tensors, or tensors that are no plain numbers.
     """
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -79,6 +79,11 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
             raise FileError(
                 f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
                 "as torch.save(net.state_dict(), path) writes it"
+            )
+        if value.layout is not torch.strided or value.is_complex() or value.is_quantized:
+            raise FileError(
+                f"{name!r} is {value.layout}, {value.dtype}, which no weight here can take; give "
+                "a plain state_dict of dense real numbers"
             )
         tensors[name] = value
     if all(key in tensors for key in _TORCHVISION_KEYS):
