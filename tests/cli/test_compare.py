@@ -17,22 +17,28 @@ NAME = "compare-lenet-digits-28"
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["compare", "--methods", "svg"], "there is no method 'svg'; choose of archlearn;"),
-        (["compare", "--budget", "5k"], "write numbers of parameters, as 5000,10000"),
-        (["compare", "--epochs", "1"], "give 2 at least"),
-        (["compare", "--draw", "--out", "nowhere"], "run the command without --draw"),
+        ("compare --methods svg", "there is no method 'svg'; choose of archlearn;"),
+        ("compare --budget 5k", "write numbers of parameters, as 5000,10000"),
+        ("compare --epochs 1", "give 2 at least"),
         (
-            ["compare", "--quick", "--model", "mlp:20", "--data", "diabetes", "--epochs", "2"],
-            "'diabetes' is a regression",
+            "compare --quick --data digits:28 --budget 20000,10",
+            "--budget 10: lenet has 431,080 parameters, and 89 with one channel in each layer",
         ),
+        (
+            "compare --quick --model mlp:20 --data digits --budget 1510",
+            "--budget 1,510: mlp:20 has 1,510 parameters",
+        ),
+        ("compare --draw --out nowhere", "run the command without --draw"),
+        ("compare --quick --model mlp:20 --data diabetes", "'diabetes' is a regression"),
     ],
 )
-def test_what_is_wrong_is_answered_with_what_to_do(
-    arguments: list[str], answer: str, tmp_path: Path
+def test_what_is_wrong_is_answered_with_what_to_do_before_anything_is_trained(
+    arguments: str, answer: str, tmp_path: Path
 ) -> None:
-    code, output = run(arguments, tmp_path)
+    code, output = run(arguments.split(), tmp_path)
     assert code == 1
     assert answer in output
+    assert "runs to make" not in output
     assert "Traceback" not in output
 
 

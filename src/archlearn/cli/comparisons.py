@@ -4,6 +4,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from archlearn.baselines.methods import TOLERANCE
+from archlearn.baselines.sizes import Sizes
 from archlearn.cli.experimenting import make_watcher
 from archlearn.experiments.comparing import (
     choose_contest,
@@ -12,12 +14,15 @@ from archlearn.experiments.comparing import (
     make_experiment,
 )
 from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.files import Results, write_results
 from archlearn.experiments.ordering import choose_folder
 from archlearn.experiments.pages import describe_results, write_page
-from archlearn.experiments.scales import Scale
-from archlearn.training.errors import SettingsError
+from archlearn.gating import add_gates, width_gates
+from archlearn.learning import Learn
+from archlearn.training.errors import DataError, SettingsError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +43,8 @@ class Asked:
         """Where results go."""
         return choose_folder(self.out, quick=self.quick)
 
-    def contest(self) -> tuple[Experiment, Scale]:
-        """Return the comparison and its scale."""
+    def contest(self) -> Contest:
+        """Return what is the same for all methods."""
         scale, budgets = choose_contest(
             quick=self.quick,
             budgets=self.budget,
@@ -47,16 +52,21 @@ class Asked:
             data=self.data,
             epochs=self.epochs,
         )
+        return Contest(model=self.model, budgets=budgets, scale=scale)
+
+    def experiment(self) -> Experiment:
+        """Return the comparison."""
         contenders = find_contenders(self.methods)
-        return make_experiment(self.model, self.data, budgets, contenders), scale
+        return make_experiment(self.model, self.data, self.contest().budgets, contenders)
 
 
 def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     """Make the missing runs of a comparison, then write and show what came of them."""
-    experiment, scale = asked.contest()
+    contest, experiment = asked.contest(), asked.experiment()
+    check_contest(contest)
     order = Order(
         experiment=experiment,
-        scale=scale,
+        scale=contest.scale,
         folder=asked.folder,
         command=command,
         side_by_side=side_by_side,
@@ -66,9 +76,34 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     _conclude(experiment, results, asked.folder)
 
 
+def check_contest(contest: Contest) -> None:
+    """Refuse data without classes and budgets out of reach, before anything is trained.
+
+    Raises:
+        SettingsError: If a budget is below the network with a channel a layer, or not below the
+            whole network.
+        DataError: If the data have no classes.
+    """
+    if find_dataset(contest.plain(0, 1)).task == "regression":
+        raise DataError(
+            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
+            "with classes (archlearn data lists them)"
+        )
+    network, example = contest.fresh_network(0), contest.example()
+    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
+    most = sum(parameter.numel() for parameter in network.parameters())
+    for budget in contest.budgets:
+        if least > (1 + TOLERANCE) * budget or budget >= most:
+            raise SettingsError(
+                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
+                "one channel in each layer; choose budgets in between"
+            )
+
+
 def draw_comparison_anew(asked: Asked) -> None:
     """Write numbers, tables and figure anew from the runs, at the budgets that these were for."""
-    name = asked.contest()[0].name
+    name = asked.experiment().name
     found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
     if name not in found:
         raise SettingsError(
