@@ -95,13 +95,13 @@ def test_foreign_bytes_raise_nothing_but_our_error(
     tmp_path_factory: pytest.TempPathFactory, body: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "foreign.caffemodel"
+    found, reason = {}, ""
     try:
         found = read_caffemodel(write(path, body))
     except FileError as error:
-        assert str(path) in str(error)
-    else:
-        assert all(isinstance(blob, Tensor) for blobs in found.values() for blob in blobs)
-        assert found
+        reason = str(error)
+    assert all(isinstance(blob, Tensor) for blobs in found.values() for blob in blobs)
+    assert found or str(path) in reason
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_broken_files_are_refused_with_a_reason(
 @pytest.mark.parametrize("sizes", [(2**63, 0), (2**64 - 1, 0), (2**40, 2**40, 0)])
 def test_sizes_that_no_tensor_can_have_are_refused(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     shape = content(7, content(1, b"".join(varint(size) for size in sizes)))
-    with pytest.raises(FileError, match="no Caffe model, or truncated.*'a' has the shape"):
+    with pytest.raises(FileError, match=r"no Caffe model, or truncated.*'a' has the shape"):
         read_caffemodel(write(tmp_path / "net.caffemodel", layer("a", [shape], "new")))
 
 
