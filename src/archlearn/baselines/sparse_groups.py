@@ -63,7 +63,9 @@ class GroupPenalty(nn.Module):
         weight = network.get_parameter(part.weight).movedim(part.dim, 0)
         lines = weight.reshape(len(weight), -1).square().sum(1)
         indices, channels = self.get_buffer(f"i{part.key}"), self.get_buffer(f"c{part.key}")
-        return lines.new_zeros(n_channels).index_add(0, channels, lines[indices])
+        # Selected, not indexed: the gradient of that asks nothing of the host.
+        chosen = lines.index_select(0, indices)
+        return lines.new_zeros(n_channels).index_add(0, channels, chosen)
 
     def _keep(self, item: Any, names: dict[nn.Module, str]) -> _Part:
         key = str(len(self._buffers))

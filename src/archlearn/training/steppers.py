@@ -50,6 +50,8 @@ def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Wor
                 "compiled" if compiled else "captured",
                 error,
             )
+    # What the attempt left in the gradients would be added to those of the first step.
+    work.model.zero_grad(set_to_none=True)
     work = replace(work, optimisers=make_optimisers(work.model, settings.optimiser))
     return work, EagerStepper(work, fabric)
 
