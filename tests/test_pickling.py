@@ -43,7 +43,7 @@ def gate(net: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def same(one: nn.Module, two: nn.Module) -> None:
+def assert_same(one: nn.Module, two: nn.Module) -> None:
     assert torch.equal(one(X), two(X))
     assert type(one).__name__ == type(two).__name__
     assert list(one.state_dict()) == list(two.state_dict())
@@ -53,11 +53,11 @@ def same(one: nn.Module, two: nn.Module) -> None:
 def test_a_gated_model_is_pickled_whole(build: type[nn.Module]) -> None:
     model = gate(build())
     found = pickle.loads(pickle.dumps(model))
-    same(found, model)
+    assert_same(found, model)
     assert isinstance(found, build)
     assert str(al.plan(found)) == str(al.plan(model))
     assert str(al.inspect(found)) == str(al.inspect(model))
-    same(al.compact(found), al.compact(model))
+    assert_same(al.compact(found), al.compact(model))
 
 
 @pytest.mark.parametrize("build", [LeNet, Modes])
@@ -74,14 +74,14 @@ def test_a_compact_model_with_a_forward_of_ours_is_pickled(tmp_path: Path) -> No
     small = al.compact(gate(Modes()))
     torch.save(small, tmp_path / "small.pt")
     found = torch.load(tmp_path / "small.pt", weights_only=False)
-    same(found, small)
+    assert_same(found, small)
     assert found.certificate == small.certificate
 
 
 def test_a_loaded_model_is_pickled(tmp_path: Path) -> None:
     al.save(al.compact(gate(Modes())), tmp_path / "small.safetensors")
     loaded = al.load(tmp_path / "small.safetensors")
-    same(pickle.loads(pickle.dumps(loaded)), loaded)
+    assert_same(pickle.loads(pickle.dumps(loaded)), loaded)
 
 
 def test_another_process_reads_it(tmp_path: Path) -> None:

@@ -124,4 +124,5 @@ def test_only_linear_layers_are_replaced() -> None:
 def test_a_model_with_fastfood_is_saved_and_loaded(tmp_path: Path) -> None:
     net = replace_by_fastfood(LeNet(), ["fc1", "fc2"], 1100).eval()
     al.save(net, tmp_path / "a.safetensors", example_inputs=DIGITS)
-    al.certify(net, al.load(tmp_path / "a.safetensors"), DIGITS)
+    certificate = al.certify(net, al.load(tmp_path / "a.safetensors"), DIGITS)
+    assert certificate.difference == 0
