@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,8 @@ def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
         ("paper table-1 --draw --out nowhere", "run: archlearn paper table-1"),
         ("paper table-1 --quik", "Did you mean --quick?"),
         ("paper table-3 --quick --data digits:28 --out /proc/a", "another folder with --out"),
+        ("paper table-3 --quick --side-by-side 0", "Must be >= 1"),
+        ("compare --quick --side-by-side -4", "Must be >= 1"),
         ("paper --docs", "go to the root of the repository"),
     ],
 )
@@ -68,11 +71,30 @@ def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) ->
     assert (tmp_path / "r" / "table-3.svg").is_file()
 
 
-def test_quick_results_never_take_the_place_of_full_ones(tmp_path: Path) -> None:
-    from archlearn.experiments.ordering import choose_folder
-
-    assert choose_folder(None, quick=True) != choose_folder(None, quick=False)
-    assert choose_folder(Path("a"), quick=True) == Path("a")
+@pytest.mark.parametrize(
+    ("changes", "arguments", "answer"),
+    [
+        ({"quick": False}, "--quick", "leave out --out, and they go to runs/quick"),
+        ({"data": "mnist"}, "--quick", "choose another folder with --out"),
+        ({"seeds": [0, 1, 2]}, "--quick --seeds 3", "say --seeds 0,1,2,3, or choose another"),
+    ],
+)
+def test_results_are_never_replaced_by_lesser_ones(
+    changes: dict[str, Any], arguments: str, answer: str, tmp_path: Path
+) -> None:
+    there = {
+        "format": 1, "experiment": "table-3", "command": "", "date": "", "hardware": {},
+        "versions": {}, "seeds": changes.get("seeds", [0]), "quick": changes.get("quick", True),
+        "scale": {"data": changes.get("data", "digits:28")}, "seconds": 1.0, "derived": {},
+        "rows": [],
+    }  # fmt: skip
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "table-3.json").write_text(json.dumps(there))
+    words = f"paper table-3 --data digits:28 --out r {arguments}"
+    code, output = run(words.split(), tmp_path)
+    assert code == 1, output
+    assert answer in output
+    assert json.loads((tmp_path / "r" / "table-3.json").read_text()) == there
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path: Path) -> None:

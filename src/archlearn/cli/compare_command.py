@@ -3,6 +3,10 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 EXAMPLES = """Examples:
   archlearn compare --quick
@@ -23,7 +27,7 @@ def compare(
     epochs: int | None = None,
     quick: bool = False,
     out: Path | None = None,
-    side_by_side: int = 16,
+    side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
     draw: bool = False,
 ) -> None:
     """Compare all methods at equal parameters, equal epochs and equal order of data.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from archlearn.baselines.methods import TOLERANCE
 from archlearn.baselines.sizes import Sizes
+from archlearn.cli.earlier_results import check_earlier_results
 from archlearn.cli.experimenting import make_watcher
 from archlearn.experiments.comparing import (
     choose_contest,
@@ -64,6 +65,7 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     """Make the missing runs of a comparison, then write and show what came of them."""
     contest, experiment = asked.contest(), asked.experiment()
     check_contest(contest)
+    check_earlier_results(asked.folder, experiment.name, contest.scale)
     order = Order(
         experiment=experiment,
         scale=contest.scale,

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from archlearn.cli.earlier_results import check_earlier_results
 from archlearn.experiments.catalogue import find_experiment
 from archlearn.experiments.conducting import Order, Watcher, conduct
 from archlearn.experiments.documentation import write_documentation
@@ -25,6 +26,7 @@ def run_experiment(
     name: str, scale: Scale, folder: Path, *, command: str, side_by_side: int
 ) -> None:
     """Make the missing runs of an experiment, then write and show what came of them."""
+    check_earlier_results(folder, name, scale)
     order = Order(
         experiment=find_experiment(name),
         scale=scale,

@@ -3,6 +3,10 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 EXAMPLES = """Examples:
   archlearn paper
@@ -21,7 +25,7 @@ def paper(
     out: Path | None = None,
     seeds: str | None = None,
     data: str = "mnist",
-    side_by_side: int = 16,
+    side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
     draw: bool = False,
     docs: bool = False,
 ) -> None:
