@@ -2,10 +2,11 @@
 
 The test examples are never looked at here: 5,000 of the 60,000 train examples are set apart, in the
 second grid 10,000. Each finished run is one line of the file. About 200 s on an H200, the second
-grid 80 s.
+grid 100 s, the third 40 s.
 
     python benchmarks/choose_prices.py --out results/choosing_prices.jsonl
     python benchmarks/choose_prices.py --grid second --out results/choosing_prices_2.jsonl
+    python benchmarks/choose_prices.py --grid third --out results/choosing_prices_3.jsonl
 """
 
 import argparse
@@ -23,7 +24,7 @@ from archlearn.training.tables import override
 from archlearn.training.teams import Run, train_team
 from archlearn.training.turns import SilentTeamObserver
 
-SEEDS = {"first": (100, 101), "second": (100, 101, 102, 103, 104)}
+SEEDS = {"first": (100, 101), "second": (100, 101, 102, 103, 104), "third": (100, 101, 102)}
 FEWER_SEEDS = 103
 """Large networks take longer: they have the seeds below this."""
 COMMON = {"epochs": 80, "batch_size": 250, "start_after": 0.04, "freeze_for": 0.68}
@@ -67,7 +68,21 @@ def second_grid() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"rank 40, {cost:g} rate {rate:g}", large | given
 
 
-GRIDS = {"first": grid, "second": second_grid}
+def third_grid() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield prices of very small networks, at the rate that the second grid found better."""
+    common = {"learn": "all", "epochs": 60, "freeze_for": 0.6, "warmup_epochs": 3.0}
+    for cost, rate in ((2.8e-3, 0.04), (1.2e-3, 0.08), (1.6e-3, 0.08), (2.2e-3, 0.08)):
+        yield (
+            f"smallest, {cost:g} rate {rate:g}",
+            common
+            | {
+                "width_cost": cost,
+                "learning_rate": rate,
+            },
+        )
+
+
+GRIDS = {"first": grid, "second": second_grid, "third": third_grid}
 
 
 def make_run(row: str, seed: int, given: dict[str, Any], data: str) -> Run:
