@@ -78,5 +78,6 @@ def test_no_layer_is_run_while_gates_are_added(monkeypatch: pytest.MonkeyPatch) 
 
 def test_inputs_that_do_not_fit_are_refused_as_before() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))
-    with pytest.raises(al.InputError, match="does not run on the example inputs: at '0'"):
+    with pytest.raises(al.InputError, match="does not run on the example inputs: at '0'") as caught:
         al.add_gates(net, torch.randn(1, 2, 8, 8))
+    assert str(caught.value).endswith("on the device and in the dtype of the model")

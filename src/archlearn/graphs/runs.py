@@ -29,6 +29,7 @@ class Runner(fx.Interpreter):
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
         super().__init__(net, graph=graph)
         self.net = net
+        self.extra_traceback = False  # torch.fx would write pages behind our own errors
         self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
         self.may_guess = not any(self._is_unknown(node) for node in self.rules)
         self.other_multiply_adds = 0
