@@ -50,6 +50,14 @@ def test_what_is_asked_for_is_not_changed() -> None:
     assert count_steps(settings, 1000) == 60
 
 
+@pytest.mark.parametrize(
+    ("batch", "rate"), [(10, 0.02), (125, 0.02), (250, 0.04), (500, 0.08), (1000, 0.08)]
+)
+def test_rate_follows_the_batch_up_to_a_large_one(batch: int, rate: float) -> None:
+    settings = derive_sizes(RunSettings(batch_size=batch), 55_000, 1)
+    assert settings.optimiser.learning_rate == pytest.approx(rate)
+
+
 def test_batch_is_a_multiple_of_the_parts() -> None:
     settings = derive_sizes(RunSettings(), 55_000, 4)
     assert settings.batch_size == 124

@@ -22,6 +22,8 @@ ENOUGH_STEPS = 4400
 MOST_EPOCHS = 200
 """Few data passed over more often than this are learnt by heart."""
 _BATCH = 125
+_LARGE_BATCH = 500
+"""From here on the rate does not grow with the batch: LeNet dies at eight times the usual rate."""
 _FEWEST_BATCHES = 10
 _RATES = {"sgd": 0.02, "adam": 1e-3}
 
@@ -44,7 +46,8 @@ def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettin
     rate = optimiser.learning_rate
     if rate is None:
         rate = _RATES[optimiser.optimiser]
-        rate *= batch / _BATCH if optimiser.optimiser == "sgd" and batch > _BATCH else 1.0
+        if optimiser.optimiser == "sgd":
+            rate *= min(max(batch, _BATCH), _LARGE_BATCH) / _BATCH
     warmup = optimiser.warmup_epochs
     if warmup is None:
         warmup = min(max(1.0, 0.05 * epochs), 0.1 * epochs)
