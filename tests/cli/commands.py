@@ -67,10 +67,9 @@ def start_command(command: Sequence[str], folder: Path, **options: Any) -> subpr
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         start_new_session=True,
         env=_environment(folder),
-        **options,
+        **{"stderr": subprocess.STDOUT} | options,
     )
 
 

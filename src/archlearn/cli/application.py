@@ -24,7 +24,7 @@ from archlearn.cli import (
 )
 from archlearn.errors import ArchlearnError
 
-FAILED, STOPPED, INTERRUPTED = 1, 3, 130
+FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
 
 app = App(
     name="archlearn",
@@ -49,9 +49,19 @@ app.command(demo_command.demo, help_epilogue=demo_command.EXAMPLES)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code.
 
-    0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed.
+    0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed;
+    141: nobody reads the output any more, as behind `| head`.
     """
     _log_warnings()
+    try:
+        _call(arguments)
+    except BrokenPipeError:
+        # Python writes what is left when it ends, and would complain of the pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(UNREAD)
+
+
+def _call(arguments: Sequence[str] | None) -> None:
     try:
         app(arguments)
     except CycloptsError as error:
@@ -63,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         _say("interrupted")
         sys.exit(INTERRUPTED)
+    finally:
+        sys.stdout.flush()
 
 
 def _can_resume(error: ArchlearnError) -> bool:

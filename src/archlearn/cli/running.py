@@ -3,13 +3,15 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from archlearn.cli.display import make_display
 from archlearn.cli.downloads import show_downloads
 from archlearn.training.data.fetching import Progress
+from archlearn.training.errors import RunStoppedError
 from archlearn.training.observing import Observer
 from archlearn.training.recording import COMPACT, REPORT, read_run_settings
 from archlearn.training.running import Audience, learn, resume
@@ -20,7 +22,7 @@ from archlearn.training.tensorboards import Several, TensorBoard
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
-    with make_display() as display, show_downloads() as progress:
+    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
         audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
         summary = learn(settings, folder, audience)
     return _conclude(folder, summary, report=settings.record.report)
@@ -29,10 +31,22 @@ def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
 def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
     record = override(read_run_settings(folder), asked).record
-    with make_display() as display, show_downloads() as progress:
+    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
         audience = _audience(display, progress, tensorboard=record.tensorboard)
         summary = resume(folder, asked, audience)
     return _conclude(folder, summary, report=record.report)
+
+
+@contextmanager
+def _explaining_pipes(folder: Path) -> Generator[None]:
+    """Say how to go on with a run that stops because nobody reads its output any more."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise RunStoppedError(
+            "nobody reads the output any more; write it into a file, and go on with: archlearn "
+            f"learn --resume {folder}"
+        ) from error
 
 
 def _audience(display: Observer, progress: Progress, *, tensorboard: bool) -> Audience:
