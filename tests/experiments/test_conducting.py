@@ -17,7 +17,7 @@ from archlearn.experiments.fixed_width import Given, Holder
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import FULL, Scale
 from archlearn.training.data.embedded import load_digits
-from archlearn.training.errors import DataError, RunInterruptedError
+from archlearn.training.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from archlearn.training.teams import Run
 
@@ -130,6 +130,22 @@ def test_a_network_that_is_only_measured_scores_what_it_scored_in_training(tmp_p
         assert by_name["longer", seed].train_loss < trained.train_loss
 
 
+def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_path: Path) -> None:
+    partly = replace(EXPERIMENT, shows_part=True)
+    order = Order(experiment=partly, scale=SCALE, folder=tmp_path, command="trial", within=0.0)
+    notebook = Notebook()
+    results = conduct(order, notebook)
+    assert notebook.made == ["plain 0"], "nothing at all is no answer"
+    assert results.derived["order"] == ["plain 0"]
+    assert carry_out(tmp_path) == ALL[1:]
+
+
+def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:
+    order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
+    with pytest.raises(SettingsError, match=r"trial was asked for within 10 s.*leave the time out"):
+        conduct(order, Notebook())
+
+
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     carry_out(tmp_path)
     before = results_path(tmp_path, "trial").read_text()
@@ -220,7 +236,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 def test_digits_are_not_taken_for_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "archlearn.experiments.conducting.load_examples", lambda name: load_digits(28)
+        "archlearn.experiments.refusals.load_examples", lambda name: load_digits(28)
     )
     with pytest.raises(DataError, match="MNIST could not be had"):
         carry_out(tmp_path, scale=replace(SCALE, data="mnist"))

@@ -33,6 +33,7 @@ def main(words: list[str]) -> int:
             folder=folder,
             command=shlex.join(["python", "-m", "archlearn.experiments", *words]),
             side_by_side=options.side_by_side,
+            within=options.within,
         )
         results = conduct(order, LineWatcher(sys.stdout))
     except ArchlearnError as error:
@@ -53,6 +54,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--side-by-side", type=int, default=SIDE_BY_SIDE, help="runs that share a GPU at a time"
     )
+    parser.add_argument("--within", type=float, help="seconds after which no run is begun")
     return parser.parse_args(words)
 
 

@@ -2,7 +2,7 @@
 
 import datetime
 import platform
-import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,17 +15,15 @@ from archlearn.experiments.asking import describe_work
 from archlearn.experiments.definitions import Done, Evaluation, Experiment, Work
 from archlearn.experiments.evaluations import evaluate_work
 from archlearn.experiments.files import Results, model_path, read_results, write_results
+from archlearn.experiments.refusals import check_data, check_folder, check_time
 from archlearn.experiments.rows import Row, read_row
 from archlearn.experiments.scales import Scale
 from archlearn.storage import save
-from archlearn.training.data.choosing import load_examples
-from archlearn.training.errors import DataError, RunInterruptedError, SettingsError
+from archlearn.training.errors import DataError, RunInterruptedError
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import HardwareSettings
 from archlearn.training.teams import SIDE_BY_SIDE, Run, train_team
-
-MNIST = "mnist"
 
 
 class Watcher(Protocol):
@@ -52,6 +50,7 @@ class Order:
         folder: Results go here, models below it.
         command: As it was typed, for the record.
         side_by_side: How many runs share a GPU at a time.
+        within: Seconds after which no further run is begun; None makes all.
     """
 
     experiment: Experiment
@@ -59,6 +58,7 @@ class Order:
     folder: Path
     command: str
     side_by_side: int = SIDE_BY_SIDE
+    within: float | None = None
 
 
 def conduct(order: Order, watcher: Watcher) -> Results:
@@ -69,11 +69,13 @@ def conduct(order: Order, watcher: Watcher) -> Results:
 
     Raises:
         DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
-        SettingsError: If nothing can be written into the folder.
+        SettingsError: If nothing can be written into the folder, or the time is limited but the
+            experiment makes nothing of a part of its runs.
         RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
-    _check_data(order.scale)
-    _check_folder(order.folder)
+    check_data(order.scale)
+    check_time(order.experiment, order.within)
+    check_folder(order.folder)
     try:
         return _Conductor(order, watcher).conduct()
     except KeyboardInterrupt as error:
@@ -93,11 +95,14 @@ class _Conductor:
         self._before = read_results(order.folder, order.experiment.name)
         self._done: list[Done] = []
         self._fresh: list[Row] = []
+        self._began = time.monotonic()
 
     def conduct(self) -> Results:
         """Carry out all stages."""
         experiment, scale = self._order.experiment, self._order.scale
         for number, stage in enumerate(experiment.stages, start=1):
+            if number > 1 and not self._has_time():
+                break
             works = stage(scale, self._done)
             asked = [describe_work(work) for work in works]
             last = number == len(experiment.stages)
@@ -105,7 +110,8 @@ class _Conductor:
             missing = [work for work, there in zip(works, known, strict=True) if not there]
             self._watcher.began(len(missing), len(works) - len(missing))
             self._carry_out(missing)
-            self._done += [self._measure(self._known[key]) for key in asked]
+            # Where the time is over, some of them were not made.
+            self._done += [self._measure(self._known[key]) for key in asked if key in self._known]
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._order.folder, results)
@@ -125,7 +131,17 @@ class _Conductor:
                 self._keep(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
         recorder = _Recorder(self, runs)
-        train_team(runs, observer=recorder, side_by_side=self._order.side_by_side)
+        train_team(
+            runs,
+            observer=recorder,
+            side_by_side=self._order.side_by_side,
+            # Without its first runs there is nothing to show at all.
+            go_on=lambda: not self._known or self._has_time(),
+        )
+
+    def _has_time(self) -> bool:
+        within = self._order.within
+        return within is None or time.monotonic() - self._began < within
 
     def keep_outcome(self, outcome: Outcome, run: Run) -> None:
         """Write a finished run down."""
@@ -204,29 +220,6 @@ class _Recorder:
     def finished(self, outcome: Outcome) -> None:
         """Write a run down."""
         self._conductor.keep_outcome(outcome, self._waiting.pop(0))
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, before the first run and not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            f"results cannot be written into {folder} ({error.strerror}); choose another folder "
-            "with --out"
-        ) from error
-
-
-def _check_data(scale: Scale) -> None:
-    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
-    if scale.data == MNIST and load_examples(MNIST).name != MNIST:
-        raise DataError(
-            "MNIST could not be had, and results on other digits would not be those of the paper; "
-            "put its four files into the cache or a folder and say --data idx:DIR, or say "
-            "--data digits:28 to run on scikit-learn's"
-        )
 
 
 def _read_known(order: Order) -> dict[str, Done]:

@@ -85,6 +85,8 @@ class Experiment:
         measure: Returns more numbers of a finished run's model; {} where there are none.
         borrows: Experiments whose finished runs count here too, if the same was asked of them.
         keeps_history: Whether the epochs of every run are written down.
+        shows_part: Whether its tables can be made of a part of the runs, the first ones, and say
+            what is missing.
     """
 
     name: str
@@ -96,3 +98,4 @@ class Experiment:
     measure: Callable[[Scale, Done], dict[str, Any]] | None = None
     borrows: tuple[str, ...] = ()
     keeps_history: bool = False
+    shows_part: bool = False
