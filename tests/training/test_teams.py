@@ -8,10 +8,15 @@ import torch
 from torch import nn
 
 from archlearn.gating import width_gates
+from archlearn.training import outcomes
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
+from archlearn.training.data.fetching import no_progress
 from archlearn.training.errors import SettingsError
+from archlearn.training.evaluating import evaluate
+from archlearn.training.objectives import objective_of
 from archlearn.training.outcomes import Outcome
+from archlearn.training.preparing import load_dataset
 from archlearn.training.running import learn
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import override
@@ -73,6 +78,20 @@ def test_without_a_validation_part_all_train_examples_are_learnt_from() -> None:
     assert outcome.validation_accuracy is None
     assert outcome.validation_loss is None
     assert math.isfinite(outcome.train_loss)
+
+
+def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(row="a", settings=settings(learn="nothing", epochs=1))
+    (whole,) = train_team([run])
+    monkeypatch.setattr(outcomes, "_MOST_NUMBERS", 400 * 64 - 1)
+    (some,) = train_team([run])
+    dataset = load_dataset(run.settings, no_progress)
+    half = evaluate(some.model, dataset.train.every(2, 0), objective_of(dataset))
+    assert some.train_loss == pytest.approx(half.loss)
+    assert some.train_loss != whole.train_loss
+    assert some.test_loss == whole.test_loss
 
 
 def test_learn_refuses_to_go_unwatched(tmp_path) -> None:

@@ -15,6 +15,7 @@ from archlearn.gating import depth_gates, width_gates
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compacting import compact
 from archlearn.surgery.planning import plan
+from archlearn.training.data.datasets import Dataset, Split
 from archlearn.training.evaluating import Score, evaluate
 from archlearn.training.measuring import costs_of
 from archlearn.training.optimising import has_gates
@@ -23,6 +24,8 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.tables import to_table
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MOST_NUMBERS = 1 << 31
+"""Of all train inputs as the network sees them; of more, evenly spaced ones are scored."""
 
 
 class Recording:
@@ -59,7 +62,7 @@ class Outcome:
     Attributes:
         settings: Every setting filled in.
         widths: Width of each layer of the compact model, by name.
-        train_loss: Loss of the final model on the whole train part.
+        train_loss: Loss of the final model on the train part; of very many large images, on some.
         validation_accuracy: None where no validation part was set apart.
         seconds: Time of training, shared by the runs side by side.
         history: One entry an epoch: kept channels by group, linear sites, distance from binary.
@@ -108,7 +111,7 @@ def sum_up(
     session, last = sessions
     trained = last.work.model
     device = session.objective.mean.device
-    parts = session.dataset.train, session.dataset.validation, session.dataset.test
+    parts = _some(session.dataset), session.dataset.validation, session.dataset.test
     scores = [
         evaluate(trained, part.to(device), session.objective) if len(part) else None
         for part in parts
@@ -138,6 +141,12 @@ def sum_up(
         history=_history(session, recording),
         model=small,
     )
+
+
+def _some(dataset: Dataset) -> Split:
+    """Return the train part, or evenly spaced examples where scoring all would take long."""
+    n_numbers = len(dataset.train) * math.prod(dataset.input_shape)
+    return dataset.train.every(1 + (n_numbers - 1) // _MOST_NUMBERS, 0)
 
 
 def widths_of(network: nn.Module) -> dict[str, int]:
