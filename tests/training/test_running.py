@@ -103,3 +103,13 @@ def test_what_is_fixed_cannot_be_changed_when_resuming(tmp_path: Path) -> None:
     run_until(tmp_path / "a", 5)
     with pytest.raises(SettingsError, match="seed, batch_size cannot be changed"):
         resume(tmp_path / "a", {"seed": 3, "batch_size": 5})
+
+
+def test_a_network_that_learnt_nothing_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learn(override(RunSettings(), ASKED | {"learning_rate": 1e-9}), tmp_path / "dead")
+    assert "has learnt nothing: its train loss of 2.2" in caplog.text
+    caplog.clear()
+    learn(override(RunSettings(), ASKED), tmp_path / "alive")
+    assert "learnt nothing" not in caplog.text

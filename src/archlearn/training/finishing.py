@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 import platform
 from typing import Any
 
@@ -14,6 +15,7 @@ from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compacting import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.checkpoints import Position
+from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.evaluating import Score, evaluate
 from archlearn.training.hardware import describe_hardware
 from archlearn.training.measuring import costs_of
@@ -21,6 +23,11 @@ from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, gate_network, set_layout_
 from archlearn.training.recording import COMPACT, METRICS, SUMMARY, read_lines, write_json
+
+logger = logging.getLogger(__name__)
+
+NOTHING_LEARNT = 0.95
+"""From this part of a guess's loss on, a network knows nothing."""
 
 
 def finish(session: Session, position: Position, command: str) -> dict[str, Any]:
@@ -52,7 +59,22 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         **_circumstances(session, position, command),
     }
     write_json(session.folder / SUMMARY, summary)
+    _warn_of_nothing_learnt(session)
     return summary
+
+
+def _warn_of_nothing_learnt(session: Session) -> None:
+    """Say so where weights or gates died: the small network is then no result."""
+    rows = read_lines(session.folder / METRICS)
+    guess = loss_of_a_guess(session.dataset)
+    if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
+        logger.warning(
+            "the network has learnt nothing: its train loss of %.3g is that of a guess (%.3g). "
+            "Try another --learning-rate (it was %g) or a lower --width-cost",
+            rows[-1]["train_loss"],
+            guess,
+            session.settings.optimiser.learning_rate,
+        )
 
 
 def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], dict[str, Any]]:
