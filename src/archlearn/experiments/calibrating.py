@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from archlearn.baselines.methods import TOLERANCE
-from archlearn.experiments.contenders import Contender, Learnt, Strength, named, try_reduce
+from archlearn.experiments.contenders import Contender, Learnt, Strength, named
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
-from archlearn.training.teams import Run
+from archlearn.experiments.reducing import Pending, reduce_learnt, start_runs
 
-N_CANDIDATES = 2
-"""How many strengths of each variant are tried to the end for each budget."""
 WEAKER = 1.4
 """By how much less a strength is tried where a seed came out below its budget."""
 
@@ -39,19 +37,20 @@ def end_trials(
     contest: Contest, contenders: Sequence[Contender], done: Sequence[Done]
 ) -> list[Work]:
     """Return the last part for those strengths whose networks are large enough, nearest first."""
-    trial, works = contest.calibration(), list[Work]()
-    for each in contenders:
-        if not isinstance(each, Learnt):
-            continue
-        for budget in contest.budgets:
-            for strength, finished in find_candidates(trial, each, budget, done):
-                model = finished.load_model()
-                small = try_reduce(lambda m=model, e=each, b=budget: e.reduce(trial, m, b))
-                if small is not None:
-                    settings = trial.plain(CALIBRATION_SEED, trial.last_epochs)
-                    row = name_trial(each, strength, budget)
-                    works.append(Run(row=row, settings=settings, network=small))
-    return works
+    trial = contest.calibration()
+    settings = trial.plain(CALIBRATION_SEED, trial.last_epochs)
+    pending = [
+        Pending(
+            row=name_trial(each, strength, budget),
+            settings=settings,
+            make=reduce_learnt(each, trial, finished, budget),
+        )
+        for each in contenders
+        if isinstance(each, Learnt)
+        for budget in contest.budgets
+        for strength, finished in find_candidates(trial, each, budget, done)
+    ]
+    return list(start_runs(pending))
 
 
 def find_candidates(
@@ -67,10 +66,11 @@ def find_candidates(
     large = [pair for pair in found if is_enough(pair[1], budget)]
     large.sort(key=lambda pair: pair[1].row.parameters)
     variants = dict.fromkeys(strength.variant for strength in contender.strengths)
+    n_most = contender.n_candidates
     return [
         pair
         for variant in variants
-        for pair in [pair for pair in large if pair[0].variant == variant][:N_CANDIDATES]
+        for pair in [pair for pair in large if pair[0].variant == variant][:n_most]
     ]
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from archlearn.baselines.fastfood import reduce_by_fastfood
 from archlearn.baselines.l1_diagonal import add_diagonals, reduce_by_diagonals
-from archlearn.baselines.methods import BudgetError
 from archlearn.baselines.neuron_pruning import reduce_by_merging
 from archlearn.baselines.ranks import reduce_by_svd
 from archlearn.baselines.scratch import start_anew
@@ -56,8 +55,9 @@ VARIANTS: dict[str, Terms] = {
     "on neurons and layers": Terms(cost=0.0, price="neurons", learn="all"),
 }
 """What our price is on. Like the price itself, it is chosen on validation data."""
-PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 8, variant))
-L0_PRICES = (*_ladder(5e-4, 7, "on neurons"), *_ladder(5e-4, 7, "on parameters"))
+PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 6, variant))
+"""Above the last one networks are smaller than any budget."""
+L0_PRICES = (*_ladder(2e-3, 5, "on neurons"), *_ladder(2e-3, 5, "on parameters"))
 """Drawn gates are dearer: noise alone makes the loss pull them open."""
 L0_GATE_RATE = 0.2
 """Drawn gates have noise of their own, so their rate does not rise as the price falls."""
@@ -90,6 +90,8 @@ class Learnt:
         strengths: What its strength is chosen from.
         begin: The first part of a run, from a contest, a seed and a strength.
         reduce: From a contest, the trained network and a budget.
+        n_candidates: How many strengths of each variant are tried to the end for each budget: all
+            where the network has the same size at any strength.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Learnt:
     strengths: Sequence[Strength]
     begin: Callable[[Contest, int, Strength], Run]
     reduce: Callable[[Contest, nn.Module, int], nn.Module]
+    n_candidates: int = 1
     is_dense: bool = True
     needs: str = ""
 
@@ -185,10 +188,10 @@ CONTENDERS: tuple[Contender, ...] = (
     Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=L0_PRICES, begin=_begin_l0,
            reduce=_trim),
     Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
-           begin=_begin_lasso, reduce=_cut_lasso),
+           begin=_begin_lasso, reduce=_cut_lasso, n_candidates=len(LASSO_STRENGTHS)),
     Learnt(name="torch-pruning, sparse learning", source="Fang et al. 2023",
            strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
-           needs="torch_pruning"),
+           n_candidates=len(SPARSE_STRENGTHS), needs="torch_pruning"),
     Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
            needs="torch_pruning"),
     Pruned(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
@@ -200,14 +203,6 @@ CONTENDERS: tuple[Contender, ...] = (
     Fresh(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood, is_dense=False),
     Fresh(name="even widths from scratch", source="a control", begin=_narrow_evenly),
 )  # fmt: skip
-
-
-def try_reduce(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Return a network within its budget, or None where the method cannot reach it."""
-    try:
-        return make()
-    except BudgetError:
-        return None
 
 
 def named(run: Run, row: str) -> Run:

@@ -1,9 +1,7 @@
 """The stages of the comparison: what is trained first, brought to its budget, and trained on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-
-from torch import nn
 
 from archlearn.baselines.scratch import start_anew
 from archlearn.experiments.calibrating import (
@@ -23,10 +21,11 @@ from archlearn.experiments.contenders import (
     Pruned,
     Strength,
     named,
-    try_reduce,
 )
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Done, Evaluation, Stage, Work
+from archlearn.experiments.helping import call_helpers
+from archlearn.experiments.reducing import Pending, reduce_learnt, reduce_pruned, start_runs
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import LARGE, UNTUNED, name_result
 from archlearn.training.teams import Run
@@ -67,6 +66,7 @@ class Referee:
 
     def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         del done
+        call_helpers()
         return begin_trials(self._contest(scale), self._contenders)
 
     def _end_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
@@ -83,19 +83,21 @@ class Referee:
             for each in self._learnt():
                 chosen = {self._strength(each, budget, scale, done) for budget in self._budgets}
                 works += [_first(contest, each, seed, s) for s in sorted(chosen, key=str)]
-            works += self._fresh(contest, seed)
-        return _by_length(works)
+        return _by_length(works + self._fresh(contest))
 
-    def _fresh(self, contest: Contest, seed: int) -> list[Work]:
-        works: list[Work] = []
-        for each in [each for each in self._contenders if isinstance(each, Fresh)]:
-            for budget in self._budgets:
-                network = try_reduce(partial(each.begin, contest, seed, budget))
-                if network is not None:
-                    settings = contest.plain(seed, contest.scale.epochs)
-                    row = name_result(each.name, budget)
-                    works.append(Run(row=row, settings=settings, network=network))
-        return works
+    def _fresh(self, contest: Contest) -> list[Work]:
+        pending = [
+            Pending(
+                row=name_result(each.name, budget),
+                settings=contest.plain(seed, contest.scale.epochs),
+                make=partial(each.begin, contest, seed, budget),
+            )
+            for each in self._contenders
+            if isinstance(each, Fresh)
+            for seed in contest.scale.seeds
+            for budget in self._budgets
+        ]
+        return list(start_runs(pending))
 
     def _strength(self, each: Learnt, budget: int, scale: Scale, done: Sequence[Done]) -> Strength:
         default = min(scale.pick(each.strengths), key=lambda strength: strength.value)
@@ -126,27 +128,50 @@ class Referee:
 
     def _end(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         """Return the last parts: every network brought to every budget and trained on."""
-        contest, works = self._contest(scale), self._prune(scale, done, number=0)
+        contest = self._contest(scale)
+        pending = self._rounds(contest, done, number=0)
         for each in self._learnt():
             for budget in self._budgets:
                 for seed in scale.seeds:
                     tried = self._tried(each, budget, seed, scale, done)
                     large = [finished for _, finished in tried if is_enough(finished, budget)]
-                    if large:
-                        make = partial(each.reduce, contest, large[0].load_model(), budget)
-                        works += _last(contest, name_result(each.name, budget), seed, make)
-        return _by_length(works)
+                    pending += [
+                        Pending(
+                            row=name_result(each.name, budget),
+                            settings=contest.plain(seed, contest.last_epochs),
+                            make=reduce_learnt(each, contest, finished, budget),
+                        )
+                        for finished in large[:1]
+                    ]
+        runs = start_runs(pending)
+        return _by_length([*runs, *self._untuned(contest, runs)])
 
     def _prune(self, scale: Scale, done: Sequence[Done], number: int) -> list[Work]:
-        """Return one round of training pruned networks, and SVD without any."""
-        contest, works = self._contest(scale), list[Work]()
-        for each in self._pruned():
-            if number >= each.rounds:
-                continue
-            for finished in done:
-                for budget in self._budgets:
-                    works += _round(contest, each, finished, budget, number)
-        return works
+        """Return a later round of pruning and training."""
+        return list(start_runs(self._rounds(self._contest(scale), done, number)))
+
+    def _rounds(self, contest: Contest, done: Sequence[Done], number: int) -> list[Pending]:
+        return [
+            _round(contest, each, finished, budget, number)
+            for each in self._pruned()
+            if number < each.rounds
+            for budget in self._budgets
+            for finished in done
+            if _is_ready(contest, each, finished, budget, number)
+        ]
+
+    def _untuned(self, contest: Contest, runs: Sequence[Run]) -> list[Work]:
+        """Return the networks of SVD as they are before they are trained on."""
+        rows = {
+            name_result("svd", budget): name_result(UNTUNED, budget) for budget in self._budgets
+        }
+        return [
+            Evaluation(
+                row=rows[run.row], settings=contest.plain(run.settings.seed, 1), network=run.network
+            )
+            for run in runs
+            if run.row in rows and run.network is not None
+        ]
 
     def _from_scratch(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         """Return the architectures that ours learnt, with fresh weights."""
@@ -171,35 +196,22 @@ def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run
     return named(each.begin(contest, seed, strength), name_first(each, strength))
 
 
-def _last(
-    contest: Contest, row: str, seed: int, make: Callable[[], nn.Module], epochs: int | None = None
-) -> list[Work]:
-    network = try_reduce(make)
-    if network is None:
-        return []
-    settings = contest.plain(seed, contest.last_epochs if epochs is None else epochs)
-    return [Run(row=row, settings=settings, network=network)]
-
-
-def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> list[Work]:
-    """Return the training that follows one round of pruning, if this network is what it needs."""
+def _is_ready(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> bool:
+    """Return whether a finished run is the one that a round goes on from."""
     before = LARGE if number == 0 else _name_round(each, budget, number - 1)
-    if finished.row.row != before or finished.row.seed not in contest.scale.seeds:
-        return []
-    model, seed = finished.load_model(), finished.row.seed
+    return finished.row.row == before and finished.row.seed in contest.scale.seeds
+
+
+def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> Pending:
+    """Return the training that follows one round of pruning; rounds share the epochs evenly."""
     left = each.rounds - number
     target = round(finished.row.parameters * (budget / finished.row.parameters) ** (1 / left))
-    make = partial(each.reduce, model, contest.example(), target)
-    epochs = max(1, round(contest.last_epochs / each.rounds))
-    works = _last(contest, _name_round(each, budget, number), seed, make, epochs)
-    if each.name == "svd" and works:
-        settings = contest.plain(seed, 1)
-        network = works[0].network
-        assert network is not None
-        works.append(
-            Evaluation(row=name_result(UNTUNED, budget), settings=settings, network=network)
-        )
-    return works
+    ends = [contest.last_epochs * done // each.rounds for done in (number, number + 1)]
+    return Pending(
+        row=_name_round(each, budget, number),
+        settings=contest.plain(finished.row.seed, max(1, ends[1] - ends[0])),
+        make=reduce_pruned(each, contest, finished, target),
+    )
 
 
 def _name_round(each: Pruned, budget: int, number: int) -> str:

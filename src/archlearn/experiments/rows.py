@@ -1,7 +1,7 @@
 """A row is what one run came to, as plain data that can be written down and read again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from archlearn.experiments.statistics import Spread, measure_spread
@@ -60,7 +60,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; what is empty is left out."""
-        table = asdict(self)
+        table = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: table[name] for name in table if table[name] not in ((), {}, [])}
 
 

@@ -1,6 +1,8 @@
 """A network is scored on a split: mean loss, and accuracy or squared error."""
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +31,19 @@ class Score:
     n_examples: int
 
 
+@contextmanager
+def _without_trials() -> Generator[None]:
+    """Take convolutions as they come: trying several is for shapes that are met very often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 @torch.no_grad()
+@_without_trials()
 def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor:
     """Return loss sum, score sum and number of examples, in evaluation mode.
 

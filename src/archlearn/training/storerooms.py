@@ -1,6 +1,7 @@
 """What the runs of a team have in common lies in a storeroom: data sets and orders, loaded once."""
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass, field, replace
 
 import torch
 from lightning_fabric import Fabric
@@ -31,7 +32,7 @@ class Storeroom:
         """Return the data set that a run learns from, on the device unless it is very large."""
         key = tuple(getattr(settings, name) for name in _OF_DATA)
         if key not in self.datasets:
-            found = load_dataset(settings, no_progress)
+            found = _load(replace(RunSettings(), **dict(zip(_OF_DATA, key, strict=True))))
             fits = found.train.n_bytes <= _MOST_BYTES_ON_DEVICE
             self.datasets[key] = found.to(self.fabric.device) if fits else found
         return self.datasets[key]
@@ -50,3 +51,9 @@ class Storeroom:
             orders = [order_of_epoch(n_examples, seed, epoch) for epoch in range(n_epochs)]
             self.orders[key] = torch.stack(orders).to(self.fabric.device)
         return self.orders[key]
+
+
+@functools.lru_cache(maxsize=2)
+def _load(settings: RunSettings) -> Dataset:
+    """Return a data set that teams one after the other learn from, read from the disk once."""
+    return load_dataset(settings, no_progress)

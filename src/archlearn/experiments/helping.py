@@ -1,0 +1,98 @@
+"""Work for the CPU alone is done by several processes, so that a GPU need not wait for it.
+
+Helpers are started afresh, see no GPU and have one thread each. They are kept until the end, for
+it takes seconds to start them.
+"""
+
+import functools
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from archlearn.baselines.methods import BudgetError
+from archlearn.storage import load, save
+
+MOST_HELPERS = 14
+_LEFT_ALONE = 2
+"""Processors that are left to the process that asks for help."""
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+Make = Callable[[], nn.Module]
+"""Makes a network; if helpers are to do it, it and all it holds can be pickled."""
+
+
+def count_helpers() -> int:
+    """Return how many processes are worth starting; 0 where there are hardly any processors."""
+    n_helpers = min(MOST_HELPERS, (os.cpu_count() or 1) - _LEFT_ALONE)
+    return n_helpers if n_helpers > 1 else 0
+
+
+def call_helpers(n_helpers: int | None = None) -> None:
+    """Start the helpers now, so that they are there when they are needed."""
+    n_helpers = count_helpers() if n_helpers is None else n_helpers
+    if n_helpers:
+        _helpers(n_helpers).submit(os.getpid)
+
+
+def map_helped(
+    function: Callable[[Given], Found], given: Sequence[Given], n_helpers: int | None = None
+) -> list[Found]:
+    """Return what a function makes of each thing given, worked out by helpers where there are any.
+
+    Args:
+        function: Of a module, so that helpers find it.
+        given: Plain data.
+        n_helpers: How many processes; None chooses, and 0 stays in this one.
+    """
+    n_helpers = count_helpers() if n_helpers is None else n_helpers
+    if not n_helpers or len(given) < 2:
+        return [function(each) for each in given]
+    return list(_helpers(n_helpers).map(function, given))
+
+
+def make_networks(makes: Sequence[Make], n_helpers: int | None = None) -> list[nn.Module | None]:
+    """Return the network that each function makes, or None where a budget cannot be reached."""
+    n_helpers = count_helpers() if n_helpers is None else n_helpers
+    if not n_helpers:
+        return [try_make(make) for make in makes]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{place}.safetensors" for place in range(len(makes))]
+        made = map_helped(_make_file, list(zip(makes, paths, strict=True)), n_helpers)
+        return [load(path) if there else None for path, there in zip(paths, made, strict=True)]
+
+
+def try_make(make: Make) -> nn.Module | None:
+    """Return a network within its budget, or None where the method cannot reach it."""
+    try:
+        return make()
+    except BudgetError:
+        return None
+
+
+def _make_file(task: tuple[Make, Path]) -> bool:
+    """Write the network that a function makes; return whether there is one."""
+    make, path = task
+    network = try_make(make)
+    if network is not None:
+        save(network, path)
+    return network is not None
+
+
+@functools.cache
+def _helpers(n_helpers: int) -> ProcessPoolExecutor:
+    # Not forked: a copy of a process that uses a GPU, or has threads, may hang.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(n_helpers, mp_context=context, initializer=_begin)
+
+
+def _begin() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(1)

@@ -1,0 +1,68 @@
+"""Helpers make what one process would make."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from archlearn.baselines.methods import BudgetError
+from archlearn.experiments.contenders import CONTENDERS, Learnt, Pruned
+from archlearn.experiments.contests import Contest
+from archlearn.experiments.definitions import Done
+from archlearn.experiments.helping import make_networks, map_helped
+from archlearn.experiments.reducing import reduce_learnt, reduce_pruned
+from archlearn.experiments.scales import Scale
+from archlearn.storage import save
+from tests.experiments.making import make_row
+
+SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
+CONTEST = Contest(model="lenet", budgets=(10_000,), scale=SCALE)
+
+
+def refuse(budget: int) -> nn.Module:
+    raise BudgetError(f"{budget} cannot be reached")
+
+
+def fail() -> nn.Module:
+    raise RuntimeError("out of memory")
+
+
+def who(_: int) -> tuple[int, int, str | None]:
+    return os.getpid(), torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_helpers_are_other_processes_without_a_gpu() -> None:
+    for process, n_threads, devices in map_helped(who, range(4), 2):
+        assert process != os.getpid()
+        assert n_threads == 1
+        assert devices == ""
+    assert {process for process, _, _ in map_helped(who, range(4), 0)} == {os.getpid()}
+
+
+def test_helpers_make_the_same_networks(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    save(CONTEST.fresh_network(0), path)
+    large = Done(row=make_row("large network", parameters=431_080), path=path)
+    ours = next(each for each in CONTENDERS if isinstance(each, Learnt))
+    svd = next(each for each in CONTENDERS if isinstance(each, Pruned) and each.name == "svd")
+    makes = [
+        reduce_learnt(ours, CONTEST, large, 10_000),
+        partial(refuse, 10),
+        reduce_pruned(svd, CONTEST, large, 10_000),
+    ]
+    alone, helped = make_networks(makes, 0), make_networks(makes, 2)
+    assert alone[1] is None
+    assert helped[1] is None
+    for one, two in ((alone[0], helped[0]), (alone[2], helped[2])):
+        assert one is not None
+        assert two is not None
+        torch.testing.assert_close(dict(two.named_parameters()), dict(one.named_parameters()))
+
+
+@pytest.mark.parametrize("n_helpers", [0, 2])
+def test_what_goes_wrong_is_heard_of(n_helpers: int) -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        make_networks([fail, fail], n_helpers)
