@@ -13,13 +13,16 @@ from PIL import Image
 from torch import nn
 
 import archlearn as al
-from archlearn.errors import InputError
+from archlearn.cli.display import describe_start
+from archlearn.errors import FileError, InputError
 from archlearn.gating import depth_gates, width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.training.checkpoints import LATEST
 from archlearn.training.data.fetching import no_progress
 from archlearn.training.errors import RunInterruptedError
-from archlearn.training.observing import SilentObserver
+from archlearn.training.observing import RunStart, SilentObserver
 from archlearn.training.preparing import Session, prepare
+from archlearn.training.recording import COMPACT
 from archlearn.training.reviving import revive
 from archlearn.training.running import Audience, learn, resume
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
@@ -184,3 +187,37 @@ def test_gate_rate_follows_from_how_far_cost_is_to_push(photos: Path, tmp_path: 
         for travel in (None, 1.5, 0.5)
     ]
     assert rates[0] == rates[1] == pytest.approx(3 * (rates[2] or 0.0))
+
+
+def test_a_run_and_its_checkpoint_are_answered_with_its_compact_network(
+    photos: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "first"
+    learn(settings(photos, None, epochs=1), run)
+    for found in (run, run / LATEST):
+        with pytest.raises(FileError, match=rf"start from {run / COMPACT}"):
+            begin(settings(photos, found), tmp_path)
+
+
+class Heading(SilentObserver):
+    """Keeps what the display would say first."""
+
+    text = ""
+
+    def started(self, start: RunStart) -> None:
+        self.text = describe_start(start)
+
+
+def test_heading_and_summary_name_the_network_that_a_run_starts_from(
+    photos: Path, tmp_path: Path
+) -> None:
+    net, whole, weights = pretrained(), tmp_path / "a.safetensors", tmp_path / "b.pth"
+    al.save(net, whole)
+    torch.save(net.state_dict(), weights)
+    names = {whole: f"{whole} on ", weights: f"{MODEL} with the weights of {weights} on "}
+    for path, name in names.items():
+        heading, asked = Heading(), settings(photos, path, epochs=1)
+        asked = replace(asked, model="lenet") if path == whole else asked
+        summary = learn(asked, tmp_path / path.stem, Audience(observer=heading))
+        assert heading.text.startswith(name)
+        assert f"{summary['model']} on ".startswith(name)

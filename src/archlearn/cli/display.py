@@ -138,7 +138,7 @@ def describe_start(start: RunStart) -> str:
     settings = start.settings
     before = f"{start.architecture}, " if start.architecture else ""
     lines = [
-        f"{settings.model} on {settings.data} ({start.data_source}): {before}"
+        f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
         f"{settings.epochs} epochs, batches of {settings.batch_size}, width cost "
         f"{settings.strengths.width_cost:.3g}, gate rate {settings.gates.gate_rate:.3g}, "

@@ -147,7 +147,7 @@ def _assemble(folder: Path, config: Table, summary: Table, progress: _Progress) 
     return Run(
         folder=folder,
         name=as_text(summary.get("name")) or folder.resolve().name,
-        model=as_text(config.get("model")) or as_text(summary.get("model")),
+        model=as_text(summary.get("model")) or as_text(config.get("model")),
         data=as_text(config.get("data")) or as_text(summary.get("data")),
         regression=regression,
         finished=progress.finished,

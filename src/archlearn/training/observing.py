@@ -13,12 +13,14 @@ class RunStart:
     """What is known before the first step.
 
     Attributes:
+        network: What the run starts from, by name.
         architecture: The network before learning, as "20-50-500-10" where it is a chain.
         first_epoch: Epochs that were finished before, more than 0 for a resumed run.
     """
 
     folder: Path
     settings: RunSettings
+    network: str
     data_source: str
     architecture: str
     parameters: int

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError
+from archlearn.errors import FileError, InputError
 from archlearn.models.choosing import build_network
+from archlearn.training.checkpoints import is_checkpoint
 from archlearn.training.data.datasets import Dataset
+from archlearn.training.recording import COMPACT, CONFIG
 from archlearn.training.settings import RunSettings
 from archlearn.weights.conventions import Pretrained
 from archlearn.weights.loading import read_pretrained, with_weights
@@ -28,7 +30,7 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
     """
     if settings.start_from is None:
         return build_network(settings.model, dataset.input_shape, dataset.n_outputs)
-    found = read_pretrained(Path(settings.start_from).expanduser())
+    found = _read(settings.start_from)
     if isinstance(found, nn.Module):
         _check_outputs(found, dataset, settings.start_from)
         return found
@@ -36,11 +38,35 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
     return with_weights(fresh, found, dataset.n_outputs)
 
 
+def name_start(settings: RunSettings) -> str:
+    """Return the network that a run starts from, as a user knows it."""
+    if settings.start_from is None:
+        return settings.model
+    # Of all files only these can hold a network, and not its weights alone.
+    may_be_whole = Path(settings.start_from).suffix == ".safetensors"
+    if may_be_whole and isinstance(_read(settings.start_from), nn.Module):
+        return settings.start_from
+    return f"{settings.model} with the weights of {settings.start_from}"
+
+
+def _read(start_from: str) -> Pretrained | nn.Module:
+    path = Path(start_from).expanduser()
+    is_run = (path / CONFIG).is_file()
+    if is_run or is_checkpoint(path):
+        run = path if is_run else path.parent
+        raise FileError(
+            f"cannot start from {path}: it is a run's {'folder' if is_run else 'checkpoint'}, and "
+            f"not a network; start from {run / COMPACT}, which the run writes at its end and "
+            f"`archlearn compact {run}` at any time"
+        )
+    return read_pretrained(path)
+
+
 def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
     """Return a data set with the mean and deviation that pretrained weights expect."""
     if settings.start_from is None:
         return dataset
-    found = read_pretrained(Path(settings.start_from).expanduser())
+    found = _read(settings.start_from)
     if not isinstance(found, Pretrained) or found.mean is None or found.std is None:
         return dataset
     if len(found.mean) != dataset.input_shape[0]:
