@@ -6,6 +6,7 @@ import pytest
 
 from archlearn.errors import InputError
 from archlearn.experiments.calibrating import (
+    WEAKER,
     choose_strength,
     find_candidates,
     name_first,
@@ -90,8 +91,18 @@ def test_the_search_is_counted_apart() -> None:
     trial = make_row(name_first(OURS_METHOD, Strength(1e-3)), CALIBRATION_SEED, epochs=24)
     ended = make_row(name_trial(OURS_METHOD, Strength(1e-3), BUDGET), CALIBRATION_SEED, epochs=36)
     derived = VERDICT.derive([trial, ended, *results(OURS, [99.0])])
-    assert derived["search"][OURS] == {"runs": 2, "epochs": 60}
-    assert derived["search"]["svd"] == {"runs": 0, "epochs": 0}
+    assert derived["search"][OURS] == {"runs": 2, "epochs": 60, "again": 0}
+    assert derived["search"]["svd"] == {"runs": 0, "epochs": 0, "again": 0}
+
+
+def test_seeds_that_begin_again_are_counted_as_search() -> None:
+    price = OURS_METHOD.strengths[3]
+    first = make_row(name_first(OURS_METHOD, price), seed=1, epochs=24)
+    again = make_row(name_first(OURS_METHOD, price.weaken(WEAKER)), seed=1, epochs=24)
+    derived = VERDICT.derive([first, again, *results(OURS, [99.0])])
+    assert derived["search"][OURS] == {"runs": 1, "epochs": 24, "again": 1}
+    costs = VERDICT.tabulate(derived)[1].rows[0]
+    assert costs[-1] == "1 runs, 24 epochs, 1 of the runs for seeds that came out too small"
 
 
 def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
