@@ -1,0 +1,84 @@
+"""Every block of code on the pages runs, says what the page says, and names what there is."""
+
+import contextlib
+import io
+import linecache
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archlearn as al
+from archlearn.cli.application import app
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import from_table
+from tests.reporting.run_folders import LENET, write_run
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
+    """Return kind and content of each fenced block of a page, in order."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [(kind, text) for kind, text in found if kind in kinds]
+
+
+def run_block(text: str, names: dict[str, Any]) -> str:
+    """Return what a block prints, or the error that it raises."""
+    linecache.cache["net.py"] = (len(text), None, text.splitlines(keepends=True), "net.py")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(text, "net.py", "exec"), names)
+        except al.ArchlearnError as error:
+            return f"{type(error).__name__}: {error}"
+    return printed.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_blocks_run_and_say_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "a", LENET)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "net"}
+    said, expected = "", None
+    for kind, text in [*blocks(page, "python", "text"), ("python", "")]:
+        if kind == "text":
+            expected = text
+            continue
+        if expected is None:
+            assert not re.match(r"\w+Error: ", said), said
+        else:
+            assert " ".join(said.split()) == " ".join(expected.split())
+        said, expected = run_block(text, names), None
+
+
+def commands(page: Path) -> list[str]:
+    text = "\n".join(text for _, text in blocks(page, "", "sh"))
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.partition("#")[0].strip() for line in lines if line.startswith("archlearn ")]
+
+
+COMMANDS = sorted({line for page in [ROOT / "README.md", *PAGES] for line in commands(page)})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_on_the_pages_are_understood(command: str) -> None:
+    _, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+    assert bound is not None
+
+
+def test_the_settings_on_the_page_are_settings() -> None:
+    ((_, text),) = blocks(ROOT / "docs" / "command-line.md", "toml")
+    settings = from_table(RunSettings, tomllib.loads(text))
+    assert settings.gates.leave == ("conv1",)
+    assert settings.strengths.width_cost == 0.0003
