@@ -66,6 +66,15 @@ def test_compact_model_computes_what_the_summary_says(
     assert f"{summary['test_accuracy']:.2%} right" in capsys.readouterr().out
 
 
+def test_a_checkpoint_is_answered_with_the_run_to_measure(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(run_folder / "checkpoint.safetensors"), "--data", "digits"])
+    assert ended.value.code == 1
+    assert f"to measure the run: archlearn evaluate {run_folder}" in capsys.readouterr().err
+
+
 def test_compacting_a_checkpoint_gives_the_model_of_the_run(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

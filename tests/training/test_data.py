@@ -125,6 +125,13 @@ def make_images(folder: Path, side: int = 12) -> None:
             Image.new("RGB", (side, side + place), colour).save(folder / name / f"{place}.png")
 
 
+def test_classes_are_for_classification() -> None:
+    with pytest.raises(SettingsError, match="it is a regression and has none"):
+        build_dataset(load_examples("diabetes"), validation_share=0.1, classes=3)
+    with pytest.raises(SettingsError, match="but it has 10; choose 2 to 10 classes"):
+        build_dataset(load_examples("digits"), validation_share=0.1, classes=11)
+
+
 def test_folder_of_images_has_one_class_a_folder(tmp_path: Path) -> None:
     make_images(tmp_path)
     examples = load_examples(f"folder:{tmp_path}:8")

@@ -28,6 +28,7 @@ def evaluate(
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     from archlearn.storage import load
+    from archlearn.training.checkpoints import is_checkpoint
     from archlearn.training.data.fetching import no_progress
     from archlearn.training.errors import SettingsError
     from archlearn.training.evaluating import evaluate as evaluate_network
@@ -36,6 +37,11 @@ def evaluate(
     from archlearn.training.recording import COMPACT, read_run_settings
     from archlearn.training.settings import RunSettings
 
+    if is_checkpoint(target):
+        raise SettingsError(
+            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
+            f"{target.parent}"
+        )
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")

@@ -96,12 +96,16 @@ def _check_framing(examples: Examples, framing: Framing) -> None:
 
 def _keep_classes(examples: Examples, classes: int) -> Examples:
     """Return the examples of the first classes alone."""
-    n_outputs = _count_outputs(examples)
-    if examples.task != "classification" or not 2 <= classes <= n_outputs:
+    if examples.task == "regression":
         raise SettingsError(
             f"the first {classes} classes of {examples.name!r} were asked for, but it is a "
-            f"{examples.task} with {n_outputs} outputs; choose 2 to {n_outputs} classes of a "
-            "classification"
+            "regression and has none; leave --classes out"
+        )
+    n_classes = _count_outputs(examples)
+    if not 2 <= classes <= n_classes:
+        raise SettingsError(
+            f"the first {classes} classes of {examples.name!r} were asked for, but it has "
+            f"{n_classes}; choose 2 to {n_classes} classes"
         )
     parts = [examples.train, examples.test, examples.validation]
     train, test, validation = (part and part.take(part.targets < classes) for part in parts)
