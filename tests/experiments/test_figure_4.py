@@ -5,16 +5,21 @@ from pathlib import Path
 import pytest
 
 from archlearn.baselines.bayesian import Proposal, Search
+from archlearn.experiments.definitions import Done
 from archlearn.experiments.figure_4 import (
-    PANELS,
+    BATCH_SIZE,
+    EPOCHS,
     PRICE,
     check,
     derive,
-    name_model,
+    learn_rows,
+    propose,
     read_trainings,
     tabulate,
 )
 from archlearn.experiments.rows import Row
+from archlearn.experiments.scales import FULL
+from archlearn.experiments.searches import PANELS, ask_next, name_model
 from archlearn.experiments.searching import work_on
 from archlearn.reporting.search_figures import draw_figure_4, read_progress
 from tests.experiments.making import make_row
@@ -81,6 +86,24 @@ def test_the_figure_goes_as_far_as_the_shortest_search() -> None:
     assert progress.mean == pytest.approx((0.8, 0.575))
     assert progress.learnt == pytest.approx((0.5, 0.6))
     assert len(draw_figure_4(derived).axes) == 4
+
+
+def test_both_ways_have_the_same_epochs_and_batches() -> None:
+    done = [Done(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
+    works = [*learn_rows(FULL, []), *propose(FULL, done, number=1)]
+    assert len(works) == 4 * 3
+    for work in works:
+        assert (work.settings.epochs, work.settings.batch_size) == (EPOCHS, BATCH_SIZE)
+        assert work.settings.validation == 0.0
+        assert work.settings.optimiser == works[0].settings.optimiser
+
+
+def test_what_is_proposed_follows_from_what_is_known() -> None:
+    trainings = read_trainings(ALL, rows_of([0.9, 0.45, 0.2], learnt=0.5))
+    first, again = ask_next((ALL, 0, trainings)), ask_next((ALL, 0, trainings))
+    assert first.widths == again.widths
+    assert ask_next((ALL, 1, trainings)).widths != first.widths
+    assert ask_next((ALL, 0, trainings[:2])).widths != first.widths
 
 
 def test_a_worker_ends_when_the_study_has_enough(tmp_path: Path) -> None:

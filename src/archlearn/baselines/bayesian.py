@@ -7,6 +7,7 @@ with, and several workers, on one machine or many, can share it.
 """
 
 import datetime
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,23 @@ class Search:
         for trial in abandoned:
             self._study.tell(trial.number, state=self._states.FAIL)
         return len(abandoned)
+
+
+@functools.cache
+def warm_up() -> None:
+    """Make a proposal for nothing, once: what it takes to load the parts is no time of a search."""
+    search = Search("warm-up", Space(most={"a": 2 * N_RANDOM}, fixed={}), seed=0)
+    for number in range(N_RANDOM):
+        search.add(
+            Training(
+                number=number,
+                widths={"a": number + 1},
+                objective=float(number),
+                search_seconds=0.0,
+                train_seconds=0.0,
+            )
+        )
+    search.propose()
 
 
 def measure_objective(loss: float, n_neurons: int, price: float) -> float:

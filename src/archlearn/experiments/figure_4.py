@@ -4,24 +4,25 @@
 number, the train loss plus a price for every neuron (the paper's equation 1).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from archlearn.baselines.bayesian import (
     N_TRAININGS,
-    Search,
-    Space,
     Training,
     best_so_far,
     measure_objective,
     trainings_to_reach,
+    warm_up,
 )
 from archlearn.experiments.definitions import Check, Derived, Done, Experiment, Table, Work
+from archlearn.experiments.helping import call_helpers, count_helpers, map_helped
 from archlearn.experiments.recipes import Terms, learn_architecture, train_plainly
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
+from archlearn.experiments.searches import PANELS, WIDTHS, Panel, ask_next, name_model
 from archlearn.experiments.statistics import measure_spread
 from archlearn.experiments.tabulating import NOTHING, write_spread
 from archlearn.training.teams import Run
@@ -29,52 +30,32 @@ from archlearn.training.teams import Run
 PRICE = 1e-3
 """What a neuron costs. The paper's 1e-5 belongs to its 300 epochs and its loss: what counts for
 gates is the product of price, rate and steps."""
-PART_OF_EPOCHS = 0.5
-"""Every training is so much shorter than those of other experiments: there are 20 in a row."""
+EPOCHS, BATCH_SIZE = 20, 500
+"""Every training is shorter than those of other experiments, in larger batches: there are 20 in a
+row."""
+FREEZE_FOR = 0.4
+"""Last part of the run that learns in which gates stand still. They need steps to settle, and a
+short run has few."""
 N_SEEDS = 3
 N_QUICK = 4
 PAPER = 20
 """The paper's number of trainings, after which its figure ends."""
-WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One half of the figure: which widths are searched, and which are learnt."""
-
-    name: str
-    words: str
-    searched: tuple[str, ...]
-
-    def space(self) -> Space:
-        """Return what is searched."""
-        most = {layer: WIDTHS[layer] for layer in self.searched}
-        fixed = {layer: width for layer, width in WIDTHS.items() if layer not in most}
-        return Space(most=most, fixed=fixed)
-
-    def row(self, number: int | None = None) -> str:
-        """Return the row of a training of the search, or of the one that learns."""
-        return f"AL ({self.name})" if number is None else f"BO ({self.name}) {number + 1}"
-
-
-PANELS = (
-    Panel("a", "the last hidden width", ("fc1",)),
-    Panel("b", "all three widths", ("conv1", "conv2", "fc1")),
-)
 _search_seconds: dict[tuple[str, int], float] = {}
 """How long each proposal took, until it is written down with its training."""
 
 
 def shorten(scale: Scale) -> Scale:
-    """Return the scale of this experiment: fewer epochs, three seeds."""
-    epochs = scale.epochs if scale.points else max(1, round(PART_OF_EPOCHS * scale.epochs))
-    return replace(scale, epochs=epochs, seeds=scale.seeds[:N_SEEDS])
+    """Return the scale of this experiment: three seeds and, unless it is quick, fewer epochs."""
+    if scale.points:
+        return replace(scale, seeds=scale.seeds[:N_SEEDS])
+    return replace(scale, epochs=EPOCHS, batch_size=BATCH_SIZE, seeds=scale.seeds[:N_SEEDS])
 
 
 def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return the runs that learn the widths, for each panel and seed."""
     del done
     short = shorten(scale)
+    call_helpers(warm_up, _count_helpers(short))
     return [
         Run(
             row=panel.row(),
@@ -88,7 +69,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
 
 def _terms(panel: Panel) -> Terms:
     left = tuple(layer for layer in WIDTHS if layer not in panel.searched)
-    return Terms(learn="width", cost=PRICE, leave=left)
+    return Terms(learn="width", cost=PRICE, leave=left, freeze_for=FREEZE_FOR)
 
 
 def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
@@ -96,23 +77,23 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
     short, works = shorten(scale), list[Work]()
     if number >= (N_QUICK if scale.points else N_TRAININGS):
         return []
-    for panel in PANELS:
-        for seed in short.seeds:
-            rows = [finished.row for finished in done if finished.row.seed == seed]
-            search = Search(f"{panel.name} {seed}", panel.space(), seed=seed)
-            for training in read_trainings(panel, rows):
-                search.add(training)
-            proposal = search.propose()
-            row = panel.row(number)
-            _search_seconds[row, seed] = proposal.seconds
-            model = name_model(proposal.widths)
-            works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
+    searches = [(panel, seed) for panel in PANELS for seed in short.seeds]
+    known = [
+        (panel, seed, read_trainings(panel, [d.row for d in done if d.row.seed == seed]))
+        for panel, seed in searches
+    ]
+    proposals = map_helped(ask_next, known, _count_helpers(short))
+    for (panel, seed), proposal in zip(searches, proposals, strict=True):
+        row = panel.row(number)
+        _search_seconds[row, seed] = proposal.seconds
+        model = name_model(proposal.widths)
+        works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
     return works
 
 
-def name_model(widths: Mapping[str, int]) -> str:
-    """Return the name of the LeNet that has these widths."""
-    return "lenet:" + "-".join(str(widths[layer]) for layer in WIDTHS)
+def _count_helpers(scale: Scale) -> int:
+    """Return how many processes search: one a search at most."""
+    return min(count_helpers(), len(PANELS) * len(scale.seeds))
 
 
 def measure(scale: Scale, done: Done) -> dict[str, Any]:

@@ -35,11 +35,16 @@ def count_helpers() -> int:
     return n_helpers if n_helpers > 1 else 0
 
 
-def call_helpers(n_helpers: int | None = None) -> None:
-    """Start the helpers now, so that they are there when they are needed."""
+def call_helpers(prepare: Callable[[], object] = os.getpid, n_helpers: int | None = None) -> None:
+    """Start the helpers now, so that they are there when they are needed.
+
+    Args:
+        prepare: What each of them is to do first; nobody waits for it.
+        n_helpers: How many processes; None chooses.
+    """
     n_helpers = count_helpers() if n_helpers is None else n_helpers
-    if n_helpers:
-        _helpers(n_helpers).submit(os.getpid)
+    for _ in range(n_helpers):
+        _helpers(n_helpers).submit(prepare)
 
 
 def map_helped(

@@ -66,8 +66,9 @@ class Referee:
 
     def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         del done
-        call_helpers()
-        return begin_trials(self._contest(scale), self._contenders)
+        contest = self._contest(scale)
+        call_helpers(contest.example)
+        return begin_trials(contest, self._contenders)
 
     def _end_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         return end_trials(self._contest(scale), self._contenders, done)

@@ -16,9 +16,10 @@ from archlearn.baselines.bayesian import (
     measure_objective,
 )
 from archlearn.errors import ArchlearnError
-from archlearn.experiments.figure_4 import PANELS, PRICE, WIDTHS, name_model
+from archlearn.experiments.figure_4 import BATCH_SIZE, EPOCHS, PRICE
 from archlearn.experiments.recipes import train_plainly
 from archlearn.experiments.scales import FULL, Scale
+from archlearn.experiments.searches import PANELS, WIDTHS, name_model
 from archlearn.training.teams import Run, train_team
 
 Train = Callable[[Proposal], tuple[float, float]]
@@ -59,13 +60,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("--panel", choices=[panel.name for panel in PANELS], default="a")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--limit", type=int, help="use only so many train examples")
     parser.add_argument("--trainings", type=int, default=N_TRAININGS)
     given = parser.parse_args(words)
     panel = next(panel for panel in PANELS if panel.name == given.panel)
     scale = Scale(
-        name=FULL.name, seeds=(given.seed,), epochs=given.epochs, data=given.data, limit=given.limit
+        name=FULL.name,
+        seeds=(given.seed,),
+        epochs=given.epochs,
+        data=given.data,
+        limit=given.limit,
+        batch_size=BATCH_SIZE,
     )
     try:
         name = f"{given.panel} {given.seed}"
