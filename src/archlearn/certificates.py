@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from archlearn.errors import CertificateError, InputError, first_line
+from archlearn.graphs.draws import cuda_devices
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.watching import Watch
 from archlearn.modes import evaluating
@@ -197,7 +198,7 @@ def _relative(a: Tensor, b: Tensor) -> float:
 
 
 def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
-    devices = _cuda_devices(inputs)
+    devices = cuda_devices(inputs)
     with torch.no_grad(), torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(0)
         for device in devices:
@@ -205,12 +206,6 @@ def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
         out = model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
     leaves = tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _cuda_devices(inputs: ExampleInputs) -> list[int]:
-    leaves = tree_leaves((inputs.args, inputs.kwargs))
-    found = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-    return sorted(found)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -13,6 +13,7 @@ from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
+from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
@@ -61,6 +62,8 @@ def add_gates(
     _check_leaves(net, leaves)
     gated = copy.deepcopy(net)
     choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
+    if not is_bound(net):
+        rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)
     if kind == "l0":
         find_writers(choice.blueprint, gated)
     store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)

@@ -24,14 +24,24 @@ def widen(net: nn.Module) -> dict[Tensor, Tensor]:
     }
 
 
+_DEPTH = [0]  # how many exchanges are under way
+
+
+def is_exchanged() -> bool:
+    """Return whether models run in another precision than their own now."""
+    return _DEPTH[0] > 0
+
+
 @contextmanager
 def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
     """Let tensors hold other numbers for a while."""
     own = {tensor: tensor.data for tensor in numbers}
+    _DEPTH[0] += 1
     try:
         for tensor, other in numbers.items():
             tensor.data = other
         yield
     finally:
+        _DEPTH[0] -= 1
         for tensor, data in own.items():
             tensor.data = data

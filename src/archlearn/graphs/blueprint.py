@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.graphs.channels import Followed, follow
+from archlearn.graphs.draws import putting_back
 from archlearn.graphs.ledger import Ledger, Reason
+from archlearn.graphs.remnants import restoring
 from archlearn.graphs.sites import Site, find_sites
 from archlearn.graphs.tracing import ExampleInputs, Leaf, Traces, trace
 from archlearn.modes import evaluating
@@ -91,13 +93,10 @@ def draw_blueprint(
     may_gate: Callable[[Site], bool],
     leaves: Iterable[Leaf] = (),
 ) -> Blueprint:
-    """Trace a network and find what can be learnt at the sites that may be gated.
-
-    `net` is unchanged, and its training mode with it.
-    """
+    """Trace a network, left unchanged, and find what can be learnt at sites that may be gated."""
     traces = trace(net, inputs, leaves)
     sites = tuple(find_sites(graph, net) for graph in traces.graphs)
-    with evaluating(net):
+    with evaluating(net), restoring(net), putting_back(inputs):
         return _draw(net, inputs, traces, sites, may_gate)
 
 

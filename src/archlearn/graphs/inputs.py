@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import InputError
+from archlearn.precision import is_exchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,15 @@ def check_argument(given: Any, fixed: Any, name: str) -> None:
             f"{name} is {given!r}, but the model was traced with {fixed!r}; put the value that "
             "you use into example_inputs"
         )
+
+
+def check_kind(given: Any, fixed: Any, name: str) -> None:
+    """Raise if the type or device of a tensor has another answer than when the model was traced.
+
+    Nothing is asked while a model runs in double precision for a while: that compares models.
+    """
+    if not is_exchanged():
+        check_argument(bool(given), fixed, name)
 
 
 def is_plain(value: Any) -> bool:

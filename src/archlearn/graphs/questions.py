@@ -6,19 +6,16 @@ nor on the values of tensors.
 """
 
 import operator
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.fx.proxy import Attribute, TraceError
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.graphs.inputs import ExampleInputs, values_for
-from archlearn.graphs.sources import is_ours
+from archlearn.graphs.inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.graphs.step import call_node
 from archlearn.modes import evaluating
 
@@ -38,8 +35,15 @@ _OPERATORS = {
 REFUSALS = {
     "bool": "symbolically traced variables cannot be used as inputs to control flow",
     "len": "the length of a traced value is not known",
-    "index": "a traced value cannot be interpreted as an integer",
+    "number": "a traced value cannot be interpreted as a number",
+    "text": "the text of a traced value is not known",
+    "key": "a traced value cannot be the key of a dictionary or in a set",
 }
+_NUMBERS = ("number", "text", "key")  # what hangs on a number itself, not on one bit of it
+
+
+class Refusal(BaseException):
+    """Why a part cannot be followed; it passes a user's `except Exception`."""
 
 
 class Question(BaseException):
@@ -83,22 +87,47 @@ def topic_of(node: fx.Node) -> int | None:
 Asked = fx.Node | tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
-def to_guard(node: fx.Node, what: str, value: Any) -> list[tuple[Asked, bool | int]]:
-    """Return what a graph must ask again of other inputs, a node or a call, and the answer.
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What a graph must ask again of other inputs, a node or a call, and the answer."""
+
+    asked: Asked
+    value: Any
+    check: Callable[[Any, Any, str], None] = check_argument
+
+
+def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
+    """Return what a graph must ask again of other inputs.
 
     A branch on a number is asked whether that is zero, and `len(x.shape)` for the rank. In which
-    floating type a model runs is not asked again: that changes when it is certified.
+    floating type a model runs is not asked while it is certified in another one.
     """
     if what == "len":
         is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
-        return [(("call_method", "dim", (node.args[0],), {}), len(value))] if is_shape else []
+        asked = ("call_method", "dim", (node.args[0],), {})
+        return [Guard(asked, len(value))] if is_shape else []
     if topic_of(node) == KIND:
-        is_sure = isinstance(value, bool) and _is_sure_of_kind(node)
-        return [(node, value)] if is_sure else []
-    if what == "index" or isinstance(value, bool):
-        return [(node, value)]
+        is_sure = _is_sure_of_kind(node)
+        return [Guard(node, bool(value), check_argument if is_sure else check_kind)]
+    if what in _NUMBERS:
+        return [Guard(node, tuple(value) if isinstance(value, tuple) else value)]
+    if isinstance(value, bool):
+        return [Guard(node, value)]
     nothing: Any = 0 if isinstance(value, int | float) else ()
-    return [(("call_function", operator.ne, (node, nothing), {}), bool(value))]
+    asked = ("call_function", operator.ne, (node, nothing), {})
+    return [Guard(asked, bool(value))]
+
+
+def may_ask(node: fx.Node, what: str, *, at_top: bool) -> bool:
+    """Return whether the example may answer.
+
+    A submodule that needs a size as a number is rather called as it is, for then it takes all
+    sizes.
+    """
+    topic = topic_of(node)
+    if what in _NUMBERS and topic != RANK:
+        return topic == SIZES and at_top
+    return topic is not None
 
 
 def _is_sure_of_kind(node: fx.Node) -> bool:
@@ -115,62 +144,16 @@ def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> An
         value = _evaluate(net, question, inputs)
     except Exception as error:
         return Answer(refusal=f"the example inputs give no answer ({error})")
-    if topic_of(question.node) == SIZES and question.what == "bool":
+    read = (lambda found: found) if question.what in _NUMBERS else bool
+    if topic_of(question.node) == SIZES and question.what in ("bool", *_NUMBERS):
         for n_rows in (1, 2, 7):
             try:
                 other = _evaluate(net, question, _with_rows(inputs, n_rows))
             except Exception:  # such a batch does not exist for this model
                 continue
-            if bool(other) != bool(value):
+            if read(other) != read(value):
                 return Answer(refusal="the answer depends on the size of the batch")
     return Answer(value)
-
-
-class Asking:
-    """What a traced value adds to fx: questions that the example inputs can answer."""
-
-    tracer: Any
-
-    @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class of the example's value, for `isinstance` in a user's code."""
-        frame = sys._getframe(1)
-        if frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None:
-            frame = frame.f_back
-        if is_ours(frame.f_code.co_filename):
-            return type(self)
-        return self.tracer.class_of(self)
-
-    def __hash__(self) -> int:
-        """Refuse to be looked up by a user's code: no key would be found."""
-        if is_ours(sys._getframe(1).f_code.co_filename):
-            return id(self)
-        raise TraceError("a traced value cannot be the key of a dictionary or in a set")
-
-    def __len__(self) -> int:
-        return len(self.tracer.ask(self, "len"))
-
-    def __index__(self) -> int:
-        return self.tracer.ask(self, "index")
-
-
-class AskingProxy(Asking, fx.Proxy):
-    """A traced value."""
-
-    def __getattr__(self, k: str) -> "AskingAttribute":
-        return AskingAttribute(self, k)
-
-
-class AskingAttribute(Asking, Attribute):
-    """An attribute of a traced value."""
-
-    def __getattr__(self, k: str) -> "AskingAttribute":
-        return AskingAttribute(self, k)
-
-
-def parts_of(proxy: Any, n: int) -> Iterator[Any]:
-    """Return the sizes of a shape one by one, as traced values."""
-    return iter([proxy[i] for i in range(n)])
 
 
 def _evaluate(net: nn.Module, question: Question, inputs: ExampleInputs) -> Any:

@@ -43,9 +43,12 @@ def guess_output(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Tenso
 def _guess_module(module: nn.Module, x: Tensor) -> Tensor | None:
     if has_hooks(module):
         return None
+    return x if type(module) in _ACTIVATIONS else guess_layer(module, x)
+
+
+def guess_layer(module: nn.Module, x: Tensor) -> Tensor | None:
+    """Return a tensor like what a layer would return, or None if it must be called."""
     kind: Any = type(module)
-    if kind in _ACTIVATIONS:
-        return x
     weight = module._parameters.get("weight")
     if weight is None or weight.dtype is not x.dtype or weight.device != x.device:
         return None

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx, nn
-from torch.fx.proxy import TraceError
 
+from archlearn.graphs.contexts import check_gradients
 from archlearn.graphs.draws import check_draws, random_states
 from archlearn.graphs.inputs import (
     Argument,
@@ -14,17 +14,18 @@ from archlearn.graphs.inputs import (
     check_argument,
     is_plain,
 )
+from archlearn.graphs.proxies import AskingProxy, parts_of
 from archlearn.graphs.questions import (
-    RANK,
     REFUSALS,
     Answer,
-    Asked,
-    AskingProxy,
+    Guard,
     Question,
-    parts_of,
+    Refusal,
+    may_ask,
     to_guard,
     topic_of,
 )
+from archlearn.graphs.remnants import Remnants, check_remnants
 from archlearn.graphs.sources import describe_failure, note_source, source_of
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
@@ -49,10 +50,10 @@ class Follower(fx.Tracer):
         inputs: ExampleInputs | None,
         answers: dict[tuple[str, str], Answer],
         *,
-        finds_draws: bool = False,
+        is_strict: bool = False,
     ) -> None:
         super().__init__()
-        self._finds_draws = finds_draws
+        self._is_strict = is_strict
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs, self._answers = inputs, answers
@@ -71,6 +72,8 @@ class Follower(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Return a new call, with the line that made it."""
         node = super().create_node(*args, **kwargs)
+        if node.op.startswith("call") and topic_of(node) is None:
+            check_gradients()
         note_source(node)
         return node
 
@@ -92,19 +95,18 @@ class Follower(fx.Tracer):
         """Return what the example inputs say, and note that it was asked.
 
         Raises:
-            TraceError: If the question is about values, or its answer may change.
+            Refusal: If the question is about values, or its answer may change.
         """
         node: fx.Node = proxy.node
-        topic = topic_of(node)
-        if topic is None or (what == "index" and topic > RANK):
-            raise TraceError(REFUSALS[what])
+        if not may_ask(node, what, at_top=len(self.module_stack) < 1):
+            raise Refusal(REFUSALS[what])
         if not self._can_answer:
-            raise TraceError(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
+            raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
         answer = self._answer(node, what)
         if answer.refusal:
-            raise TraceError(f"{REFUSALS[what]}: {answer.refusal}")
-        for asked, value in to_guard(node, what, answer.value):
-            self._guard(node, asked, value)
+            raise Refusal(f"{REFUSALS[what]}: {answer.refusal}")
+        for guard in to_guard(node, what, answer.value):
+            self._guard(node, guard)
         return answer.value
 
     def class_of(self, proxy: Any) -> Any:
@@ -121,15 +123,15 @@ class Follower(fx.Tracer):
             raise question
         return self._answers[question.key]
 
-    def _guard(self, node: fx.Node, asked: Asked, value: bool | int) -> None:
+    def _guard(self, node: fx.Node, guard: Guard) -> None:
         """Let the graph refuse inputs for which the answer would be another one."""
-        line = source_of(node) or node.name
+        line, value, asked = source_of(node) or node.name, guard.value, guard.asked
         said = self.answered.setdefault(line, str(value))
         if str(value) not in said.split(", then "):
             self.answered[line] = f"{said}, then {value}"
         made = asked if isinstance(asked, fx.Node) else self.create_node(*asked)
         what = f"what forward asks at {line}"
-        self.create_node("call_function", check_argument, (made, value, what), {})
+        self.create_node("call_function", guard.check, (made, value, what), {})
 
     def call_module(
         self,
@@ -139,15 +141,17 @@ class Follower(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
-        before = random_states() if self._finds_draws else ()
+        check_gradients()  # whoever switched them off is the caller
+        before = (random_states(), Remnants(m)) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)
-            if self._finds_draws:
-                check_draws(before)
+            if before is not None:
+                check_draws(before[0])
+                check_remnants([before[1]])
             return out
         except UntraceableError:
             raise
-        except Exception as error:
+        except (Exception, Refusal) as error:
             raise UntraceableError(self.path_of_module(m), m, describe_failure(error)) from error
 
     def create_args_for_root(

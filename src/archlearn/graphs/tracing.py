@@ -12,11 +12,13 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
+from archlearn.graphs.contexts import plain_context
 from archlearn.graphs.draws import check_draws, random_states
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
-from archlearn.graphs.questions import Answer, Question, find_answer
+from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
+from archlearn.graphs.remnants import check_remnants, has_changed, restoring
 from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
@@ -36,12 +38,14 @@ class Traces:
         training: The graph after `model.train()`, or None if it is the same graph.
         opaque: Submodules that could not be followed, with the reason.
         answers: Lines that asked about shapes, with what the example inputs answered.
+        asks_mode: Whether anything asked whether the model is in training.
     """
 
     evaluation: fx.Graph
     training: fx.Graph | None
     opaque: dict[str, str]
     answers: dict[str, str] = field(default_factory=dict)
+    asks_mode: bool = False
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         packed = [pack_graph(graph) for graph in self.graphs]
@@ -81,7 +85,7 @@ def trace(
             return Traces(evaluation, None, opaque, answers)
         training, more = _trace_mode(net.train(), inputs, marked, opaque)
     same = _fingerprint(evaluation) == _fingerprint(training)
-    return Traces(evaluation, None if same else training, opaque, answers | more)
+    return Traces(evaluation, None if same else training, opaque, answers | more, True)
 
 
 def _trace_mode(
@@ -92,30 +96,38 @@ def _trace_mode(
 ) -> tuple[fx.Graph, dict[str, str]]:
     """Return the graph of a model in its present mode, and what was answered on the way."""
     known: dict[tuple[str, str], Answer] = {}
-    is_drawing = False
+    is_strict = False
     while True:
-        tracer = Follower([*marked, *opaque], inputs, known, finds_draws=is_drawing)
+        tracer = Follower([*marked, *opaque], inputs, known, is_strict=is_strict)
         try:
-            before = random_states()
-            graph = tracer.trace(net)
-            if random_states() == before:
-                return graph, tracer.answered
-            if is_drawing:
-                check_draws(before)
-            is_drawing = True  # once more, to find the module that does
+            with restoring(net) as before, plain_context():
+                states = random_states()
+                graph = tracer.trace(net)
+                if random_states() == states and not has_changed(before):
+                    return graph, tracer.answered
+                if is_strict:
+                    check_draws(states)
+                    check_remnants(before)
+                is_strict = True  # once more, to find the module that does
         except Question as question:
             known[question.key] = find_answer(net, question, inputs or ExampleInputs((), {}))
         except UntraceableError as found:
             known.clear()  # calls have other names once a module is a leaf
+            if found.name in opaque:
+                raise _refuse(net, found.reason) from found
             _mark_opaque_(net, found, opaque)
         except InputError:
             raise
-        except Exception as error:
-            raise TracingError(
-                f"cannot follow the forward of {type(net).__name__}: {describe_failure(error)}. "
-                "Move what depends on the data into a submodule of its own: it is then called as "
-                "a leaf, and the rest is learnt (leaves=[...] marks one by name or class)"
-            ) from error
+        except (Exception, Refusal) as error:
+            raise _refuse(net, describe_failure(error)) from error
+
+
+def _refuse(net: nn.Module, reason: str) -> TracingError:
+    return TracingError(
+        f"cannot follow the forward of {type(net).__name__}: {reason}. Move what depends on the "
+        "data into a submodule of its own: it is then called as a leaf, and the rest is learnt "
+        "(leaves=[...] marks one by name or class)"
+    )
 
 
 def _mark_opaque_(net: nn.Module, found: UntraceableError, opaque: dict[str, str]) -> None:

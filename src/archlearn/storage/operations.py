@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
-from archlearn.graphs.tracing import check_argument
+from archlearn.graphs.inputs import check_argument, check_kind
 
 Operation = Callable[..., Any]
 
@@ -126,6 +126,7 @@ def all_operations() -> dict[str, Operation]:
     listed: dict[str, Operation] = {
         "getattr": getattr,
         "archlearn.check_argument": check_argument,
+        "archlearn.check_kind": check_kind,
     }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.inputs import check_argument
+from archlearn.graphs.inputs import check_argument, check_kind
 from archlearn.graphs.labels import Labels, without_repeats
 from archlearn.graphs.rules import movement
 from archlearn.graphs.rules.registry import rule_for
@@ -111,7 +111,7 @@ class Rewriter:
         if rule_for(old, self.net) is opaque and of_tensors:
             return full
         found = _try(node, self.net, self.narrowed.get, failed=_FAILED)
-        if found is _FAILED and node.target is check_argument:
+        if found is _FAILED and node.target in (check_argument, check_kind):
             self.graph.erase_node(node)
             del self.nodes[old.name]
         return full if found is _FAILED or found is None else found

@@ -176,6 +176,7 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
     "check_argument": _number,
+    "check_kind": _number,
     "getitem": movement.pick,
     "getattr": movement.attribute,
     "pad": movement.pad,

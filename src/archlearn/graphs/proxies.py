@@ -1,0 +1,86 @@
+"""A traced value answers Python's questions about shapes as the example's value would."""
+
+import operator
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.proxy import Attribute
+
+from archlearn.graphs.sources import is_ours
+from archlearn.graphs.texts import is_message
+
+
+class Asking:
+    """What a traced value adds to fx: questions that the example inputs can answer."""
+
+    tracer: Any
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The class of the example's value, for `isinstance` in a user's code."""
+        frame = sys._getframe(1)
+        if frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None:
+            frame = frame.f_back
+        if is_ours(frame.f_code.co_filename):
+            return type(self)
+        return self.tracer.class_of(self)
+
+    def __hash__(self) -> int:
+        if is_ours(sys._getframe(1).f_code.co_filename):
+            return id(self)
+        return hash(self.tracer.ask(self, "key"))
+
+    def __len__(self) -> int:
+        return len(self.tracer.ask(self, "len"))
+
+    def __index__(self) -> int:
+        return operator.index(self.tracer.ask(self, "number"))
+
+    def __int__(self) -> int:
+        return int(self.tracer.ask(self, "number"))
+
+    def __float__(self) -> float:
+        return float(self.tracer.ask(self, "number"))
+
+    def __round__(self, n_digits: int | None = None) -> Any:
+        return round(self.tracer.ask(self, "number"), n_digits)
+
+    def __str__(self) -> str:
+        return str(self._value_for_text(sys._getframe(1)))
+
+    def __repr__(self) -> str:
+        return repr(self._value_for_text(sys._getframe(1)))
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value_for_text(sys._getframe(1)), spec)
+
+    def _value_for_text(self: Any, frame: FrameType) -> Any:
+        """Return the example's value if `forward` decides by its text; a message may say less."""
+        if is_ours(frame.f_code.co_filename):
+            return f"{type(self).__name__}({self.node.name})"
+        if is_message(frame):
+            return f"<{self.node.name}>"
+        return self.tracer.ask(self, "text")
+
+
+class AskingProxy(Asking, fx.Proxy):
+    """A traced value."""
+
+    def __getattr__(self, k: str) -> "AskingAttribute":
+        return AskingAttribute(self, k)
+
+
+class AskingAttribute(Asking, Attribute):
+    """An attribute of a traced value."""
+
+    def __getattr__(self, k: str) -> "AskingAttribute":
+        return AskingAttribute(self, k)
+
+
+def parts_of(proxy: Any, n: int) -> Iterator[Any]:
+    """Return the sizes of a shape one by one, as traced values."""
+    return iter([proxy[i] for i in range(n)])

@@ -1,0 +1,144 @@
+"""A call of `forward` may leave something behind on a module: attributes, buffers, counters.
+
+A trace is made by such a call, and what is left then would never be left again. So a module that
+leaves something is called as it is, and whatever is looked at by running is put back.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.proxy import TraceError
+
+LEFT = (
+    "it changes {name!r} whenever it is called, which a trace would do only once; return the "
+    "value, or compute it outside of forward"
+)
+_OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
+_CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Remnants:
+    """What a module holds, to be compared with what it holds later, and to be put back."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes = _attributes(module)
+        self.contents = {k: _contents(v) for k, v in self.attributes.items() if _is_container(v)}
+        self.buffers = dict(module._buffers)
+        self.numbers = {
+            name: (_version(tensor), tensor.detach().clone())
+            for name, tensor in self.buffers.items()
+            if tensor is not None
+        }
+
+    def find_changed(self) -> str:
+        """Return the name of something that has changed since, or ''."""
+        now = _attributes(self.module)
+        for name in [*self.attributes, *now]:
+            if name not in now or name not in self.attributes:
+                return name
+            if not _is_same(self.attributes[name], now[name]):
+                return name
+            if name in self.contents and not _is_same(self.contents[name], _contents(now[name])):
+                return name
+        for name in [*self.buffers, *self.module._buffers]:
+            if self.buffers.get(name) is not self.module._buffers.get(name):
+                return name
+        changed = (n for n, (version, _) in self.numbers.items() if version != self._version(n))
+        return next(changed, "")
+
+    def put_back(self) -> None:
+        """Let the module hold what it held."""
+        if not self.find_changed():
+            return
+        for name in _attributes(self.module).keys() - self.attributes.keys():
+            del vars(self.module)[name]
+        vars(self.module).update(self.attributes)
+        for name, contents in self.contents.items():
+            _refill(self.attributes[name], contents)
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
+        with torch.no_grad():
+            for name, (version, numbers) in self.numbers.items():
+                if version != self._version(name):
+                    self.buffers[name].copy_(numbers)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def _version(self, name: str) -> int:
+        tensor = self.buffers[name]
+        return 0 if tensor is None else _version(tensor)
+
+
+def has_changed(before: list[Remnants]) -> bool:
+    """Return whether some module left something behind."""
+    return any(each.find_changed() for each in before)
+
+
+def check_remnants(before: list[Remnants]) -> None:
+    """Raise if some module left something behind.
+
+    Raises:
+        TraceError: If so; it names what.
+    """
+    for each in before:
+        name = each.find_changed()
+        if name:
+            raise TraceError(LEFT.format(name=name))
+
+
+def look_at(net: nn.Module) -> list[Remnants]:
+    """Return what all modules of a network hold."""
+    return [Remnants(module) for module in net.modules()]
+
+
+@contextmanager
+def restoring(net: nn.Module) -> Generator[list[Remnants]]:
+    """Put back whatever calls leave behind."""
+    before = look_at(net)
+    try:
+        yield before
+    finally:
+        for each in before:
+            each.put_back()
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _OF_TORCH and name != "_buffers" and not name.startswith(_CONSTANTS)
+    }
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_container(value: Any) -> bool:
+    return type(value) in (dict, list, set)
+
+
+def _contents(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _refill(container: Any, contents: Any) -> None:
+    if _is_same(contents, _contents(container)):
+        return
+    container.clear()
+    getattr(container, "extend" if isinstance(container, list) else "update")(contents)
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(two) and _is_same(list(one.values()), list(two.values()))
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(_is_same, one, two))
+    return isinstance(one, _PLAIN) and one == two

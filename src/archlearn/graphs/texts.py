@@ -1,0 +1,42 @@
+"""The text of a size is a message, or something that `forward` decides by."""
+
+import ast
+import linecache
+from functools import lru_cache
+from types import FrameType
+
+_SPEAKING = frozenset({
+    "_assert", "print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
+})  # fmt: skip
+_SPEAKERS = ("logging", "warnings", "traceback")
+
+
+def is_message(frame: FrameType) -> bool:
+    """Return whether the text that is made at a frame is only printed, logged or raised."""
+    if str(frame.f_globals.get("__name__")).split(".")[0] in _SPEAKERS:
+        return True
+    statement = _find_statement(frame.f_code.co_filename, frame.f_lineno)
+    if isinstance(statement, ast.Raise | ast.Assert):
+        return True
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in _SPEAKING
+
+
+def _find_statement(path: str, line: int) -> ast.stmt | None:
+    """Return the innermost statement of a file that holds a line."""
+    around = [
+        node for node in _statements(path) if node.lineno <= line <= (node.end_lineno or line)
+    ]
+    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
+
+
+@lru_cache(maxsize=64)
+def _statements(path: str) -> tuple[ast.stmt, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))

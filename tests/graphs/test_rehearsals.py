@@ -1,0 +1,114 @@
+"""A trace is rehearsed beside `forward` itself: on the example inputs both must do the same."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 3)
+        self.other = nn.BatchNorm2d(6)
+        self.dropout = nn.Dropout(0.5)
+
+    def both(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.first(x)))).mean((2, 3))
+
+
+class ByExactType(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x * 2 if type(x) is Tensor else x)
+
+
+class ByExactTypeInTraining(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        is_tensor = type(x) is Tensor
+        return self.both(self.dropout(x) if self.training and is_tensor else x)
+
+
+class ByAnotherNorm(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.other if type(x) is Tensor else self.norm
+        return self.last(torch.relu(norm(self.first(x)))).mean((2, 3))
+
+
+class ByResult(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.both(x)
+        return (y, y) if type(x) is Tensor else y
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (ByExactType, "gives 'first' other numbers to read"),
+        (ByExactTypeInTraining, "gives 'first' other numbers to read"),
+        (ByAnotherNorm, "calls 'norm' where forward calls 'other'"),
+        (ByResult, "returns something else"),
+    ],
+)
+def test_a_trace_that_does_something_else_is_refused(kind: type[nn.Module], what: str) -> None:
+    with pytest.raises(al.TracingError, match=what):
+        al.add_gates(kind(), X)
+
+
+def test_a_forward_of_the_instance_is_noticed() -> None:
+    net = ByDropout()
+    net.forward = types.MethodType(lambda self, x: self.both(x) * 2, net)
+    with pytest.raises(al.TracingError, match="returns something else"):
+        al.add_gates(net, X)
+
+
+class Swallowing(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            factor = 2.0 if x.sum() > -1e9 else 1.0
+        except Exception:
+            factor = 3.0
+        return self.both(x) * factor
+
+
+def test_a_refusal_cannot_be_caught() -> None:
+    with pytest.raises(al.TracingError, match="cannot be used as inputs to control flow"):
+        al.add_gates(Swallowing(), X)
+
+
+class ByDropout(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(nn.functional.dropout(x, 0.5, self.training))
+
+
+def test_nothing_is_left_behind() -> None:
+    net = ByDropout()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    model = al.add_gates(net, X)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in before.items():
+        assert torch.equal(net.state_dict()[name], value)
+        assert torch.equal(model.state_dict()[name], value)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+class Leaf(nn.Module):
+    """Never gives the same twice."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Leaf.count += 1
+        return x * (x.detach().sum().item() + Leaf.count)
+
+
+def test_what_is_never_the_same_is_not_compared() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), Leaf())
+    al.add_gates(net, torch.randn(2, 3))

@@ -1,0 +1,73 @@
+"""What a call of `forward` leaves behind on a module is left by a gated model, too."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+X = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+        self.mean: Tensor
+        self.n_calls, self.seen, self.last = 0, list[int](), None
+
+
+class Counting(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return x * self.n_calls
+
+
+class Averaging(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean += 1
+        return x - self.mean
+
+
+class Replacing(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + 1
+        return x - self.mean
+
+
+class Listing(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(1)
+        return x * len(self.seen)
+
+
+KINDS = [Counting, Averaging, Replacing, Listing]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_that_remembers_is_called_as_it_is(kind: type[nn.Module]) -> None:
+    net = nn.Sequential(kind(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    model = al.add_gates(net, X)
+    for _ in range(3):
+        torch.testing.assert_close(model(X), net(X))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_remembers_is_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(al.TracingError, match=r"it changes '\w+' whenever it is called"):
+        al.add_gates(kind(), X)
+
+
+class Showing(Base):
+    """Keeps what it computed last, for somebody to look at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return self.last
+
+
+def test_what_is_kept_to_be_looked_at_is_the_real_thing() -> None:
+    net = nn.Sequential(Showing(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = al.add_gates(net, X)
+    model(X)
+    torch.testing.assert_close(model[0].last, X * 2)
