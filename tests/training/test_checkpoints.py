@@ -57,12 +57,14 @@ def test_truncated_checkpoint_is_passed_over(
 
 def test_single_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     write_two(tmp_path)
-    content = bytearray((tmp_path / LATEST).read_bytes())
-    content[-5] ^= 1
-    (tmp_path / LATEST).write_bytes(bytes(content))
-    found = read_checkpoint(tmp_path)
-    assert found is not None
-    assert found[0].epoch == 1
+    content = (tmp_path / LATEST).read_bytes()
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        (tmp_path / LATEST).write_bytes(flipped)
+        found = read_checkpoint(tmp_path)
+        assert found is not None
+        assert found[0].epoch == 1, place
 
 
 def test_nothing_is_loaded_when_all_are_torn(tmp_path: Path) -> None:

@@ -103,7 +103,10 @@ def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
         raise CheckpointError(f"the checkpoint {path} is torn ({error})") from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this version of archlearn")
-    position = json.loads(metadata["position"])
+    try:
+        position = json.loads(metadata.get("position", ""))
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)") from error
     if metadata.get("digest") != _digest(tensors, position):
         raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
     return Position(**position), tensors
