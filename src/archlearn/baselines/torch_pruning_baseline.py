@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from archlearn.baselines.methods import is_within
 from archlearn.errors import InputError
 
-_HALVINGS = 12
+_HALVINGS = 10
+"""Enough to tell single channels apart among a thousand."""
 
 
 def import_torch_pruning() -> Any:

@@ -96,6 +96,7 @@ class _Conductor:
         self._done: list[Done] = []
         self._fresh: list[Row] = []
         self._began = time.monotonic()
+        self._hardware = _describe_hardware()
 
     def conduct(self) -> Results:
         """Carry out all stages."""
@@ -186,13 +187,13 @@ class _Conductor:
         write_results(self._order.folder, self._results(list(rows.values())))
 
     def _results(self, rows: Sequence[Row]) -> Results:
-        order, fabric = self._order, start_fabric(HardwareSettings())
+        order = self._order
         times = {(row.seconds, row.epochs) for row in rows}
         return Results(
             experiment=order.experiment.name,
             command=order.command,
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            hardware=describe_hardware(fabric, HardwareSettings().precision),
+            hardware=self._hardware,
             versions={
                 "archlearn": archlearn.__version__,
                 "torch": torch.__version__,
@@ -233,3 +234,9 @@ def _read_known(order: Order) -> dict[str, Done]:
                 path = known[row.asked].path
             known[row.asked] = Done(row=row, path=path)
     return known
+
+
+def _describe_hardware() -> dict[str, object]:
+    """Return what runs are computed on. Asked once: it takes longer than writing results does."""
+    settings = HardwareSettings()
+    return describe_hardware(start_fabric(settings), settings.precision)
