@@ -1,5 +1,6 @@
 """Gates of the kind "l0": one argument, and the rest goes as with ours."""
 
+import copy
 from typing import Any, Literal
 
 import pytest
@@ -202,3 +203,18 @@ def test_a_norm_without_weights_cannot_take_a_gate() -> None:
     net = nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(al.InputError, match="no plain layer stands in front of it, but '_1'"):
         al.add_gates(net, torch.zeros(2, 3), kind="l0", learn=WIDTH)
+
+
+@pytest.mark.parametrize("kinds", [("l0", "binary"), ("binary", "l0")])
+@pytest.mark.parametrize("strict", [True, False])
+def test_gates_of_another_kind_are_not_loaded(kinds: tuple[Any, Any], strict: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    one, two = (al.add_gates(net, torch.randn(2, 4), kind=kind) for kind in kinds)
+    with torch.no_grad():
+        one[0].weight.fill_(7.0)
+    with pytest.raises(al.InputError, match=f"width gates of the kind '{kinds[0]}'"):
+        two.load_state_dict(one.state_dict(), strict=strict)
+    assert not (two[0].weight == 7.0).any()
+    copied = copy.deepcopy(one)
+    copied.load_state_dict(one.state_dict())
+    assert not al.compact(copied)._load_state_dict_pre_hooks

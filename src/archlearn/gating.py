@@ -18,7 +18,7 @@ from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
 from archlearn.scaling import find_writers
-from archlearn.stores import STORE, GateKind, GateStore, find_store
+from archlearn.stores import GateKind, GateStore, add_store_, find_store
 from archlearn.tristate import DEPTH_START, WIDTH_START, TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
@@ -70,7 +70,7 @@ def add_gates(
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
     reference = next(iter(gated.parameters()))
     store.to(device=reference.device, dtype=reference.dtype)
-    gated.add_module(STORE, store)
+    add_store_(gated, store)
     graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
     bind_graphs_(gated, graphs, "Gated")
     return gated

@@ -108,6 +108,7 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
     of the kind "l0", `g` is the probability to be open, and `a` is 0.
     """
     gates = join_gates(store.gates())
+    gates = _in_single(gates)
     if store.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
     with torch.no_grad():
@@ -116,6 +117,11 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
         width, depth = gates.tensor_split([store.n_width])
         gates = torch.cat([count_expected(width), depth])
     return torch.dot(gates, together - binarise * gates)
+
+
+def _in_single(gates: Tensor) -> Tensor:
+    """Return gates in float32 at least: in half precision sums and costs may be infinite."""
+    return gates if gates.dtype is torch.float64 else gates.float()
 
 
 def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
@@ -127,11 +133,12 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
     terms: list[Tensor] = []
     is_linear = torch.tensor(False) if site.depth is None else is_open(site.depth)
     if site.width is not None:
-        binarise = strengths.width_binarise * (site.width * (1 - site.width)).sum()
-        complexity = site.width.sum() * (~is_linear).to(site.width)
+        width = _in_single(site.width)
+        binarise = strengths.width_binarise * (width * (1 - width)).sum()
+        complexity = width.sum() * (~is_linear).to(width)
         terms.append(binarise + strengths.width_cost * complexity)
     if site.depth is not None:
-        terms.append(_price_depth(site.depth, strengths))
+        terms.append(_price_depth(_in_single(site.depth), strengths))
     return terms
 
 
@@ -142,32 +149,33 @@ def _price_depth(depth: Tensor, strengths: Strengths) -> Tensor:
 
 def _prices(store: GateStore, gates: Tensor, strengths: Strengths) -> tuple[Tensor, Tensor]:
     """Return `a` and `a + b` for each gate."""
-    has_depth = len(store.linear_neurons) > 0
-    neurons = paid = store.neurons
+    linear, is_depth = (store.numbers(n, gates.dtype) for n in ("linear_neurons", "is_depth"))
+    has_depth = len(linear) > 0
+    neurons = paid = store.numbers("neurons", gates.dtype)
     if has_depth:
         is_linear = (gates[store.n_width :] >= THRESHOLD).to(neurons.dtype)
-        paid = torch.addmv(neurons, store.linear_neurons.T, is_linear, alpha=-1)
+        paid = torch.addmv(neurons, linear.T, is_linear, alpha=-1)
     if strengths.price is not Price.NEURONS:
         share = paid[:-1] / neurons[:-1]
         neurons = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
         paid = neurons * F.pad(share, (0, 1))
     binarise = neurons * strengths.width_binarise
     if has_depth:
-        binarise = binarise.add_(store.is_depth, alpha=strengths.depth_binarise)
+        binarise = binarise.add_(is_depth, alpha=strengths.depth_binarise)
     together = torch.add(binarise, paid, alpha=strengths.width_cost)
     if has_depth:
-        together = together.sub_(store.is_depth, alpha=strengths.depth_cost)
+        together = together.sub_(is_depth, alpha=strengths.depth_cost)
     found = torch.stack([binarise, together]).index_select(1, store.group_of_gate)
     return found[0], found[1]
 
 
 def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
-    table = store.cost_table()
+    table = store.cost_table(gates.dtype)
     by_parameters = price is Price.PARAMETERS
     coefficients = table.parameters if by_parameters else table.multiply_adds
     groups = store.group_of_gate[: store.n_width]
     opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
-    kept = torch.zeros_like(store.neurons[:-1]).index_add_(0, groups, opened)
+    kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
     cost = marginal_costs(table, kept, coefficients)
     return cost / cost[groups].mean()

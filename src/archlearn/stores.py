@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archlearn.choosing import Choice
+from archlearn.errors import InputError
 from archlearn.gates import act_gates
 from archlearn.graphs.cost_table import CostTable
 from archlearn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
 GateKind = Literal["binary", "l0"]
+_HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
 
 
 class GateStore(nn.Module):
@@ -24,15 +26,14 @@ class GateStore(nn.Module):
         was_bound: Whether the model had a generated `forward` already (a compact model).
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
-        width: The width gates, a parameter for each group.
         depth: The depth gates, a parameter for each site.
+
+    Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
+    else there, and a `state_dict` of the one kind must not be loaded into the other.
     """
 
     rows: Tensor
     group_of_gate: Tensor
-    neurons: Tensor
-    linear_neurons: Tensor
-    is_depth: Tensor
 
     def __init__(
         self,
@@ -47,13 +48,15 @@ class GateStore(nn.Module):
         self.choice = choice
         self.kind: GateKind = kind
         self.was_bound = was_bound
-        self.width, self.depth = nn.Module(), nn.Module()
+        self._home = _HOMES[kind]
+        self.add_module(self._home, nn.Module())
+        self.depth = nn.Module()
         groups = choice.blueprint.groups
         self._width_keys = [gate_key(group.name) for group in groups]
         self._depth_keys = [gate_key(site) for site in choice.links]
         for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
-            self.width.register_parameter(key, nn.Parameter(start))
+            self.home.register_parameter(key, nn.Parameter(start))
         for key in self._depth_keys:
             start = torch.tensor(depth_start, dtype=torch.float64)
             self.depth.register_parameter(key, nn.Parameter(start))
@@ -62,18 +65,37 @@ class GateStore(nn.Module):
         self.register_buffer("rows", _rows(sizes.tolist()), persistent=False)
         self._keep_prices(choice, sizes)
 
+    @property
+    def home(self) -> nn.Module:
+        """The module that holds the width gates."""
+        return getattr(self, self._home)
+
     def _keep_prices(self, choice: Choice, sizes: Tensor) -> None:
         """Keep numbers by group. All depth gates count as one more group, which has no neurons."""
         n_groups, n_depth = len(sizes), len(choice.links)
         counts = torch.cat([sizes, torch.tensor([n_depth])])
+        index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
+        self.register_buffer("group_of_gate", index, persistent=False)
         kept = {
-            "group_of_gate": torch.repeat_interleave(torch.arange(n_groups + 1), counts),
             "neurons": F.pad(choice.neurons(), (0, 1)),
             "linear_neurons": F.pad(choice.linear_neurons(), (0, 1)),
             "is_depth": F.pad(torch.zeros(n_groups), (0, 1), value=1.0),
         }
         for name, numbers in kept.items():
-            self.register_buffer(name, numbers, persistent=False)
+            self._keep_numbers(name, numbers)
+
+    def _keep_numbers(self, name: str, numbers: Tensor) -> None:
+        """Keep numbers that move with the model, but stay what they are in half precision.
+
+        Millions of multiply-adds are infinite there. Integers are not cast with a model, so the
+        bits of float32 numbers are kept as such.
+        """
+        self.register_buffer(name, numbers.float().view(torch.int32), persistent=False)
+
+    def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return numbers about groups: their "neurons", "linear_neurons", or "is_depth"."""
+        bits: Tensor = getattr(self, name)
+        return bits.view(torch.float32).to(dtype)
 
     def forward(self) -> tuple[Tensor, ...]:
         """Return the gates as they act, in the order of `gates`."""
@@ -89,7 +111,7 @@ class GateStore(nn.Module):
 
         In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
-        found = [getattr(self.width, key) for key in self._width_keys]
+        found = [getattr(self.home, key) for key in self._width_keys]
         return found + [getattr(self.depth, key) for key in self._depth_keys]
 
     def place_of_group(self, name: str) -> int:
@@ -103,7 +125,7 @@ class GateStore(nn.Module):
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
         groups = self.choice.blueprint.groups
-        return {group.name: getattr(self.width, gate_key(group.name)) for group in groups}
+        return {group.name: getattr(self.home, gate_key(group.name)) for group in groups}
 
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
@@ -112,11 +134,11 @@ class GateStore(nn.Module):
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
         for name in CostTable.__slots__:
-            self.register_buffer(f"cost_{name}", getattr(table, name), persistent=False)
+            self._keep_numbers(f"cost_{name}", getattr(table, name))
 
-    def cost_table(self) -> CostTable:
+    def cost_table(self, dtype: torch.dtype = torch.float32) -> CostTable:
         """Return the cost table, where the model now is."""
-        return CostTable(*(getattr(self, f"cost_{name}") for name in CostTable.__slots__))
+        return CostTable(*(self.numbers(f"cost_{name}", dtype) for name in CostTable.__slots__))
 
     def find(self, channels: Tensor) -> tuple[list[str], Tensor | None]:
         """Return the groups that pass a site, and where its gates stand among theirs.
@@ -171,3 +193,34 @@ def find_store(model: nn.Module) -> GateStore | None:
     if store is None:
         store = next((m for m in model.modules() if isinstance(m, GateStore)), None)
     return store
+
+
+def add_store_(model: nn.Module, store: GateStore) -> None:
+    """Give a model its gates."""
+    model.add_module(STORE, store)
+    model.register_load_state_dict_pre_hook(check_kind_of_gates)
+
+
+def remove_store_(model: nn.Module) -> None:
+    """Take the gates of a model away, and all that was added with them."""
+    if hasattr(model, STORE):
+        delattr(model, STORE)
+    hooks: dict[int, Any] = model._load_state_dict_pre_hooks
+    for key in [k for k, hook in hooks.items() if hook.hook is check_kind_of_gates]:
+        del hooks[key]
+
+
+def check_kind_of_gates(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a `state_dict` with gates of another kind, before anything is loaded.
+
+    Raises:
+        InputError: If it holds some.
+    """
+    store: Any = module._modules.get(STORE)
+    own = store._home if isinstance(store, GateStore) else None
+    for kind, home in _HOMES.items():
+        if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
+            raise InputError(
+                f"the state_dict has width gates of the kind {kind!r}, but the model was made "
+                f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
+            )

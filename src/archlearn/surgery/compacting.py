@@ -17,7 +17,7 @@ from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating
 from archlearn.precision import exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
-from archlearn.stores import STORE, find_store
+from archlearn.stores import STORE, find_store, remove_store_
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.deciding import Decision, decide
 from archlearn.surgery.narrowing import (
@@ -132,8 +132,7 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     for tensor, wide in widen(small).items():
         tensor.data = wide
     small.__class__ = user_class(small)
-    if hasattr(small, STORE):
-        delattr(small, STORE)
+    remove_store_(small)
     return small
 
 

@@ -1,0 +1,25 @@
+"""Costs are counted in single precision, whatever precision a model runs in."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+from archlearn.models.lenet import LeNet
+
+
+@pytest.mark.parametrize("price", list(al.Price))
+@pytest.mark.parametrize("kind", ["binary", "l0"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_the_same_price(price: al.Price, kind: Any, dtype: torch.dtype) -> None:
+    model = al.add_gates(LeNet(), torch.randn(2, 1, 28, 28), kind=kind)
+    strengths = al.Strengths.from_width_cost(1e-3, price=price)
+    whole = al.penalty(model, strengths).item()
+    half = al.penalty(model.to(dtype), strengths)
+    half.backward()
+    assert half.item() == pytest.approx(whole, rel=0.02)
+    gates = [*width_gates(model).values(), *depth_gates(model).values()]
+    assert all(gate.grad is not None and gate.grad.isfinite().all() for gate in gates)
+    assert al.penalty(model.float(), strengths).item() == pytest.approx(whole, rel=0.02)
