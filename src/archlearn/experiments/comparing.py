@@ -31,7 +31,7 @@ from archlearn.training.teams import SIDE_BY_SIDE
 logger = logging.getLogger(__name__)
 
 BUDGETS = (5_000, 10_000, 20_000, 40_000)
-FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=40, batch_size=500)
+FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=30, batch_size=500)
 QUICK = Scale(
     name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=2, batch_size=50
 )

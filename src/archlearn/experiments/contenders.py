@@ -55,7 +55,7 @@ VARIANTS: dict[str, Terms] = {
     "on neurons and layers": Terms(cost=0.0, price="neurons", learn="all"),
 }
 """What our price is on. Like the price itself, it is chosen on validation data."""
-PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 6, variant))
+PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 7, variant))
 """Above the last one networks are smaller than any budget."""
 L0_PRICES = (*_ladder(2e-3, 5, "on neurons"), *_ladder(2e-3, 5, "on parameters"))
 """Drawn gates are dearer: noise alone makes the loss pull them open."""
