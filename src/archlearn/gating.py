@@ -24,6 +24,7 @@ from archlearn.tristate import DEPTH_START, WIDTH_START, TriState
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 
 
+@torch.inference_mode(False)
 def add_gates(
     net: nn.Module,
     example_inputs: object,

@@ -5,6 +5,7 @@ from os import PathLike
 from pathlib import Path
 
 import safetensors
+import torch
 from torch import nn
 
 from archlearn.errors import FileError
@@ -16,6 +17,7 @@ from archlearn.storage.opaque import merge_classes
 from archlearn.storage.rebuilding import fill_, rebuild
 
 
+@torch.inference_mode(False)
 def load(
     path: str | PathLike[str], *, modules: Mapping[str, LayerClass] | None = None
 ) -> nn.Module:

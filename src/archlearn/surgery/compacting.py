@@ -34,6 +34,7 @@ from archlearn.surgery.rewriting import Rewriter
 CERTIFICATE = "certificate"
 
 
+@torch.inference_mode(False)
 def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object = None) -> nn.Module:
     """Return the plain, smaller model that computes what `model` computes.
 

@@ -24,6 +24,7 @@ from archlearn.surgery.plans import Fold, Merge, Narrowing, Plan
 PAYS = ("parameters", "multiply_adds")
 
 
+@torch.inference_mode(False)
 def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "parameters") -> Plan:
     """Return what `compact` would do to a model with gates. The model is not changed.
 
