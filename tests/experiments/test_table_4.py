@@ -1,5 +1,6 @@
 """The CaffeNet case study: who is chosen, what is stated, and the whole of it on few images."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 from PIL import Image
 
 import archlearn as al
-from archlearn.experiments import caffenets, table_4
-from archlearn.experiments.caffenets import Plan
+from archlearn.experiments import caffenets, table_4, table_4_choices
+from archlearn.experiments.caffenets import LEARNT, Plan
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.definitions import Check
 from archlearn.experiments.files import Results, model_path
@@ -23,7 +24,7 @@ from tests.experiments.making import make_row
 ROWS = [
     "reference",
     "reference, trained further",
-    *table_4.LEARNT,
+    *LEARNT,
     "neuron pruning",
     "SVD-quarter-F",
     "Adaptive Fastfood 16",
@@ -40,9 +41,9 @@ def test_most_accurate_candidate_that_is_small_enough_is_chosen() -> None:
         candidate("AL-fc at 0.2", 300, 0.491),
         candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
     )
-    assert table_4.choose([large, near, smaller], 320) is near
-    assert table_4.choose([large, near, smaller], 400) is large
-    assert table_4.choose([large, near], 100) is near
+    assert table_4_choices.choose([large, near, smaller], 320) is near
+    assert table_4_choices.choose([large, near, smaller], 400) is large
+    assert table_4_choices.choose([large, near], 100) is near
 
 
 def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
@@ -56,25 +57,52 @@ def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
         candidate("AL-all at 0.4", 100, 0.4),
         candidate("SVD-quarter-F", 200, 0.5),
     ]
-    chosen = table_4.choose_all(rows)
+    chosen = table_4_choices.choose_all(rows)
     assert chosen["AL-fc"].parameters == 310
     assert chosen["AL-all"].parameters == 305
     assert list(chosen) == ["reference", "AL-fc", "AL-conv", "AL-all", "SVD-quarter-F"]
 
 
-def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
-    rows = [
-        candidate("reference", 1000, 0.5),
-        candidate("AL-fc at 0.2", 330, 0.6, test=0.1),
-        candidate("AL-conv at 0.05", 700, 0.489, test=0.9),
-        candidate("AL-conv-fc at 0.2", 320, 0.491),
-        candidate("AL-all at 0.3", 320, 0.5),
+def tries(fc: float, conv: float, both: float, everything: float) -> list[Row]:
+    """Rows of the right sizes with these accuracies on the validation part."""
+    return [
+        candidate("reference", 1000, 0.48, test=0.9),
+        candidate("reference, trained further", 1000, 0.5),
+        candidate("AL-fc at 0.2", 320, fc),
+        candidate("AL-conv at 0.01", 780, conv),
+        candidate("AL-conv-fc at 0.2", 320, both),
+        candidate("AL-all at 0.2", 319, everything),
     ]
-    assert table_4.choose_next(rows) == {"AL-fc": 0.4, "AL-conv": 0.03, "AL-all": 0.5}
-    rows[1] = candidate("AL-fc at 0.2", 320, 0.491)
-    rows[2] = candidate("AL-conv at 0.05", 780, 0.491)
-    rows[4] = candidate("AL-all at 0.3", 319, 0.491)
-    assert table_4.choose_next(rows) == {}
+
+
+def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
+    rows = tries(0.492, 0.489, 0.491, 0.495)
+    assert table_4_choices.choose_next(rows) == {"AL-conv": 0.005}
+    rows[2] = candidate("AL-fc at 0.2", 330, 0.6)
+    rows[5] = candidate("AL-all at 0.2", 320, 0.7)
+    assert table_4_choices.choose_next(rows) == {"AL-fc": 0.1, "AL-conv": 0.005, "AL-all": 0.1}
+
+
+def test_learning_all_layers_is_tried_again_until_it_is_above_the_others() -> None:
+    rows = tries(0.5, 0.5, 0.5, 0.5)
+    assert table_4_choices.choose_next(rows) == {"AL-all": 0.1}
+    rows.append(candidate("AL-all at 0.1", 319, 0.499))
+    assert table_4_choices.choose_next(rows) == {"AL-all": 0.4}
+    rows.append(candidate("AL-all at 0.4", 319, 0.499))
+    assert table_4_choices.choose_next(rows) == {}, "no price is left"
+    assert table_4_choices.choose_next(tries(0.5, 0.5, 0.5, 0.501)) == {}
+
+
+def test_what_the_time_did_not_suffice_for_is_not_tried_again() -> None:
+    assert table_4_choices.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == {"AL-fc": 0.1}
+
+
+def test_windows_of_sizes_are_what_must_be_shown() -> None:
+    for name, terms in LEARNT.items():
+        assert terms.least < terms.most
+        if name != "AL-all":
+            assert 100 * (1 - terms.most) >= (table_4_choices.PAPER[name].least or 0)
+            assert LEARNT["AL-all"].most < terms.least
 
 
 def find(checks: list[Check], words: str) -> Check:
@@ -123,6 +151,21 @@ def test_tables_state_the_paper_beside_ours() -> None:
     assert line[6] == "58.0"
 
 
+def test_rows_that_were_not_made_are_named_and_not_met() -> None:
+    rows = [candidate("reference", 1000, 0.5), candidate("AL-fc at 0.2", 320, 0.5)]
+    derived = table_4.derive(rows)
+    table, architectures, *_ = table_4.tabulate(derived)
+    line = next(row for row in table.rows if row[0] == "AL-conv")
+    assert line[1:4] == ("47.8", "55.87", "22")
+    assert "the time ran out" in line[4]
+    assert [row[0] for row in architectures.rows] == ["reference", "AL-fc"]
+    checks = table_4.check(derived)
+    assert find(checks, "AL-fc: fewer").met
+    missing = [check for check in checks if "the time ran out" in check.measured]
+    assert {check.what for check in missing} == {"AL-conv", "AL-conv-fc", "AL-all"}
+    assert not any(check.met for check in missing)
+
+
 def test_data_that_are_no_photographs_are_refused() -> None:
     with pytest.raises(SettingsError, match="--data tiny-imagenet:DIR"):
         table_4.train_references(QUICK, [])
@@ -151,11 +194,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         validation=0.2,
         largest_step=0.05,
     )
-    with pytest.MonkeyPatch.context() as patch, (folder / "log").open("w") as log:
+    log = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(caffenets, "QUICK", tiny)
-        conduct(order, LineWatcher(log))
+        conduct(order, LineWatcher(io.StringIO()))
         again = conduct(order, LineWatcher(log))
-    assert "0 runs to make, 8 are there already" in (folder / "log").read_text()
+    lines = log.getvalue().splitlines()
+    assert lines[1] == "0 runs to make, 8 are there already"
+    assert all(line.startswith("0 runs to make") for line in lines)
     return replace(again, command=str(folder / "results"))
 
 

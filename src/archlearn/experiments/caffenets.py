@@ -4,6 +4,7 @@ The reference is trained first. Every method then starts from that same referenc
 number of epochs, the same rates and the same data.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,12 +20,14 @@ from archlearn.training.settings import (
     StrengthSettings,
 )
 
+REFERENCE, FURTHER, ALL = "reference", "reference, trained further", "AL-all"
 LEARNING_RATE = 0.02
 """Of the reference, at batches of 256; what starts from it has half of that."""
 FURTHER_RATE = 0.01
 WEIGHT_DECAY = 5e-4
 START_AFTER = 0.0
-FREEZE_FOR = 0.4
+FREEZE_FOR = 0.5
+"""Half of the epochs are the compact network's, which has lost neurons to make up for."""
 WIDTH_START = 0.51
 WIDTH_SPREAD = 0.15
 """Gates start open, anywhere from 0.51 to 0.66, and so close one after the other."""
@@ -57,11 +60,11 @@ class Plan:
 FULL = Plan(
     model="caffenet",
     side=227,
-    epochs=20,
-    further=6,
+    epochs=12,
+    further=4,
     batch_size=256,
     validation=0.05,
-    largest_step=0.0075,
+    largest_step=0.003,
 )
 QUICK = Plan(
     model="caffenet:0.125",
@@ -83,19 +86,32 @@ class Terms:
     Attributes:
         leave: Layers that are left alone.
         cost: Price of all neurons together, as a part of the loss of a guess.
-        harder: What is tried next where the network came out too large.
-        gentler: What is tried next where it lost too much on the validation part.
+        others: Prices that are tried next, one by one, while the row misses what it must be.
+        least: Share of the reference's parameters that the network must keep.
+        most: Share that it may keep. Where the price leads out of this window, the cut through
+            the gates' values goes to its edge.
         price: What a neuron is charged by.
         travel: How far cost alone could push a gate.
     """
 
     leave: tuple[str, ...]
     cost: float
-    harder: float
-    gentler: float
+    others: tuple[float, ...]
+    least: float
+    most: float
     travel: float = TRAVEL
     price: Price = "neurons"
     learn: Literal["all", "width"] = "width"
+
+
+LEARNT = {
+    "AL-fc": Terms(leave=("conv*",), cost=0.2, others=(0.1, 0.4), least=0.29, most=0.318),
+    "AL-conv": Terms(leave=("fc*",), cost=0.01, others=(0.005, 0.02), least=0.74, most=0.778),
+    "AL-conv-fc": Terms(leave=("conv[1234]",), cost=0.2, others=(0.1, 0.4), least=0.29, most=0.318),
+    ALL: Terms(leave=(), cost=0.2, others=(0.1, 0.4), least=0.26, most=0.285),
+}
+"""The windows are the paper's sizes, 32 % and 78 %, and below; that of all layers is below them
+all. Prices were chosen on validation parts alone."""
 
 
 def choose_plan(scale: Scale) -> Plan:
@@ -122,6 +138,11 @@ def train_further(scale: Scale, seed: int) -> RunSettings:
     """Return the settings of a network that was made smaller beforehand."""
     plan = choose_plan(scale)
     return _settings(scale, seed, plan.further, FURTHER_RATE, GateSettings(learn="nothing"))
+
+
+def settled_epoch(scale: Scale) -> int:
+    """Return the epochs after which gates stand still."""
+    return math.ceil((1 - FREEZE_FOR) * choose_plan(scale).further)
 
 
 def learn_smaller(scale: Scale, seed: int, terms: Terms, width_cost: float) -> RunSettings:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_TURNS = 15
-_WARM_UP = 3
+_TURNS = 9
+_WARM_UP = 2
 _BATCHES = {"cpu": 16, "cuda": 256}
 
 

@@ -12,9 +12,13 @@ from archlearn.baselines.fastfood import replace_by_fastfood
 from archlearn.baselines.neuron_pruning import reduce_by_merging
 from archlearn.baselines.svd import factorise, quarter_ranks
 from archlearn.experiments.caffenets import (
+    FURTHER,
+    LEARNT,
+    REFERENCE,
     Terms,
     choose_plan,
     learn_smaller,
+    settled_epoch,
     train_further,
     train_reference,
 )
@@ -23,27 +27,19 @@ from archlearn.experiments.evaluations import best_device
 from archlearn.experiments.forward_times import time_side_by_side
 from archlearn.experiments.rows import Row, summarise
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.table_4_pages import ALL, FURTHER, PAPER, REFERENCE, check, tabulate
+from archlearn.experiments.table_4_choices import choose_all, choose_next, method_of, name_of
+from archlearn.experiments.table_4_pages import check, tabulate
+from archlearn.experiments.windows import Window
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
 from archlearn.storage import load
 from archlearn.training.teams import Run
 
 PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
-AT = " at "
 PRUNED_SHARE = 0.65
 """Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
-LOSS_ALLOWED = 1.0
-"""Points of validation accuracy a row may lose before a gentler price is tried."""
 FASTFOOD_SHARE = 4
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
-
-LEARNT = {
-    "AL-fc": Terms(leave=("conv*",), cost=0.2, harder=0.4, gentler=0.1),
-    "AL-conv": Terms(leave=("fc*",), cost=0.05, harder=0.1, gentler=0.03),
-    "AL-conv-fc": Terms(leave=("conv[1234]",), cost=0.2, harder=0.4, gentler=0.1),
-    ALL: Terms(leave=(), cost=0.25, harder=0.5, gentler=0.15),
-}
 
 
 def train_references(scale: Scale, done: Sequence[Done]) -> list[Work]:
@@ -53,14 +49,16 @@ def train_references(scale: Scale, done: Sequence[Done]) -> list[Work]:
 
 
 def compress(scale: Scale, done: Sequence[Done]) -> list[Work]:
-    """Return every method from the same reference, each for the same number of epochs."""
+    """Return every method from the same reference, each for the same number of epochs.
+
+    What must be shown comes first, lest the time run out.
+    """
     works: list[Work] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
-        costs = {row: terms.cost for row, terms in LEARNT.items()}
-        works += _learn(scale, seed, network, costs)
         further = train_further(scale, seed)
         works.append(Run(row=FURTHER, settings=further, network=network))
+        works += _learn(scale, seed, network, {row: terms.cost for row, terms in LEARNT.items()})
         for row, smaller in _made_smaller(scale, network).items():
             works.append(Run(row=row, settings=further, network=smaller))
     return works
@@ -69,7 +67,7 @@ def compress(scale: Scale, done: Sequence[Done]) -> list[Work]:
 def compress_again(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return another try, at another price, for rows that learnt but missed what they must be.
 
-    Sizes and the validation part decide; the test part has no say.
+    Sizes and the validation part decide.
     """
     works: list[Work] = []
     for reference in [finished for finished in done if finished.row.row == REFERENCE]:
@@ -80,30 +78,27 @@ def compress_again(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return works
 
 
-def choose_next(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the rows of one seed that need another try, and at which price."""
-    chosen = choose_all(rows)
-    whole = chosen[REFERENCE]
-    costs: dict[str, float] = {}
-    for row, terms in LEARNT.items():
-        most = _most_parameters(row, chosen)
-        if chosen[row].parameters > most:
-            costs[row] = terms.harder
-        elif _validation(chosen[row]) < _validation(whole) - LOSS_ALLOWED:
-            costs[row] = terms.gentler
-    return costs
-
-
 def _learn(scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, float]) -> list[Work]:
     guess = math.log(_n_outputs(network))
     works: list[Work] = []
     for row, cost in costs.items():
         terms = LEARNT[row]
         width_cost = cost * guess / _count_gates(scale, network, terms)
-        settings = learn_smaller(scale, seed, terms, width_cost)
-        name = f"{row}{AT}{cost:g}"
-        works.append(Run(row=name, settings=settings, network=network, finish_compact=True))
+        run = Run(
+            row=name_of(row, cost),
+            settings=learn_smaller(scale, seed, terms, width_cost),
+            network=network,
+            after_epoch=_window(scale, network, terms),
+            finish_compact=True,
+        )
+        works.append(run)
     return works
+
+
+def _window(scale: Scale, network: nn.Module, terms: Terms) -> Window:
+    whole = sum(parameter.numel() for parameter in network.parameters())
+    least, most = round(terms.least * whole), round(terms.most * whole)
+    return Window(epoch=settled_epoch(scale), least=least, most=most)
 
 
 def _count_gates(scale: Scale, network: nn.Module, terms: Terms) -> int:
@@ -120,8 +115,8 @@ def _made_smaller(scale: Scale, network: nn.Module) -> dict[str, nn.Module]:
     n_features = FASTFOOD_SHARE * sixth.out_features
     budget = round(PRUNED_SHARE * n_parameters)
     return {
-        PRUNED: reduce_by_merging(network, _example(scale), budget),
         FACTORISED: _factorise(network),
+        PRUNED: reduce_by_merging(network, _example(scale), budget),
         FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
     }
 
@@ -150,49 +145,6 @@ def measure_times(scale: Scale, done: Done) -> dict[str, Any]:
     return {"forward": times}
 
 
-def choose(candidates: Sequence[Row], most_parameters: float) -> Row:
-    """Return the candidate that is most accurate on the validation part, of those small enough.
-
-    Where none is, the smallest one counts. The test part has no say.
-    """
-    fitting = [row for row in candidates if row.parameters <= most_parameters]
-    best = max(fitting, key=_validation, default=None)
-    return best or min(candidates, key=lambda row: row.parameters)
-
-
-def choose_all(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return the row of every method, of one seed.
-
-    A learnt row must be as small as is asked of it; the one that learns all layers, smaller than
-    all others that learn.
-    """
-    methods: dict[str, list[Row]] = {}
-    for row in rows:
-        methods.setdefault(method_of(row), []).append(row)
-    chosen = {REFERENCE: methods[REFERENCE][0]}
-    # The one that learns all layers comes last, when the others are known.
-    for name in sorted(methods, key=lambda name: name == ALL):
-        chosen[name] = choose(methods[name], _most_parameters(name, chosen))
-    return {name: chosen[name] for name in methods}
-
-
-def _most_parameters(name: str, chosen: Mapping[str, Row]) -> float:
-    """Return how large a method's network may be, given those chosen already."""
-    if name == ALL:
-        others = [chosen[row].parameters for row in LEARNT if row != ALL and row in chosen]
-        return min(others, default=chosen[REFERENCE].parameters) - 1
-    return (100 - (PAPER[name].least or 0.0)) * chosen[REFERENCE].parameters / 100
-
-
-def method_of(row: Row) -> str:
-    """Return the method that a row is a candidate of."""
-    return row.row.partition(AT)[0]
-
-
-def _validation(row: Row) -> float:
-    return 100 * (row.validation_accuracy or 0.0)
-
-
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the tables state: one line a method, and all candidates."""
     chosen: dict[str, list[Row]] = {}
@@ -209,7 +161,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
             "seed": row.seed,
             "architecture": row.architecture,
             "parameters": row.parameters,
-            "validation": _validation(row),
+            "validation": 100 * (row.validation_accuracy or 0.0),
             "accuracy": row.accuracy,
             "chosen": any(row is member for member in chosen[method_of(row)]),
         }
@@ -221,9 +173,10 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 EXPERIMENT = Experiment(
     name="table-4",
     title="CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
-    stages=(train_references, compress, compress_again),
+    stages=(train_references, compress, compress_again, compress_again),
     derive=derive,
     check=check,
     tabulate=tabulate,
     measure=measure_times,
+    shows_part=True,
 )

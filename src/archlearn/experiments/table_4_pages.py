@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from archlearn.experiments.caffenets import ALL, FURTHER, REFERENCE
 from archlearn.experiments.definitions import Check, Derived, Table
 from archlearn.experiments.tabulating import (
     NOTHING,
@@ -13,11 +14,8 @@ from archlearn.experiments.tabulating import (
     write_spread,
 )
 
-REFERENCE, ALL = "reference", "AL-all"
-FURTHER = "reference, trained further"
-"""As long as every method trains after the reference: without it, longer training would pass for
-harmless compression."""
 MOST_LOST = 1.5
+NOT_MADE = "not made: the time ran out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,21 +72,25 @@ PAPER = {
         architecture="80-127-264-274-183-4096-4096-1000",
         least=22,
     ),
-    ALL: Line(layers="all, and depth"),
+    ALL: Line(layers="conv[1,2,3,4,5], fc[6,7]"),
 }
 
 
 def check(derived: Derived) -> list[Check]:
     """Return whether the learnt networks are small and near enough to the reference."""
     summaries = derived["rows"]
+    asked = {row: line.least for row, line in PAPER.items() if line.least is not None}
     checks: list[Check] = []
-    for row, line in PAPER.items():
-        if line.least is not None:
-            checks.append(_check_size(summaries, row, line.least))
+    for row, least in asked.items():
+        if row in summaries:
+            checks.append(_check_size(summaries, row, least))
             checks.append(_check_loss(summaries, row))
-    for row, line in PAPER.items():
-        if line.least is not None:
+    for row in asked:
+        if {row, ALL} <= summaries.keys():
             checks.append(_check_above(summaries, row))
+    for row in (*asked, ALL):
+        if row not in summaries:
+            checks.append(Check(what=row, measured=NOT_MADE, bound="a run", met=False))
     return checks
 
 
@@ -146,15 +148,23 @@ def _table_4(summaries: Mapping[str, Any]) -> Table:
             write_number(line.parameters, 1),
             write_number(line.accuracy),
             write_number(line.compression, 0),
-            write_counts(summaries[row]["parameters"]),
-            write_spread(summaries[row]["accuracy"]),
-            f"{_compression(summaries, row):.1f}",
-            f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
+            *_state_ours(summaries, row),
         )
         for row, line in PAPER.items()
-        if row in summaries
     )
     return Table(columns=columns, rows=rows, title="Compression of CaffeNet (table 4)")
+
+
+def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
+    """Return our part of a line of table 4; a row that the time did not suffice for says so."""
+    if row not in summaries:
+        return NOT_MADE, NOTHING, NOTHING, NOTHING
+    return (
+        write_counts(summaries[row]["parameters"]),
+        write_spread(summaries[row]["accuracy"]),
+        f"{_compression(summaries, row):.1f}",
+        f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
+    )
 
 
 def _table_5(summaries: Mapping[str, Any]) -> Table:
