@@ -102,3 +102,15 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
 def test_a_copy_is_of_the_same_class() -> None:
     model = gate(Modes())
     assert type(copy.deepcopy(model)) is type(model)
+
+
+def test_a_model_that_was_on_the_meta_device_is_loaded_whole() -> None:
+    net, x = LeNet(), torch.randn(2, 1, 28, 28)
+    model, strengths = al.add_gates(net, x), al.Strengths.from_width_cost(1e-3)
+    empty = al.add_gates(net, x).to("meta").to_empty(device="cpu")
+    for buffer in empty.buffers():
+        buffer.fill_(0)
+    empty.load_state_dict(model.state_dict())
+    torch.testing.assert_close(empty(x), model(x))
+    assert al.penalty(empty, strengths).item() == al.penalty(model, strengths).item()
+    assert al.read_architecture(empty) == al.read_architecture(model)

@@ -62,7 +62,8 @@ class GateStore(nn.Module):
             self.depth.register_parameter(key, nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         self.n_width = int(sizes.sum())
-        self.register_buffer("rows", _rows(sizes.tolist()), persistent=False)
+        self._kept: dict[str, Tensor] = {}
+        self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
     @property
@@ -75,7 +76,7 @@ class GateStore(nn.Module):
         n_groups, n_depth = len(sizes), len(choice.links)
         counts = torch.cat([sizes, torch.tensor([n_depth])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
-        self.register_buffer("group_of_gate", index, persistent=False)
+        self._keep("group_of_gate", index)
         kept = {
             "neurons": F.pad(choice.neurons(), (0, 1)),
             "linear_neurons": F.pad(choice.linear_neurons(), (0, 1)),
@@ -90,7 +91,19 @@ class GateStore(nn.Module):
         Millions of multiply-adds are infinite there. Integers are not cast with a model, so the
         bits of float32 numbers are kept as such.
         """
-        self.register_buffer(name, numbers.float().view(torch.int32), persistent=False)
+        self._keep(name, numbers.float().view(torch.int32))
+
+    def _keep(self, name: str, numbers: Tensor) -> None:
+        """Keep integers that move with the model and are in no `state_dict`."""
+        self.register_buffer(name, numbers, persistent=False)
+        self._kept[name] = numbers.clone()
+
+    def refill_(self) -> None:
+        """Put back what `to_empty` may have lost and no `state_dict` holds."""
+        for name, numbers in self._kept.items():
+            buffer: Tensor = getattr(self, name)
+            if not buffer.is_meta:
+                buffer.copy_(numbers)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers about groups: their "neurons", "linear_neurons", or "is_depth"."""
@@ -161,7 +174,7 @@ class GateStore(nn.Module):
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""
         name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
-        self.register_buffer(name, index, persistent=False)
+        self._keep(name, index)
         return f"{STORE}.{name}"
 
     def extra_repr(self) -> str:
@@ -198,7 +211,7 @@ def find_store(model: nn.Module) -> GateStore | None:
 def add_store_(model: nn.Module, store: GateStore) -> None:
     """Give a model its gates."""
     model.add_module(STORE, store)
-    model.register_load_state_dict_pre_hook(check_kind_of_gates)
+    model.register_load_state_dict_pre_hook(prepare_loading)
 
 
 def remove_store_(model: nn.Module) -> None:
@@ -206,12 +219,14 @@ def remove_store_(model: nn.Module) -> None:
     if hasattr(model, STORE):
         delattr(model, STORE)
     hooks: dict[int, Any] = model._load_state_dict_pre_hooks
-    for key in [k for k, hook in hooks.items() if hook.hook is check_kind_of_gates]:
+    for key in [k for k, hook in hooks.items() if hook.hook is prepare_loading]:
         del hooks[key]
 
 
-def check_kind_of_gates(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Refuse a `state_dict` with gates of another kind, before anything is loaded.
+
+    What it does not hold is put back: the model may come from the meta device.
 
     Raises:
         InputError: If it holds some.
@@ -224,3 +239,5 @@ def check_kind_of_gates(module: nn.Module, state: dict[str, Any], prefix: str, *
                 f"the state_dict has width gates of the kind {kind!r}, but the model was made "
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
+    if isinstance(store, GateStore):
+        store.refill_()
