@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating import depth_gates, width_gates
-from archlearn.tristate import DEPTH_START, WIDTH_START, Gate, TriState, gate_channels
+from archlearn.tristate import Gate, TriState, gate_channels
 
 X = torch.tensor([[-2.0, -1.0, 3.0], [4.0, 0.0, -5.0]])
 
@@ -57,10 +57,10 @@ def test_any_activation_has_the_three_states(activation: nn.Module) -> None:
 def test_it_starts_as_the_plain_activation() -> None:
     site = TriState(3)
     assert torch.equal(site(X), torch.relu(X))
-    assert site.width is not None
-    assert site.depth is not None
-    assert site.width.tolist() == pytest.approx([WIDTH_START] * 3)
-    assert site.depth.item() == pytest.approx(DEPTH_START)
+    gated = al.add_gates(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1)), X)
+    for model, name in ((site, ""), (gated, "0")):
+        assert width_gates(model)[name].tolist() == pytest.approx([0.55] * 3)
+        assert depth_gates(model)[name].item() == pytest.approx(0.45)
 
 
 @pytest.mark.parametrize("kind", ["width", "depth"])

@@ -23,6 +23,7 @@ from archlearn.training.randomness import (
     capture_random_states,
     order_of_epoch,
     restore_random_states,
+    seed_everything,
 )
 
 
@@ -114,6 +115,16 @@ def test_random_states_go_on_where_they_were() -> None:
     first = [draw() for _ in range(3)]
     restore_random_states(states)
     assert [draw() for _ in range(3)] == first
+
+
+def test_each_process_draws_numbers_of_its_own() -> None:
+    def draw(seed: int, rank: int) -> tuple[float, float, float]:
+        seed_everything(seed, rank)
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    drawn = [draw(seed, rank) for seed in (0, 1) for rank in (0, 1)]
+    assert drawn == [draw(seed, rank) for seed in (0, 1) for rank in (0, 1)]
+    assert [len(set(numbers)) for numbers in zip(*drawn, strict=True)] == [4, 4, 4]
 
 
 def test_order_follows_from_seed_and_epoch_alone() -> None:
