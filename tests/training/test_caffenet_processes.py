@@ -10,7 +10,7 @@ from archlearn.training.recording import METRICS, SUMMARY, read_lines
 from tests.cli.commands import run, start_command
 from tests.cli.test_processes import torchrun
 
-pytestmark = pytest.mark.skip(reason="hangs since 13:45 of 2026-11-15: to be found out")
+pytestmark = pytest.mark.usefixtures("one_group_of_processes")
 
 LEARN = [
     "learn", "--data", "folder:photos:24", "--resize", "67",

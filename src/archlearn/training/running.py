@@ -1,12 +1,12 @@
 """A run from its settings to its summary, or from wherever it was stopped."""
 
+import gc
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric import Fabric
 from torch import distributed
 
 from archlearn.errors import FileError, InputError
@@ -93,6 +93,18 @@ def resume(
 
 
 def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
+    had_group = _has_group()
+    summary = _go_through(settings, folder, audience)
+    if _has_group() and not had_group:
+        _part()
+    return summary
+
+
+def _has_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     with Interruption() as stop:
         session = prepare(settings, folder, audience.progress)
         position = _take_up(session)
@@ -104,15 +116,18 @@ def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str
         if session.fabric.is_global_zero:
             summary = finish(session, loop.position, audience.command)
             audience.observer.finished(summary)
-        _part(session.fabric)
         return summary
 
 
-def _part(fabric: Fabric) -> None:
-    """End together: a process that leaves alone can be aborted on its way out."""
-    if fabric.world_size > 1:
-        fabric.barrier()
-        distributed.destroy_process_group()
+def _part() -> None:
+    """End together: a process that leaves alone can be aborted on its way out.
+
+    The group goes after the session that uses it. Were the session's model the last to hold it,
+    its threads would be waited for with the interpreter locked, which they may need themselves.
+    """
+    gc.collect()
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 def _take_up(session: Session) -> Position:
