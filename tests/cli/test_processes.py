@@ -40,10 +40,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def torchrun(n_processes: int) -> list[str]:
+def torchrun(n_processes: int, *more: str, port: int | None = None) -> list[str]:
     return [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_processes),
-        "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "archlearn.cli",
+        "--master-addr", "127.0.0.1", "--master-port", str(port or free_port()), *more,
+        "-m", "archlearn.cli",
     ]  # fmt: skip
 
 
@@ -67,3 +68,23 @@ def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path / "two")
     assert found is not None
     assert any(name.startswith("random/1/") for name in found[1])
+
+
+def test_two_machines_learn_what_one_learns(tmp_path: Path) -> None:
+    """Two agents of torchrun, as on two machines that share a folder."""
+    arguments = ["4" if word == "12" else word for word in LEARN]
+    code, output = run([*arguments, "--out", "one"], tmp_path)
+    assert code == 0, output
+    port = free_port()
+    nodes = [torchrun(1, "--nnodes", "2", "--node-rank", str(rank), port=port) for rank in range(2)]
+    with (
+        start_command([*nodes[0], *arguments, "--out", "two"], tmp_path) as first,
+        start_command([*nodes[1], *arguments, "--out", "two"], tmp_path) as second,
+    ):
+        texts = [process.communicate(timeout=200)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), texts
+    ones, twos = (without_times(read_lines(tmp_path / n / METRICS)) for n in ("one", "two"))
+    assert len(ones) == len(twos) == 5
+    for one, two in zip(ones[1:], twos[1:], strict=True):
+        assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-3)
+    assert twos[-1]["widths"] == ones[-1]["widths"]
