@@ -62,6 +62,18 @@ def test_helpers_make_the_same_networks(tmp_path: Path) -> None:
         torch.testing.assert_close(dict(two.named_parameters()), dict(one.named_parameters()))
 
 
+def die_elsewhere(parent: int) -> int:
+    if os.getpid() != parent:
+        os._exit(1)
+    return os.getpid()
+
+
+def test_where_helpers_die_it_is_done_here(caplog: pytest.LogCaptureFixture) -> None:
+    assert map_helped(die_elsewhere, [os.getpid()] * 2, 2) == [os.getpid()] * 2
+    assert "helpers have died" in caplog.text
+    assert {process != os.getpid() for process, _, _ in map_helped(who, range(2), 2)} == {True}
+
+
 @pytest.mark.parametrize("n_helpers", [0, 2])
 def test_what_goes_wrong_is_heard_of(n_helpers: int) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -5,11 +5,13 @@ it takes seconds to start them.
 """
 
 import functools
+import logging
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,8 @@ from torch import nn
 
 from archlearn.baselines.methods import BudgetError
 from archlearn.storage import load, save
+
+logger = logging.getLogger(__name__)
 
 MOST_HELPERS = 14
 _LEFT_ALONE = 2
@@ -43,14 +47,19 @@ def call_helpers(prepare: Callable[[], object] = os.getpid, n_helpers: int | Non
         n_helpers: How many processes; None chooses.
     """
     n_helpers = count_helpers() if n_helpers is None else n_helpers
-    for _ in range(n_helpers):
-        _helpers(n_helpers).submit(prepare)
+    try:
+        for _ in range(n_helpers):
+            _helpers(n_helpers).submit(prepare)
+    except BrokenProcessPool:
+        _helpers.cache_clear()
 
 
 def map_helped(
     function: Callable[[Given], Found], given: Sequence[Given], n_helpers: int | None = None
 ) -> list[Found]:
     """Return what a function makes of each thing given, worked out by helpers where there are any.
+
+    Should they die, for want of memory or of what starts them, it is worked out here.
 
     Args:
         function: Of a module, so that helpers find it.
@@ -60,7 +69,12 @@ def map_helped(
     n_helpers = count_helpers() if n_helpers is None else n_helpers
     if not n_helpers or len(given) < 2:
         return [function(each) for each in given]
-    return list(_helpers(n_helpers).map(function, given))
+    try:
+        return list(_helpers(n_helpers).map(function, given))
+    except BrokenProcessPool as error:
+        logger.warning("helpers have died (%s), so their work takes longer", error)
+        _helpers.cache_clear()
+        return [function(each) for each in given]
 
 
 def make_networks(makes: Sequence[Make], n_helpers: int | None = None) -> list[nn.Module | None]:
