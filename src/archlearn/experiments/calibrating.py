@@ -8,6 +8,8 @@ from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
 from archlearn.experiments.reducing import Pending, reduce_learnt, start_runs
 
+MARGIN = 1.15
+"""How far above its budget a network had better be: other seeds come out smaller or larger."""
 WEAKER = 1.4
 """By how much less a strength is tried where a seed came out below its budget."""
 
@@ -56,7 +58,10 @@ def end_trials(
 def find_candidates(
     trial: Contest, contender: Learnt, budget: int, done: Sequence[Done]
 ) -> list[tuple[Strength, Done]]:
-    """Return the strengths whose networks are least above a budget, with those networks."""
+    """Return the strengths whose networks are least above a budget, with those networks.
+
+    Those that are above it by less than a margin come last.
+    """
     first = {(d.row.row, d.row.seed): d for d in done}
     found = [
         (strength, first[key])
@@ -65,6 +70,7 @@ def find_candidates(
     ]
     large = [pair for pair in found if is_enough(pair[1], budget)]
     large.sort(key=lambda pair: pair[1].row.parameters)
+    large.sort(key=lambda pair: pair[1].row.parameters < MARGIN * budget)
     variants = dict.fromkeys(strength.variant for strength in contender.strengths)
     n_most = contender.n_candidates
     return [
