@@ -22,7 +22,7 @@ from archlearn.errors import InputError, TracingError, first_line
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.inputs import ExampleInputs, values_for
 from archlearn.graphs.lookups import has_hooks
-from archlearn.graphs.remnants import restoring
+from archlearn.graphs.remnants import look_at, restoring
 from archlearn.graphs.runs import Runner
 from archlearn.graphs.shapes import guess_layer
 from archlearn.graphs.tracing import Traces
@@ -64,10 +64,11 @@ def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
 
 
 def _rehearse_mode(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> None:
-    is_bare = Runner(net, graph).may_guess
+    is_bare, before = Runner(net, graph).may_guess, look_at(net)
 
     def run(call: Callable[[ExampleInputs], Any]) -> _Notes:
-        return _run(net, call, inputs, is_bare=is_bare)
+        with restoring(net, before):
+            return _run(net, call, inputs, is_bare=is_bare)
 
     def forward(given: ExampleInputs) -> Any:
         return net(*given.args, **given.kwargs)
@@ -115,7 +116,7 @@ def _run(
     given = ExampleInputs(*copy.deepcopy((inputs.args, inputs.kwargs)))
     standing_in = _standing_in(net, notes) if is_bare else evaluating()
     try:
-        with torch.no_grad(), restoring(net), _same_chance(inputs), standing_in:
+        with torch.no_grad(), _same_chance(inputs), standing_in:
             notes.returned = _tensors_in(call(given))
     except Exception as error:
         notes.error = error

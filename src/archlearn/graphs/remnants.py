@@ -62,10 +62,12 @@ class Remnants:
             _refill(self.attributes[name], contents)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
-        with torch.no_grad():
-            for name, (version, numbers) in self.numbers.items():
-                if version != self._version(name):
-                    self.buffers[name].copy_(numbers)  # pyright: ignore[reportOptionalMemberAccess]
+        for name, (version, numbers) in self.numbers.items():
+            if version != self._version(name):
+                tensor: Any = self.buffers[name]
+                with torch.no_grad():
+                    tensor.copy_(numbers)
+                self.numbers[name] = (_version(tensor), numbers)
 
     def _version(self, name: str) -> int:
         tensor = self.buffers[name]
@@ -95,13 +97,18 @@ def look_at(net: nn.Module) -> list[Remnants]:
 
 
 @contextmanager
-def restoring(net: nn.Module) -> Generator[list[Remnants]]:
-    """Put back whatever calls leave behind."""
-    before = look_at(net)
+def restoring(net: nn.Module, before: list[Remnants] | None = None) -> Generator[list[Remnants]]:
+    """Put back whatever calls leave behind.
+
+    Args:
+        net: The network.
+        before: What its modules hold, if that is known already.
+    """
+    known = look_at(net) if before is None else before
     try:
-        yield before
+        yield known
     finally:
-        for each in before:
+        for each in known:
             each.put_back()
 
 

@@ -18,7 +18,7 @@ from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
 from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
-from archlearn.graphs.remnants import check_remnants, has_changed, restoring
+from archlearn.graphs.remnants import check_remnants, has_changed, look_at, restoring
 from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
@@ -96,11 +96,11 @@ def _trace_mode(
 ) -> tuple[fx.Graph, dict[str, str]]:
     """Return the graph of a model in its present mode, and what was answered on the way."""
     known: dict[tuple[str, str], Answer] = {}
-    is_strict = False
+    is_strict, held = False, look_at(net)
     while True:
         tracer = Follower([*marked, *opaque], inputs, known, is_strict=is_strict)
         try:
-            with restoring(net) as before, plain_context():
+            with restoring(net, held) as before, plain_context():
                 states = random_states()
                 graph = tracer.trace(net)
                 if random_states() == states and not has_changed(before):

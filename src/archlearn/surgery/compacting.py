@@ -71,7 +71,7 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
         dtypes = {name: tensor.dtype for name, tensor in tensors_of(model)}
         doubles = _cast_(small, dtypes)
         shrink = decision.choice.blueprint.followed[0].shrink
-        comparison = Comparison((model, small), doubles, inputs, shrink)
+        comparison = Comparison((model, small), doubles, inputs, shrink, is_derived=True)
         _finish_(small, comparison, graphs, changed)
     return small.train(training)
 
@@ -81,7 +81,7 @@ def _compact_scaled(model: nn.Module, plan: Plan | None, inputs: ExampleInputs) 
     small = compact(fold_scales(copy.deepcopy(model).double()), plan)
     doubles = _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     with evaluating(model, small):
-        comparison = Comparison((model, small), doubles, inputs, math.inf)
+        comparison = Comparison((model, small), doubles, inputs, math.inf, is_derived=True)
         setattr(small, CERTIFICATE, comparison.certify())
     setattr(small, EXAMPLE, inputs)
     return small
