@@ -9,6 +9,7 @@ from archlearn.experiments.calibrating import (
     WEAKER,
     choose_strength,
     find_candidates,
+    list_attempts,
     name_first,
     name_trial,
 )
@@ -99,10 +100,15 @@ def test_seeds_that_begin_again_are_counted_as_search() -> None:
     price = OURS_METHOD.strengths[3]
     first = make_row(name_first(OURS_METHOD, price), seed=1, epochs=24)
     again = make_row(name_first(OURS_METHOD, price.weaken(WEAKER)), seed=1, epochs=24)
-    derived = VERDICT.derive([first, again, *results(OURS, [99.0])])
-    assert derived["search"][OURS] == {"runs": 1, "epochs": 24, "again": 1}
+    weakest = make_row(name_first(OURS_METHOD, OURS_METHOD.strengths[0]), seed=1, epochs=24)
+    trials = [
+        make_row(name_trial(OURS_METHOD, price, b), CALIBRATION_SEED, epochs=36)
+        for b in (BUDGET, 2000)
+    ]
+    derived = VERDICT.derive([first, again, weakest, *trials, *results(OURS, [99.0])])
+    assert derived["search"][OURS] == {"runs": 4, "epochs": 120, "again": 2}
     costs = VERDICT.tabulate(derived)[1].rows[0]
-    assert costs[-1] == "1 runs, 24 epochs, 1 of the runs for seeds that came out too small"
+    assert costs[-1] == "4 runs, 120 epochs, 2 of the runs for seeds that came out too small"
 
 
 def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
@@ -122,9 +128,6 @@ def test_the_figure_has_errors() -> None:
 
 SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
 CONTEST = Contest(model="lenet", budgets=(BUDGET,), scale=SCALE)
-
-
-DEFAULT = Strength(7.0)
 
 
 def first_part(strength: Strength, parameters: int, method: Learnt = OURS_METHOD) -> Done:
@@ -168,18 +171,25 @@ def test_a_weaker_strength_is_of_the_same_variant() -> None:
     assert str(weaker) == "0.002 on neurons"
 
 
+def tried(strength: Strength, accuracy: float, seed: int = CALIBRATION_SEED) -> Row:
+    row = name_trial(OURS_METHOD, strength, BUDGET)
+    return make_row(row, seed, validation_accuracy=accuracy, test_accuracy=1 - accuracy)
+
+
 def test_the_strength_that_is_best_on_validation_data_is_chosen() -> None:
-    first, second = OURS_METHOD.strengths[:2]
+    weakest, second, third = OURS_METHOD.strengths[:3]
+    rows = [tried(second, 0.98), tried(third, 0.99)]
+    assert choose_strength(OURS_METHOD, BUDGET, rows) == third
+    assert choose_strength(OURS_METHOD, 2000, rows) == weakest
+    assert choose_strength(OURS_METHOD, BUDGET, [tried(second, 0.9, seed=0)]) == weakest
 
-    def tried(strength: Strength, accuracy: float, seed: int = CALIBRATION_SEED) -> Done:
-        row = name_trial(OURS_METHOD, strength, BUDGET)
-        made = make_row(row, seed, validation_accuracy=accuracy, test_accuracy=1 - accuracy)
-        return Done(row=made, path=Path("none"))
 
-    done = [tried(first, 0.98), tried(second, 0.99)]
-    assert choose_strength(OURS_METHOD, BUDGET, done, DEFAULT) == second
-    assert choose_strength(OURS_METHOD, 2000, done, DEFAULT) == DEFAULT
-    assert choose_strength(OURS_METHOD, BUDGET, [tried(first, 0.9, seed=0)], DEFAULT) == DEFAULT
+def test_a_seed_that_is_too_small_is_begun_at_less_strength_and_at_last_at_the_weakest() -> None:
+    price = OURS_METHOD.strengths[-1]
+    attempts = list_attempts(OURS_METHOD, BUDGET, [tried(price, 0.98)])
+    assert attempts[:2] == [price, price.weaken(WEAKER)]
+    assert attempts[-1] == OURS_METHOD.strengths[0]
+    assert attempts[-1].variant == "on neurons"
 
 
 def test_epochs_are_the_same_in_total() -> None:

@@ -7,11 +7,14 @@ from archlearn.experiments.contenders import Contender, Learnt, Strength, named
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
 from archlearn.experiments.reducing import Pending, reduce_learnt, start_runs
+from archlearn.experiments.rows import Row
 
 MARGIN = 1.15
 """How far above its budget a network had better be: other seeds come out smaller or larger."""
 WEAKER = 1.4
 """By how much less a strength is tried where a seed came out below its budget."""
+N_WEAKER = 2
+"""How often it is tried so."""
 
 
 def name_first(contender: Learnt, strength: Strength) -> str:
@@ -85,13 +88,24 @@ def is_enough(finished: Done, budget: int) -> bool:
     return finished.row.parameters >= (1 - TOLERANCE) * budget
 
 
-def choose_strength(
-    contender: Learnt, budget: int, done: Sequence[Done], default: Strength
-) -> Strength:
-    """Return the strength that was best on validation data at a budget."""
+def choose_strength(contender: Learnt, budget: int, rows: Sequence[Row]) -> Strength:
+    """Return the strength that was best on validation data at a budget, or else the weakest."""
     scores: Mapping[str, float] = {
-        d.row.row: d.row.validation_accuracy or 0.0 for d in done if d.row.seed == CALIBRATION_SEED
+        row.row: row.validation_accuracy or 0.0 for row in rows if row.seed == CALIBRATION_SEED
     }
     tried = {s: scores.get(name_trial(contender, s, budget)) for s in contender.strengths}
     known = {strength: score for strength, score in tried.items() if score is not None}
-    return max(known, key=lambda strength: known[strength]) if known else default
+    if not known:
+        return min(contender.strengths, key=lambda strength: strength.value)
+    return max(known, key=lambda strength: known[strength])
+
+
+def list_attempts(contender: Learnt, budget: int, rows: Sequence[Row]) -> list[Strength]:
+    """Return the strengths at which a seed is begun, one after the other until it is large enough.
+
+    The last one is the weakest of the first variant: at any price, a network that loses whole
+    layers may be too small.
+    """
+    start = choose_strength(contender, budget, rows)
+    weaker = [start.weaken(WEAKER**times) for times in range(N_WEAKER + 1)]
+    return [*weaker, contender.strengths[0]]

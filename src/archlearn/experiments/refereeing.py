@@ -5,11 +5,12 @@ from functools import partial
 
 from archlearn.baselines.scratch import start_anew
 from archlearn.experiments.calibrating import (
-    WEAKER,
+    N_WEAKER,
     begin_trials,
     choose_strength,
     end_trials,
     is_enough,
+    list_attempts,
     name_first,
 )
 from archlearn.experiments.contenders import (
@@ -30,8 +31,6 @@ from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import LARGE, UNTUNED, name_result
 from archlearn.training.teams import Run
 
-N_RETRIES = 3
-
 
 class Referee:
     """Turns methods into stages of runs."""
@@ -49,7 +48,7 @@ class Referee:
             self._begin_trials,
             self._end_trials,
             self._begin,
-            *[self._begin_again] * N_RETRIES,
+            *[self._begin_again] * (N_WEAKER + 1),
             self._end,
             *later,
             self._from_scratch,
@@ -82,7 +81,7 @@ class Referee:
                 settings = contest.plain(seed, contest.first_epochs)
                 works.append(Run(row=LARGE, settings=settings))
             for each in self._learnt():
-                chosen = {self._strength(each, budget, scale, done) for budget in self._budgets}
+                chosen = {choose_strength(each, b, [d.row for d in done]) for b in self._budgets}
                 works += [_first(contest, each, seed, s) for s in sorted(chosen, key=str)]
         return _by_length(works + self._fresh(contest))
 
@@ -100,32 +99,26 @@ class Referee:
         ]
         return list(start_runs(pending))
 
-    def _strength(self, each: Learnt, budget: int, scale: Scale, done: Sequence[Done]) -> Strength:
-        default = min(scale.pick(each.strengths), key=lambda strength: strength.value)
-        return choose_strength(each, budget, done, default)
-
     def _begin_again(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         """Return first parts at less strength, for seeds that came out below their budget."""
         contest, works = self._contest(scale), dict[tuple[str, int], Work]()
         for each in self._learnt():
             for budget in self._budgets:
                 for seed in scale.seeds:
-                    tried = self._tried(each, budget, seed, scale, done)
-                    if tried and not any(is_enough(finished, budget) for _, finished in tried):
-                        strength = tried[-1][0].weaken(WEAKER)
-                        run = _first(contest, each, seed, strength)
+                    known = self._attempts(each, budget, seed, done)
+                    left = [strength for strength, finished in known if finished is None]
+                    if left and not _first_enough(known, budget):
+                        run = _first(contest, each, seed, left[0])
                         works[run.row, seed] = run
         return list(works.values())
 
-    def _tried(
-        self, each: Learnt, budget: int, seed: int, scale: Scale, done: Sequence[Done]
-    ) -> list[tuple[Strength, Done]]:
-        """Return the first parts made for a budget, the strongest first."""
-        start = self._strength(each, budget, scale, done)
-        strengths = [start.weaken(WEAKER**times) for times in range(N_RETRIES + 1)]
-        known = {(finished.row.row, finished.row.seed): finished for finished in done}
-        keys = [(strength, (name_first(each, strength), seed)) for strength in strengths]
-        return [(strength, known[key]) for strength, key in keys if key in known]
+    def _attempts(
+        self, each: Learnt, budget: int, seed: int, done: Sequence[Done]
+    ) -> list[tuple[Strength, Done | None]]:
+        """Return the strengths for a seed and a budget, with the first parts that were made."""
+        made = {(finished.row.row, finished.row.seed): finished for finished in done}
+        strengths = list_attempts(each, budget, [finished.row for finished in done])
+        return [(strength, made.get((name_first(each, strength), seed))) for strength in strengths]
 
     def _end(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         """Return the last parts: every network brought to every budget and trained on."""
@@ -134,15 +127,14 @@ class Referee:
         for each in self._learnt():
             for budget in self._budgets:
                 for seed in scale.seeds:
-                    tried = self._tried(each, budget, seed, scale, done)
-                    large = [finished for _, finished in tried if is_enough(finished, budget)]
+                    large = _first_enough(self._attempts(each, budget, seed, done), budget)
                     pending += [
                         Pending(
                             row=name_result(each.name, budget),
                             settings=contest.plain(seed, contest.last_epochs),
                             make=reduce_learnt(each, contest, finished, budget),
                         )
-                        for finished in large[:1]
+                        for finished in large
                     ]
         runs = start_runs(pending)
         return _by_length([*runs, *self._untuned(contest, runs)])
@@ -191,6 +183,12 @@ class Referee:
 def _by_length(works: list[Work]) -> list[Work]:
     """Return runs of equal length next to each other: side by side, none waits for another."""
     return sorted(works, key=lambda work: work.settings.epochs or 0)
+
+
+def _first_enough(attempts: Sequence[tuple[Strength, Done | None]], budget: int) -> list[Done]:
+    """Return the first part at the greatest strength that is large enough, if there is one."""
+    made = [finished for _, finished in attempts if finished is not None]
+    return [finished for finished in made if is_enough(finished, budget)][:1]
 
 
 def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn.baselines.methods import TOLERANCE, is_within
-from archlearn.experiments.calibrating import name_first
+from archlearn.experiments.calibrating import choose_strength, name_first
 from archlearn.experiments.contenders import OURS, SCRATCH, Contender, Learnt, Pruned
 from archlearn.experiments.contests import CALIBRATION_SEED
 from archlearn.experiments.definitions import Check, Derived, Table
@@ -78,9 +78,7 @@ class Verdict:
         """
         found: dict[str, dict[str, int]] = {}
         for each in self._contenders:
-            asked = (
-                {name_first(each, s) for s in each.strengths} if isinstance(each, Learnt) else ()
-            )
+            asked = self._name_chosen(each, rows) if isinstance(each, Learnt) else set[str]()
             own = [row for row in rows if row.row.startswith(f"{each.name}, strength")]
             again = [r for r in own if r.seed != CALIBRATION_SEED and r.row not in asked]
             spent = [r for r in own if r.seed == CALIBRATION_SEED] + again
@@ -90,6 +88,10 @@ class Verdict:
                 "again": len(again),
             }
         return found
+
+    def _name_chosen(self, each: Learnt, rows: Sequence[Row]) -> set[str]:
+        """Return the first parts at the strengths that were chosen for some budget."""
+        return {name_first(each, choose_strength(each, budget, rows)) for budget in self._budgets}
 
     def check(self, derived: Derived) -> list[Check]:
         """Return whether ours is first, or within the spread of first, at every budget."""
