@@ -41,6 +41,30 @@ def test_travel_of_gates_and_cost_of_all_neurons_are_the_same_everywhere(
     assert moved == pytest.approx(TRAVEL, rel=0.01)
 
 
+@pytest.mark.parametrize(("epochs", "travel"), [(3, 0.054), (10, 0.18), (83, 1.494), (84, 1.5)])
+def test_in_a_short_run_gates_move_no_faster_than_in_one_of_834_steps(
+    epochs: int, travel: float
+) -> None:
+    settings = derive_sizes(RunSettings(epochs=epochs), 1300, 1)
+    assert count_steps(settings, 1300) == 10 * epochs
+    settings = derive_strengths(settings, make_dataset(1300), 570)
+    cost, rate = settings.strengths.width_cost, settings.gates.gate_rate
+    assert cost is not None
+    assert rate is not None
+    assert rate * cost * 10 * epochs * 0.6 == pytest.approx(travel)
+    assert rate * cost < 0.00301
+
+
+@pytest.mark.parametrize("given", [{"width_cost": 1e-3}, {"travel": 1.5}])
+def test_who_sets_a_price_or_a_travel_gets_it_in_a_short_run_too(given: dict[str, float]) -> None:
+    asked = override(RunSettings(epochs=3), given)
+    settings = derive_strengths(derive_sizes(asked, 1300, 1), make_dataset(1300), 570)
+    cost, rate = settings.strengths.width_cost, settings.gates.gate_rate
+    assert cost is not None
+    assert rate is not None
+    assert rate * cost * 30 * 0.6 == pytest.approx(TRAVEL)
+
+
 def test_what_is_asked_for_is_not_changed() -> None:
     asked = override(RunSettings(), {"epochs": 3, "batch_size": 50, "width_cost": 1e-3})
     settings = derive_strengths(derive_sizes(asked, 1000, 1), make_dataset(1000), 10)

@@ -18,6 +18,9 @@ COST_OF_ALL_NEURONS = 0.1
 """Width cost x number of neurons, as a part of the loss of a guess."""
 TRAVEL = 1.5
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
+MOST_TRAVEL_A_STEP = 0.003
+"""Short runs travel less: gates that must decide in a few steps follow the noise of single batches.
+No run of 834 steps or more is touched by this."""
 ENOUGH_STEPS = 4400
 MOST_EPOCHS = 200
 """Few data passed over more often than this are learnt by heart."""
@@ -81,13 +84,21 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
     if rate is None:
         n_steps = count_steps(settings, len(dataset.train))
         active = n_steps * max(0.0, 1.0 - gates.start_after - gates.freeze_for)
-        travel = TRAVEL if gates.travel is None else gates.travel
-        rate = travel / (cost * active) if cost > 0 and active > 0 else 0.0
+        rate = _travel(settings, active) / (cost * active) if cost > 0 and active > 0 else 0.0
     return replace(
         settings,
         strengths=replace(strengths, width_cost=cost),
         gates=replace(gates, gate_rate=rate),
     )
+
+
+def _travel(settings: RunSettings, active: float) -> float:
+    """Return how far cost alone may push a gate; whoever sets a price has it pushed all the way."""
+    if settings.gates.travel is not None:
+        return settings.gates.travel
+    if settings.strengths.width_cost is not None:
+        return TRAVEL
+    return min(TRAVEL, MOST_TRAVEL_A_STEP * active)
 
 
 def count_steps(settings: RunSettings, n_train: int) -> int:
