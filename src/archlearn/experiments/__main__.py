@@ -9,12 +9,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from archlearn.errors import ArchlearnError
 from archlearn.experiments.catalogue import TITLES, find_experiment
-from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.conducting import Order
 from archlearn.experiments.ordering import choose_folder, choose_scale
-from archlearn.experiments.pages import describe_results, write_page
-from archlearn.experiments.watching import LineWatcher
+from archlearn.experiments.plainly import carry_out
 from archlearn.training.teams import SIDE_BY_SIDE
 
 
@@ -24,24 +22,18 @@ def main(words: list[str]) -> int:
     if options.name is None:
         sys.stdout.write("\n".join(f"{name:12}{title}" for name, title in TITLES.items()) + "\n")
         return 0
-    try:
-        scale = choose_scale(quick=options.quick, seeds=options.seeds, data=options.data)
-        folder = choose_folder(options.out, quick=options.quick)
-        order = Order(
-            experiment=find_experiment(options.name),
-            scale=scale,
-            folder=folder,
-            command=shlex.join(["python", "-m", "archlearn.experiments", *words]),
-            side_by_side=options.side_by_side,
-            within=options.within,
-        )
-        results = conduct(order, LineWatcher(sys.stdout))
-    except ArchlearnError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(describe_results(order.experiment, results) + "\n")
-    sys.stdout.write(f"{write_page(order.experiment, results, folder)}\n")
-    return 0
+    return carry_out(lambda: _order(options, words))
+
+
+def _order(options: argparse.Namespace, words: list[str]) -> Order:
+    return Order(
+        experiment=find_experiment(options.name),
+        scale=choose_scale(quick=options.quick, seeds=options.seeds, data=options.data),
+        folder=choose_folder(options.out, quick=options.quick),
+        command=shlex.join(["python", "-m", "archlearn.experiments", *words]),
+        side_by_side=options.side_by_side,
+        within=options.within,
+    )
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

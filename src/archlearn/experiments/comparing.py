@@ -14,17 +14,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from archlearn.errors import ArchlearnError
-from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.conducting import Order
 from archlearn.experiments.contenders import CONTENDERS, Contender
 from archlearn.experiments.definitions import Experiment
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.ordering import choose_folder, parse_seeds
-from archlearn.experiments.pages import describe_results, write_page
+from archlearn.experiments.plainly import carry_out
 from archlearn.experiments.refereeing import Referee
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import Verdict
-from archlearn.experiments.watching import LineWatcher
 from archlearn.training.errors import SettingsError
 from archlearn.training.teams import SIDE_BY_SIDE
 
@@ -127,30 +125,25 @@ def main(words: list[str]) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE)
     given = parser.parse_args(words)
-    try:
-        scale, budgets = choose_contest(
-            quick=given.quick,
-            budgets=given.budget,
-            seeds=given.seeds,
-            data=given.data,
-            epochs=given.epochs,
-        )
-        order = Order(
-            experiment=make_experiment(
-                given.model, given.data, budgets, find_contenders(given.methods)
-            ),
-            scale=scale,
-            folder=choose_folder(given.out, quick=given.quick),
-            command=shlex.join(["python", "-m", "archlearn.experiments.comparing", *words]),
-            side_by_side=given.side_by_side,
-        )
-        results = conduct(order, LineWatcher(sys.stdout))
-    except ArchlearnError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(describe_results(order.experiment, results) + "\n")
-    sys.stdout.write(f"{write_page(order.experiment, results, order.folder)}\n")
-    return 0
+    return carry_out(lambda: _order(given, words))
+
+
+def _order(given: argparse.Namespace, words: list[str]) -> Order:
+    scale, budgets = choose_contest(
+        quick=given.quick,
+        budgets=given.budget,
+        seeds=given.seeds,
+        data=given.data,
+        epochs=given.epochs,
+    )
+    contenders = find_contenders(given.methods)
+    return Order(
+        experiment=make_experiment(given.model, given.data, budgets, contenders),
+        scale=scale,
+        folder=choose_folder(given.out, quick=given.quick),
+        command=shlex.join(["python", "-m", "archlearn.experiments.comparing", *words]),
+        side_by_side=given.side_by_side,
+    )
 
 
 if __name__ == "__main__":
