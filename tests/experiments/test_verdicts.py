@@ -126,6 +126,14 @@ def test_the_figure_has_errors() -> None:
     assert draw_comparison(derived).axes[0].get_ylabel().startswith("test error")
 
 
+def test_errors_far_above_the_least_are_left_to_the_table() -> None:
+    near = VERDICT.derive(results(OURS, [99.5]) + results("svd", [98.5], 2000))
+    far = VERDICT.derive(results(OURS, [99.5]) + results("svd", [40.0], 2000))
+    # eight times 0.5 %
+    assert draw_comparison(near).axes[0].get_ylim()[1] < 2.0
+    assert draw_comparison(far).axes[0].get_ylim()[1] == pytest.approx(4.0)
+
+
 SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
 CONTEST = Contest(model="lenet", budgets=(BUDGET,), scale=SCALE)
 

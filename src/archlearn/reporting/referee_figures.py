@@ -15,6 +15,8 @@ from archlearn.reporting.scales import tick_logarithmic_
 LEADING = ("archlearn",)
 """Methods whose line is thick."""
 _LEAST_ERROR = 0.01
+_MOST_TIMES = 8
+"""Errors above so many times the least are not shown: the table has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,12 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    most = _MOST_TIMES * min((error for curve in curves for error in curve.errors), default=100.0)
+    shown = [error for curve in curves for error in curve.errors if error <= most]
+    if len(shown) < sum(len(curve.errors) for curve in curves):
+        axes.set_ylim(0.85 * min(shown), most)
     tick_logarithmic_(axes.xaxis, [x for curve in curves for x in curve.parameters])
-    tick_logarithmic_(axes.yaxis, [y for curve in curves for y in curve.errors])
+    tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1.5)
     return figure
