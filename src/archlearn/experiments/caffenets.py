@@ -92,6 +92,7 @@ class Terms:
             the gates' values goes to its edge.
         price: What a neuron is charged by.
         travel: How far cost alone could push a gate.
+        relaxes: Whether dropout becomes less with the connections, once gates stand still.
     """
 
     leave: tuple[str, ...]
@@ -102,13 +103,14 @@ class Terms:
     travel: float = TRAVEL
     price: Price = "neurons"
     learn: Literal["all", "width"] = "width"
+    relaxes: bool = False
 
 
 LEARNT = {
     "AL-fc": Terms(leave=("conv*",), cost=0.2, others=(0.1, 0.4), least=0.29, most=0.318),
     "AL-conv": Terms(leave=("fc*",), cost=0.01, others=(0.005, 0.02), least=0.74, most=0.778),
     "AL-conv-fc": Terms(leave=("conv[1234]",), cost=0.2, others=(0.1, 0.4), least=0.29, most=0.318),
-    ALL: Terms(leave=(), cost=0.2, others=(0.1, 0.4), least=0.26, most=0.285),
+    ALL: Terms(leave=(), cost=0.2, others=(0.1, 0.4), least=0.26, most=0.285, relaxes=True),
 }
 """The windows are the paper's sizes, 32 % and 78 %, and below; that of all layers is below them
 all. Prices were chosen on validation parts alone."""

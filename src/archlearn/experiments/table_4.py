@@ -25,6 +25,7 @@ from archlearn.experiments.caffenets import (
 from archlearn.experiments.definitions import Done, Experiment, Work
 from archlearn.experiments.evaluations import best_device
 from archlearn.experiments.forward_times import time_side_by_side
+from archlearn.experiments.relaxing import Dropped, Relaxing
 from archlearn.experiments.rows import Row, summarise
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.table_4_choices import choose_all, choose_next, method_of, name_of
@@ -38,6 +39,7 @@ from archlearn.training.teams import Run
 PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
 PRUNED_SHARE = 0.65
 """Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
+_DROPPED = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
 FASTFOOD_SHARE = 4
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
 
@@ -88,17 +90,19 @@ def _learn(scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, floa
             row=name_of(row, cost),
             settings=learn_smaller(scale, seed, terms, width_cost),
             network=network,
-            after_epoch=_window(scale, network, terms),
+            after_epoch=_settle(scale, network, terms),
             finish_compact=True,
         )
         works.append(run)
     return works
 
 
-def _window(scale: Scale, network: nn.Module, terms: Terms) -> Window:
+def _settle(scale: Scale, network: nn.Module, terms: Terms) -> Window | Relaxing:
+    """Return what is done to a network when its gates have come to rest."""
     whole = sum(parameter.numel() for parameter in network.parameters())
     least, most = round(terms.least * whole), round(terms.most * whole)
-    return Window(epoch=settled_epoch(scale), least=least, most=most)
+    window = Window(epoch=settled_epoch(scale), least=least, most=most)
+    return Relaxing(window=window, layers=_DROPPED) if terms.relaxes else window
 
 
 def _count_gates(scale: Scale, network: nn.Module, terms: Terms) -> int:

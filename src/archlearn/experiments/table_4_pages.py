@@ -72,7 +72,7 @@ PAPER = {
         architecture="80-127-264-274-183-4096-4096-1000",
         least=22,
     ),
-    ALL: Line(layers="conv[1,2,3,4,5], fc[6,7]"),
+    ALL: Line(layers="conv[1,2,3,4,5], fc[6,7]; less dropout"),
 }
 
 
