@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.training import preparing
+from archlearn.training import preparing, steppers
 from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.building import Examples, build_dataset
 from archlearn.training.data.datasets import Dataset, Split
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--capture", choices=["auto", "no"], default="auto")
     options = parser.parse_args()
     # Whether capturing pays for a network this large is one of the questions.
-    preparing._MOST_PARAMETERS_TO_CAPTURE = 10**9
+    steppers._MOST_PARAMETERS_TO_CAPTURE = 10**9
     fabric = start_fabric(HardwareSettings(precision="bf16-mixed"))
     dataset = random_images(options.images, options.side).to(fabric.device)
     rows: list[dict[str, Any]] = []
