@@ -202,6 +202,15 @@ def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -
         load_examples(f"imagenet:{tmp_path / 'nowhere'}")
 
 
+@pytest.mark.parametrize(
+    "body", [b"1\n2\nthree\n1\n2\n", b"\xff\xfe1\n2\n3\n1\n2\n", b"1\n2\n\xb2\n1\n2\n"]
+)
+def test_labels_of_imagenet_that_are_no_numbers_are_refused(imagenet: Path, body: bytes) -> None:
+    next(imagenet.rglob("*ground_truth.txt")).write_bytes(body)
+    with pytest.raises(DataError, match=r"ground_truth.txt holds .*unpack it anew"):
+        load_examples(f"imagenet:{imagenet}")
+
+
 def test_every_other_image_is_a_slice_too(folder: Path) -> None:
     train, _ = load(folder)
     first, second = train.every(2, 0), train.every(2, 1)

@@ -47,7 +47,7 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> Listing:
         return list_images(inside, classes, side)
     paths = sorted(path for path in inside.iterdir() if path.suffix.lower() in SUFFIXES)
     kit = _find_kit(folder)
-    labels = [int(line) for line in (kit / _LABELS).read_text().split()]
+    labels = _read_labels(kit / _LABELS)
     if len(paths) != len(labels):
         raise DataError(
             f"{inside} holds {len(paths)} images, but {kit / _LABELS} has {len(labels)} labels; "
@@ -71,6 +71,14 @@ def _find_kit(folder: Path) -> Path:
         f"the labels of {folder / 'val'} are missing: unpack the development kit "
         f"(ILSVRC2012_devkit_t12.tar.gz) in {folder}, or sort the images into one folder a class"
     )
+
+
+def _read_labels(path: Path) -> list[int]:
+    words = path.read_bytes().split()
+    odd = next((word for word in words if not word.isdigit()), None)
+    if odd is not None:
+        raise DataError(f"{path} holds {odd!r}, but one number a line is wanted; unpack it anew")
+    return [int(word) for word in words]
 
 
 def _read_table(path: Path) -> dict[int, str]:
