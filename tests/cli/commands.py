@@ -86,6 +86,15 @@ def run(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+def assert_refused(arguments: str, answer: str, folder: Path) -> str:
+    """Run a command that must be answered with what to do; return all that it said."""
+    code, output = run(arguments.split(), folder)
+    assert code == 1
+    assert answer in output
+    assert "Traceback" not in output
+    return output
+
+
 def wait_for_epoch(process: subprocess.Popen[str], run_folder: Path, epoch: int) -> None:
     """Wait until a run has written the metrics of an epoch."""
     for _ in range(6000):

@@ -1,8 +1,24 @@
-"""Rows with numbers chosen by hand."""
+"""Rows with numbers chosen by hand, and a watcher that counts rows."""
 
 from typing import Any
 
 from archlearn.experiments.rows import Row
+
+
+class Counter:
+    """Counts the runs that were made."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        pass
+
+    def advanced(self, done: int, of: int) -> None:
+        pass
+
+    def finished(self, row: Row) -> None:
+        self.n += 1
 
 
 def make_row(row: str, seed: int = 0, **given: Any) -> Row:

@@ -11,9 +11,10 @@ from archlearn.experiments.contenders import OURS, SCRATCH
 from archlearn.experiments.contests import CALIBRATION_SEED
 from archlearn.experiments.files import Results
 from archlearn.experiments.pages import describe_results
-from archlearn.experiments.rows import Row, group
+from archlearn.experiments.rows import group
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import UNTUNED, name_result
+from tests.experiments.making import Counter
 
 pytest.importorskip("torch_pruning")
 BUDGET = 10_000
@@ -25,22 +26,6 @@ METHODS = (
     OURS, "l0 gates", "l1 diagonal", "torch-pruning, iterative", "svd", "fastfood",
     "even widths from scratch",
 )  # fmt: skip
-
-
-class Counter:
-    """Counts the runs that were made."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def began(self, n_runs: int, n_known: int) -> None:
-        pass
-
-    def advanced(self, done: int, of: int) -> None:
-        pass
-
-    def finished(self, row: Row) -> None:
-        self.n += 1
 
 
 def carry_out(folder: Path) -> tuple[Results, int, str]:

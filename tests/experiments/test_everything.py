@@ -10,9 +10,9 @@ from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.documentation import write_documentation
 from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.pages import describe_results, write_page
-from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import QUICK
 from archlearn.reporting.paper_figures import DRAWINGS, write_figure
+from tests.experiments.making import Counter
 
 TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)
 MADE = {
@@ -33,22 +33,6 @@ old
 <!-- end of results -->
 After.
 """
-
-
-class Counter:
-    """Counts the runs that were made."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def began(self, n_runs: int, n_known: int) -> None:
-        pass
-
-    def advanced(self, done: int, of: int) -> None:
-        pass
-
-    def finished(self, row: Row) -> None:
-        self.n += 1
 
 
 @pytest.fixture(scope="module")
