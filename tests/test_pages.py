@@ -14,6 +14,14 @@ import torch
 
 import archlearn as al
 from archlearn.cli.application import app
+from archlearn.training.defaults import (
+    COST_OF_ALL_NEURONS,
+    ENOUGH_STEPS,
+    MOST_EPOCHS,
+    MOST_TRAVEL_A_STEP,
+    TRAVEL,
+    derive_sizes,
+)
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import from_table
 from tests.reporting.run_folders import LENET, write_run
@@ -75,6 +83,26 @@ COMMANDS = sorted({line for page in [ROOT / "README.md", *PAGES] for line in com
 def test_commands_on_the_pages_are_understood(command: str) -> None:
     _, bound, _ = app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
     assert bound is not None
+
+
+def test_the_page_of_defaults_has_the_numbers_of_the_code() -> None:
+    text = (ROOT / "docs" / "defaults.md").read_text()
+    settings = derive_sizes(RunSettings(), 55_000, 1)
+    optimiser, gates, strengths = settings.optimiser, settings.gates, settings.strengths
+    for words in (
+        f"| {settings.batch_size}, or a tenth of the train examples",
+        f"enough for {ENOUGH_STEPS:,} steps, at most {MOST_EPOCHS} |",
+        f"{optimiser.learning_rate} (SGD, momentum {optimiser.momentum})",
+        f"`clip_norm` | {optimiser.clip_norm:g} |",
+        f"{COST_OF_ALL_NEURONS} × loss of a guess ÷ number of neurons",
+        f"`ratio` (λ3 / λ1) | {strengths.ratio} |",
+        f"λ4 / λ3) | {strengths.depth_share} |",
+        f"{TRAVEL} ÷ (width cost × steps",
+        f"{MOST_TRAVEL_A_STEP} × steps in which gates move",
+        f"`freeze_for` | {gates.start_after}, {gates.freeze_for} |",
+        f"`depth_start` | {gates.width_start}, {gates.depth_start} |",
+    ):
+        assert words in text
 
 
 def test_the_settings_on_the_page_are_settings() -> None:
