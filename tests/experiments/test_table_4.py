@@ -68,33 +68,36 @@ def tries(fc: float, conv: float, both: float, everything: float) -> list[Row]:
     return [
         candidate("reference", 1000, 0.48, test=0.9),
         candidate("reference, trained further", 1000, 0.5),
-        candidate("AL-fc at 0.2", 320, fc),
-        candidate("AL-conv at 0.01", 780, conv),
-        candidate("AL-conv-fc at 0.2", 320, both),
-        candidate("AL-all at 0.2", 319, everything),
+        candidate("AL-fc at 9", 320, fc),
+        candidate("AL-conv at 9", 780, conv),
+        candidate("AL-conv-fc at 9", 320, both),
+        candidate("AL-all at 9", 319, everything),
     ]
+
+
+def next_of(*names: str, place: int = 0) -> dict[str, float]:
+    return {name: LEARNT[name].others[place] for name in names}
 
 
 def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
     rows = tries(0.492, 0.489, 0.491, 0.495)
-    assert table_4_choices.choose_next(rows) == {"AL-conv": 0.005}
-    rows[2] = candidate("AL-fc at 0.2", 330, 0.6)
-    rows[5] = candidate("AL-all at 0.2", 320, 0.7)
-    assert table_4_choices.choose_next(rows) == {"AL-fc": 0.1, "AL-conv": 0.005, "AL-all": 0.1}
+    assert table_4_choices.choose_next(rows) == next_of("AL-conv")
+    rows[2] = candidate("AL-fc at 9", 330, 0.6)
+    rows[5] = candidate("AL-all at 9", 320, 0.7)
+    assert table_4_choices.choose_next(rows) == next_of("AL-fc", "AL-conv", "AL-all")
 
 
 def test_learning_all_layers_is_tried_again_until_it_is_above_the_others() -> None:
     rows = tries(0.5, 0.5, 0.5, 0.5)
-    assert table_4_choices.choose_next(rows) == {"AL-all": 0.1}
-    rows.append(candidate("AL-all at 0.1", 319, 0.499))
-    assert table_4_choices.choose_next(rows) == {"AL-all": 0.4}
-    rows.append(candidate("AL-all at 0.4", 319, 0.499))
+    for place, cost in enumerate(LEARNT["AL-all"].others):
+        assert table_4_choices.choose_next(rows) == next_of("AL-all", place=place)
+        rows.append(candidate(table_4_choices.name_of("AL-all", cost), 319, 0.499))
     assert table_4_choices.choose_next(rows) == {}, "no price is left"
     assert table_4_choices.choose_next(tries(0.5, 0.5, 0.5, 0.501)) == {}
 
 
 def test_what_the_time_did_not_suffice_for_is_not_tried_again() -> None:
-    assert table_4_choices.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == {"AL-fc": 0.1}
+    assert table_4_choices.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == next_of("AL-fc")
 
 
 def test_windows_of_sizes_are_what_must_be_shown() -> None:
