@@ -138,6 +138,10 @@ def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_pa
     assert notebook.made == ["plain 0"], "nothing at all is no answer"
     assert results.derived["order"] == ["plain 0"]
     assert carry_out(tmp_path) == ALL[1:]
+    whole = read_results(tmp_path, "trial")
+    assert whole is not None
+    again = conduct(order, notebook)
+    assert again.rows == whole.rows, "what was made in time before is shown too"
 
 
 def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:

@@ -102,8 +102,6 @@ class _Conductor:
         """Carry out all stages."""
         experiment, scale = self._order.experiment, self._order.scale
         for number, stage in enumerate(experiment.stages, start=1):
-            if number > 1 and not self._has_time():
-                break
             works = stage(scale, self._done)
             asked = [describe_work(work) for work in works]
             last = number == len(experiment.stages)
@@ -128,7 +126,7 @@ class _Conductor:
 
     def _carry_out(self, works: Sequence[Work]) -> None:
         for work in works:
-            if isinstance(work, Evaluation):
+            if isinstance(work, Evaluation) and self._goes_on():
                 self._keep(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
         recorder = _Recorder(self, runs)
@@ -136,13 +134,13 @@ class _Conductor:
             runs,
             observer=recorder,
             side_by_side=self._order.side_by_side,
-            # Without its first runs there is nothing to show at all.
-            go_on=lambda: not self._known or self._has_time(),
+            go_on=self._goes_on,
         )
 
-    def _has_time(self) -> bool:
+    def _goes_on(self) -> bool:
+        """Return whether there is time for another run; without any there is nothing to show."""
         within = self._order.within
-        return within is None or time.monotonic() - self._began < within
+        return within is None or not self._known or time.monotonic() - self._began < within
 
     def keep_outcome(self, outcome: Outcome, run: Run) -> None:
         """Write a finished run down."""
