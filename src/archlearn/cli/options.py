@@ -1,9 +1,10 @@
 """The options of `learn` are made of the settings' dataclasses; None means not given."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import flat_settings
@@ -25,13 +26,27 @@ def _make_options() -> type:
     fields: list[tuple[str, Any, Any]] = []
     for section, name, item in flat_settings():
         hint = get_type_hints(hints[section])[name] if section else hints[name]
-        parameter = Parameter(help=_help(item), group=groups[section], show_default=False)
+        parameter = Parameter(
+            help=_help(item),
+            group=groups[section],
+            show_default=False,
+            converter=_read_whole_number if hint in (int, int | None) else None,
+        )
         default = dataclasses.field(default=None)
         fields.append((name, Annotated[hint | None, parameter], default))
     made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
     # Left at "types", cyclopts takes the class for one of the standard library's.
     made.__module__ = __name__
     return made
+
+
+def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
+    """Return the number that was typed; cyclopts itself would round 2.5."""
+    del kind
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is no whole number") from None
 
 
 def _help(item: dataclasses.Field[Any]) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from archlearn.errors import InputError
 from archlearn.models import alexnet, caffenet
 from archlearn.models.convnet import ConvNet
-from archlearn.models.importing import import_callable, is_reference
+from archlearn.models.importing import explaining_users_code, import_callable, is_reference
 from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
 from archlearn.models.mlp import MLP
 
@@ -98,7 +98,8 @@ def _three(text: str, name: str) -> tuple[int, int, int]:
 
 def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     function = import_callable(name)
-    made = function(**_wanted(function, input_shape=input_shape, n_outputs=n_outputs))
+    with explaining_users_code(name):
+        made = function(**_wanted(function, input_shape=input_shape, n_outputs=n_outputs))
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
     return made

@@ -3,9 +3,14 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 
-from archlearn.errors import InputError
+from archlearn.errors import ArchlearnError, InputError
+
+_NOT_THEIRS = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<frozen")
 
 
 def is_reference(name: str) -> bool:
@@ -27,7 +32,8 @@ def import_callable(reference: str) -> Callable[..., object]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with explaining_users_code(reference):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(
             f"cannot import {module_name!r} for {reference!r}: {error}; run the command in the "
@@ -39,3 +45,23 @@ def import_callable(reference: str) -> Callable[..., object]:
             f"{reference!r} was asked for, but {module_name!r} has no function {attribute!r}"
         )
     return function
+
+
+@contextmanager
+def explaining_users_code(reference: str) -> Generator[None]:
+    """Say what a user's module or function stumbled over, and at which line of theirs.
+
+    Raises:
+        InputError: If it raises anything that is not ours and not about a missing module.
+    """
+    try:
+        yield
+    except (ArchlearnError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+        place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+        raise InputError(
+            f"{reference!r} raised {type(error).__name__}: {error}{place}; try it in Python alone"
+        ) from error

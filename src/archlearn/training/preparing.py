@@ -28,6 +28,7 @@ from archlearn.training.limiting import Limits
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
+from archlearn.training.ranges import check_ranges
 from archlearn.training.settings import RunSettings
 from archlearn.training.starting import normalise_as_pretrained, start_network
 from archlearn.training.steppers import can_capture, make_stepper
@@ -69,7 +70,12 @@ class Session:
 
 
 def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
-    """Return a session at the beginning of its first epoch."""
+    """Return a session at the beginning of its first epoch.
+
+    Raises:
+        SettingsError: If a setting lies outside its range or does not fit the data.
+    """
+    check_ranges(settings)
     fabric = start_fabric(settings.hardware)
     with fabric.rank_zero_first():
         dataset = load_dataset(settings, progress)

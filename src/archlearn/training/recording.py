@@ -23,15 +23,20 @@ def start_folder(folder: Path, settings: RunSettings) -> None:
     """Make a run's folder and write its settings.
 
     Raises:
-        SettingsError: If the folder holds a run already.
+        SettingsError: If the folder holds a run already, or cannot be made.
     """
     if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
         raise SettingsError(
             f"{folder} holds a run already; go on with it by --resume {folder}, or choose "
             "another --out"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_settings(folder, settings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_settings(folder, settings)
+    except (FileExistsError, NotADirectoryError, PermissionError, FileNotFoundError) as error:
+        raise SettingsError(
+            f"the run's folder cannot be made at {folder} ({error.strerror}); choose another --out"
+        ) from error
 
 
 def has_begun(folder: Path) -> bool:

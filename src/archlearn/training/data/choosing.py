@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import Tensor
 
-from archlearn.models.importing import import_callable, is_reference
+from archlearn.models.importing import explaining_users_code, import_callable, is_reference
 from archlearn.training.data.building import Examples
 from archlearn.training.data.cifar import load_cifar
 from archlearn.training.data.datasets import Split, Task
@@ -118,7 +118,8 @@ def _mnist_or_digits(progress: Progress) -> Examples:
 def _from_user(name: str) -> Examples:
     """Call a user's function: it returns examples, or ((x, y), (x, y)) for train and test."""
     function = cast("Callable[[], object]", import_callable(name))
-    made = function()
+    with explaining_users_code(name):
+        made = function()
     if isinstance(made, Examples):
         return made
     match made:
