@@ -32,7 +32,8 @@ def test_a_snapshot_worked_by_hand() -> None:
 
 
 def test_gates_are_projected_to_go_on_as_in_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archlearn.training.measuring._SECONDS_BETWEEN_PROJECTIONS", -1.0)
+    pause = "archlearn.training.measuring._SECONDS_BETWEEN_PROJECTIONS"
+    monkeypatch.setattr(pause, -1.0)
     model = gated([0.9, 0.95, 1.0, 0.7], 0.45)
     observatory = Observatory(model, X, "parameters")
     observatory.measure(*read_gates(model), epochs_to_move=4.0)
@@ -42,7 +43,6 @@ def test_gates_are_projected_to_go_on_as_in_the_last_epoch(monkeypatch: pytest.M
     assert moving.widths["0"] == 4
     assert moving.costs.parameters == 4 * 4 + 2 * 5
     assert moving.projected == 3 * 4 + 2 * 4
-    with torch.no_grad():
-        width_gates(model)["0"][3] = 0.55
+    monkeypatch.setattr(pause, 1e9)  # the last projection is held, and no longer true
     still = observatory.measure(*read_gates(model), epochs_to_move=0.0)
     assert still.projected == still.costs.parameters == 4 * 4 + 2 * 5
