@@ -1,6 +1,9 @@
 """Helpers make what one process would make."""
 
 import os
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +75,41 @@ def test_where_helpers_die_it_is_done_here(caplog: pytest.LogCaptureFixture) -> 
     assert map_helped(die_elsewhere, [os.getpid()] * 2, 2) == [os.getpid()] * 2
     assert "helpers have died" in caplog.text
     assert {process != os.getpid() for process, _, _ in map_helped(who, range(2), 2)} == {True}
+
+
+ASK_AND_WAIT = """
+import sys, time
+from archlearn.experiments import helping
+helping.map_helped(abs, [1, 2], 2)
+print(*helping._helpers(2)._processes, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are looked for as Linux shows them")
+def test_helpers_of_a_process_that_was_killed_leave() -> None:
+    command = [sys.executable, "-c", ASK_AND_WAIT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        helpers = [int(word) for word in asking.stdout.readline().split()]
+        assert len(helpers) == 2
+        assert all(is_running(helper) for helper in helpers)
+        asking.kill()
+    for _ in range(600):
+        if not any(is_running(helper) for helper in helpers):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"helpers {helpers} are still there")
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat")
+    # One that has ended may wait for somebody to take note.
+    return not state.is_file() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("n_helpers", [0, 2])
