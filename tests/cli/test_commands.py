@@ -75,6 +75,30 @@ def test_a_checkpoint_is_answered_with_the_run_to_measure(
     assert f"to measure the run: archlearn evaluate {run_folder}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("compact RUN --out /proc/x.safetensors", "choose another file with --out"),
+        ("compact RUN --out RUN", "it is a folder; name a file in it with --out"),
+        ("report RUN --out /proc/x.html", "choose another file with --out"),
+        ("evaluate RUN --data diabetes", "does not take examples of shape (10,)"),
+        ("evaluate HALF", "archlearn compact HALF"),
+        ("inspect mlp --shape 64 --outputs -3", "Must be >= 1"),
+    ],
+)
+def test_what_is_wrong_is_answered_with_what_to_do(
+    words: str, answer: str, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "config.toml").write_text('data = "digits"\n')
+    names = {"RUN": str(run_folder), "HALF": str(half)}
+    with pytest.raises(SystemExit) as ended:
+        main([names.get(word, word) for word in words.split()])
+    assert ended.value.code == 1
+    assert answer.replace("HALF", str(half)) in capsys.readouterr().err
+
+
 def test_compacting_a_checkpoint_gives_the_model_of_the_run(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def evaluate(
     from archlearn.training.preparing import load_dataset
     from archlearn.training.recording import COMPACT, read_run_settings
     from archlearn.training.settings import RunSettings
+    from archlearn.training.starting import check_fit
 
     if is_checkpoint(target):
         raise SettingsError(
@@ -45,13 +46,20 @@ def evaluate(
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
+    path = target / COMPACT if target.is_dir() else target
+    if target.is_dir() and not path.is_file():
+        raise SettingsError(
+            f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
+            f"{target}), or compact it as it is: archlearn compact {target}"
+        )
     asked = replace(
         settings,
         data=data or settings.data,
         skip_broken=skip_broken or settings.skip_broken,
     )
     dataset = load_dataset(asked, no_progress)
-    network = load(target / COMPACT if target.is_dir() else target)
+    network = load(path)
+    check_fit(network, dataset, str(path))
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
     measured = (
         f"{score.accuracy:.2%} right"

@@ -1,6 +1,10 @@
 """`archlearn inspect`."""
 
 import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 EXAMPLES = """Examples:
   archlearn inspect lenet
@@ -15,7 +19,7 @@ def inspect(
     *,
     data: str | None = None,
     shape: str = "1x28x28",
-    outputs: int = 10,
+    outputs: Annotated[int, Parameter(validator=Number(gte=1))] = 10,
     skip_broken: bool = False,
 ) -> None:
     """Show every layer of a network: what can be learnt of it, what not, and why.

@@ -11,6 +11,7 @@ from typing import Any
 from archlearn.cli.display import make_display
 from archlearn.cli.downloads import show_downloads
 from archlearn.training.data.fetching import Progress
+from archlearn.training.disks import explaining_full_disks
 from archlearn.training.errors import RunStoppedError
 from archlearn.training.observing import Observer
 from archlearn.training.recording import COMPACT, REPORT, read_run_settings
@@ -65,5 +66,7 @@ def _conclude(folder: Path, summary: Mapping[str, Any], *, report: bool) -> Mapp
     if report:
         from archlearn.reporting import write_report
 
-        sys.stdout.write(f"report         {write_report([folder], folder / REPORT)}\n")
+        with explaining_full_disks(folder):
+            written = write_report([folder], folder / REPORT)
+        sys.stdout.write(f"report         {written}\n")
     return summary

@@ -32,7 +32,7 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
         return build_network(settings.model, dataset.input_shape, dataset.n_outputs)
     found = _read(settings.start_from)
     if isinstance(found, nn.Module):
-        _check_outputs(found, dataset, settings.start_from)
+        check_fit(found, dataset, settings.start_from)
         return found
     fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
     return with_weights(fresh, found, dataset.n_outputs)
@@ -82,9 +82,14 @@ def _by_colour(values: tuple[float, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def _check_outputs(network: nn.Module, dataset: Dataset, path: str) -> None:
-    """Refuse a saved network that does not take these images or has other outputs."""
-    example = torch.zeros(2, *dataset.input_shape)
+def check_fit(network: nn.Module, dataset: Dataset, path: str) -> None:
+    """Refuse a saved network that does not take these examples or has other outputs.
+
+    Raises:
+        InputError: If it does not fit.
+    """
+    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
+    example = torch.zeros(2, *dataset.input_shape, dtype=next(floating, torch.float32))
     try:
         outputs = network.eval()(example)
     except (RuntimeError, ValueError, TypeError) as error:
