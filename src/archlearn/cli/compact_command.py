@@ -24,7 +24,7 @@ def compact(
         out: The file to write. [default: compact.safetensors in the run's folder]
         pay: A linear layer is merged when this becomes less.
     """
-    from archlearn.cli.targets import check_target
+    from archlearn.cli.targets import writing
     from archlearn.storage import save
     from archlearn.surgery.compacting import compact as compact_model
     from archlearn.surgery.planning import plan
@@ -32,10 +32,9 @@ def compact(
     from archlearn.training.reviving import revive
 
     target = out or run / COMPACT
-    if out is not None:
-        check_target(target)
     revived = revive(run)
-    chosen = plan(revived.model, revived.example, pay=pay)
-    small = compact_model(revived.model, chosen)
-    save(small, target)
+    with writing(target):
+        chosen = plan(revived.model, revived.example, pay=pay)
+        small = compact_model(revived.model, chosen)
+        save(small, target)
     sys.stdout.write(f"{chosen}\n{small.certificate}\n{target}\n")

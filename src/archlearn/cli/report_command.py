@@ -25,9 +25,10 @@ def report(*runs: Path, out: Path | None = None) -> None:
     for run in runs:
         if not (run / CONFIG).is_file():
             raise SettingsError(f"{run} holds no run (there is no {CONFIG} in it)")
-    from archlearn.cli.targets import check_target
+    from archlearn.cli.targets import writing
     from archlearn.reporting import write_report
 
     target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-    check_target(target)
-    sys.stdout.write(f"{write_report(list(runs), target)}\n")
+    with writing(target):
+        write_report(list(runs), target)
+    sys.stdout.write(f"{target}\n")
