@@ -1,6 +1,5 @@
 """Gates are put behind the activations of a copy of the user's model."""
 
-import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from archlearn import hard_concrete
 from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
+from archlearn.copies import copy_model
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.rehearsals import rehearse
@@ -61,7 +61,7 @@ def add_gates(
     start = _choose_start(kind, width_start)
     _check_gateable(net, start, depth_start)
     _check_leaves(net, leaves)
-    gated = copy.deepcopy(net)
+    gated = copy_model(net)
     choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
     if not is_bound(net):
         rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)

@@ -36,7 +36,9 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
         if channels is None or site.node not in blueprint.gated[place]:
             continue
         if int(blueprint.group_of[channels[0]]) not in on_weights:
-            dim = blueprint.followed[place].sites[site.node].dim
+            followed = blueprint.followed[place]
+            # Counted from behind: inputs may have more or fewer dimensions in front.
+            dim = followed.sites[site.node].dim - followed.values[site.node].ids.dim()
             writer.gate_channels(node, channels, dim)
     for readers in on_weights.values():
         for reader in readers:

@@ -5,7 +5,6 @@ for pooling. So a gate behind the activation can be multiplied into the weights 
 what is left of it is whether it is zero.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from archlearn.copies import copy_model
 from archlearn.errors import InputError
 from archlearn.gates import join_gates, open_flat
 from archlearn.graphs.blueprint import Blueprint
@@ -85,7 +85,7 @@ def fold_scales(model: nn.Module) -> nn.Module:
 
     The model's own gates are real numbers; they are multiplied into the layers in front.
     """
-    made = copy.deepcopy(model)
+    made = copy_model(model)
     store = find_store(made)
     assert store is not None
     gates = list(store.width_gates().values())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import archlearn as al
 
@@ -66,3 +67,71 @@ def test_a_model_that_does_so_itself_is_refused(kind: type[nn.Module], why: str)
     with pytest.raises(al.TracingError, match=why):
         al.add_gates(kind(), X)
     assert torch.is_autocast_enabled.__name__ == "is_autocast_enabled"
+
+
+class Again(Base):
+    def __init__(self, *, older: bool) -> None:
+        super().__init__()
+        self.second, self.older = nn.Linear(5, 5), older
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.layer(x))
+        return checkpoint(self.second, x, use_reentrant=self.older)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_part_that_is_computed_again_is_followed(older: bool) -> None:
+    net = Again(older=older)
+    model = al.add_gates(net, X)
+    torch.testing.assert_close(model(X), net(X))
+    for each in (model, net):
+        each(X).square().sum().backward()
+    torch.testing.assert_close(model.layer.weight.grad, net.layer.weight.grad)
+
+
+class Places(nn.Module):
+    """Makes tensors of the sizes of its input, and reads a buffer as far as that goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 5), nn.Embedding(16, 5)
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 5)
+        self.register_buffer("scale", torch.rand(16))
+        self.scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        n_rows, n = x.shape
+        y = self.words(x) + self.places(torch.arange(n, device=x.device))
+        y = y * self.scale[:n].view(1, -1, 1) + torch.full((n_rows, n, 1), 2.0, device=x.device)
+        return self.last(torch.relu(self.first(y)))
+
+
+def test_tensors_made_of_sizes_and_of_buffers_are_made_anew() -> None:
+    net = Places()
+    model = al.add_gates(net, torch.randint(9, (2, 6)))
+    for shape in [(2, 6), (3, 4), (1, 16)]:
+        x = torch.randint(9, shape)
+        torch.testing.assert_close(model(x), net(x))
+    wide = model.double()(torch.randint(9, (2, 6)))
+    assert wide.dtype is torch.float64
+    assert not any(isinstance(value, Tensor) for value in vars(model).values())
+
+
+class ByBuffer(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("is_started", torch.tensor(False))
+        self.is_started: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x if self.is_started else x * 2)
+
+
+def test_a_branch_on_a_buffer_is_not_frozen() -> None:
+    net = nn.Sequential(ByBuffer(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = al.add_gates(net, X)
+    for each in (net, model):
+        each[0].is_started.fill_(True)
+    torch.testing.assert_close(model(X), net(X))
+    with pytest.raises(al.TracingError, match="control flow"):
+        al.add_gates(ByBuffer(), X)

@@ -213,7 +213,7 @@ def follow(
     with torch.no_grad():
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
-            follower.run(*values_for(graph, inputs))
+            follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)

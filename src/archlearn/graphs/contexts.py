@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 
 from archlearn.graphs.questions import Refusal
 from archlearn.graphs.sources import is_ours
+from archlearn.graphs.step import leaves_of
 
 WITHOUT_GRADIENTS = (
     "calls are made without gradients (torch.no_grad), which a trace does not hold; call .detach() "
@@ -22,21 +24,55 @@ _AUTOCAST = (
 )
 
 
+_CREATORS = (
+    "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
+)  # fmt: skip
+
+
 @contextmanager
 def plain_context() -> Generator[None]:
-    """Trace with gradients and without autocast, and refuse whoever asks for or sets the latter."""
+    """Trace with gradients and without autocast, and see what torch.fx does not.
+
+    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])` becomes a call. A
+    part that is computed again for its gradients is followed like any other.
+    """
     homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
-    asked: list[tuple[Any, str]] = [(torch, "is_autocast_enabled")]
-    asked += [(home.autocast, "__enter__") for home in homes]
-    own = [getattr(owner, name) for owner, name in asked]
+    made: list[tuple[Any, str, Any]] = [
+        (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
+        *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
+        *[(torch, name, _recording(getattr(torch, name))) for name in _CREATORS],
+    ]
+    again: Any = sys.modules.get("torch.utils.checkpoint")
+    if again is not None:
+        made.append((again, "CheckpointFunction", _CalledOnce))
+    own = [getattr(owner, name) for owner, name, _ in made]
     try:
-        for (owner, name), function in zip(asked, own, strict=True):
-            setattr(owner, name, _refusing(function))
+        for owner, name, other in made:
+            setattr(owner, name, other)
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        for (owner, name), function in zip(asked, own, strict=True):
+        for (owner, name, _), function in zip(made, own, strict=True):
             setattr(owner, name, function)
+
+
+class _CalledOnce:
+    """Stands for checkpointing by torch's older way, which runs without gradients at first."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        """Call the function."""
+        return function(*args)
+
+
+def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
+    def record(*args: Any, **kwargs: Any) -> Any:
+        traced = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, fx.Proxy)]
+        if not traced:
+            return function(*args, **kwargs)
+        return traced[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+    return record
 
 
 def check_gradients() -> None:

@@ -51,6 +51,15 @@ class ExampleInputs:
         mapped = tree_map(move, (self.args, self.kwargs))
         return ExampleInputs(*mapped)
 
+    def copy(self) -> "ExampleInputs":
+        """Return the same inputs with every tensor copied: a model may change them in place."""
+
+        def clone(value: Any) -> Any:
+            return value.detach().clone() if isinstance(value, Tensor) else value
+
+        args, kwargs = tree_map(clone, (self.args, self.kwargs))
+        return ExampleInputs(args, kwargs, self.are_real)
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:

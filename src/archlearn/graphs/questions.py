@@ -42,6 +42,9 @@ REFUSALS = {
 _NUMBERS = ("number", "text", "key")  # what hangs on a number itself, not on one bit of it
 
 
+_READ: dict[str, Callable[[Any], Any]] = {"bool": bool, "len": len}
+
+
 class Refusal(BaseException):
     """Why a part cannot be followed; it passes a user's `except Exception`."""
 
@@ -104,8 +107,8 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
     """
     if what == "len":
         is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
-        asked = ("call_method", "dim", (node.args[0],), {})
-        return [Guard(asked, len(value))] if is_shape else []
+        name, asked = ("dim", node.args[0]) if is_shape else ("__len__", node)
+        return [Guard(("call_method", name, (asked,), {}), len(value))]
     if topic_of(node) == KIND:
         is_sure = _is_sure_of_kind(node)
         return [Guard(node, bool(value), check_argument if is_sure else check_kind)]
@@ -144,8 +147,8 @@ def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> An
         value = _evaluate(net, question, inputs)
     except Exception as error:
         return Answer(refusal=f"the example inputs give no answer ({error})")
-    read = (lambda found: found) if question.what in _NUMBERS else bool
-    if topic_of(question.node) == SIZES and question.what in ("bool", *_NUMBERS):
+    read: Callable[[Any], Any] = _READ.get(question.what, lambda found: found)
+    if _may_hang_on_batch(question):
         for n_rows in (1, 2, 7):
             try:
                 other = _evaluate(net, question, _with_rows(inputs, n_rows))
@@ -156,10 +159,16 @@ def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> An
     return Answer(value)
 
 
+def _may_hang_on_batch(question: Question) -> bool:
+    topic = topic_of(question.node)
+    if question.what == "len":  # of a shape, that is a rank; of parts, it may be anything
+        return topic is None
+    return topic == SIZES and question.what != "class"
+
+
 def _evaluate(net: nn.Module, question: Question, inputs: ExampleInputs) -> Any:
     graph, wanted = question.node.graph, question.node
-    copied = ExampleInputs(*tree_map(_copied, (inputs.args, inputs.kwargs)))
-    given = iter(values_for(graph, copied))
+    given = iter(values_for(graph, inputs.copy()))
     values: dict[fx.Node, Any] = {}
     with evaluating(net), torch.no_grad():
         for node in graph.nodes:
@@ -173,10 +182,6 @@ def _evaluate(net: nn.Module, question: Question, inputs: ExampleInputs) -> Any:
             if node is wanted:
                 break
     return values[wanted]
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:

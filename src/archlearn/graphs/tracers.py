@@ -44,6 +44,8 @@ class UntraceableError(Exception):
 class Follower(fx.Tracer):
     """Follows everything but torch's own modules, tri-state activations and leaves."""
 
+    proxy_buffer_attributes = True  # or what is computed from buffers would be a constant
+
     def __init__(
         self,
         leaves: Sequence[Leaf],
@@ -86,10 +88,10 @@ class Follower(fx.Tracer):
         return bool(self.ask(obj, "bool"))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Return the sizes of a shape one by one."""
-        if topic_of(obj.node) is None:
+        """Return the sizes of a shape one by one, or the parts that a tensor is split into."""
+        if topic_of(obj.node) is None and self.class_of(obj) not in (tuple, list):
             return super().iter(obj)
-        return parts_of(obj, len(obj))
+        return parts_of(obj, len(self.ask(obj, "len")))
 
     def ask(self, proxy: Any, what: str) -> Any:
         """Return what the example inputs say, and note that it was asked.
@@ -98,7 +100,8 @@ class Follower(fx.Tracer):
             Refusal: If the question is about values, or its answer may change.
         """
         node: fx.Node = proxy.node
-        if not may_ask(node, what, at_top=len(self.module_stack) < 1):
+        is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
+        if not is_parts and not may_ask(node, what, at_top=len(self.module_stack) < 1):
             raise Refusal(REFUSALS[what])
         if not self._can_answer:
             raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")

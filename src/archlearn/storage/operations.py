@@ -60,7 +60,7 @@ upsample
 """
 
 _METHODS = """
-abs abs_ add add_ addmm all amax amin any argmax argmin baddbmm bernoulli_ bfloat16 bmm bool
+__len__ abs abs_ add add_ addmm all amax amin any argmax argmin baddbmm bernoulli_ bfloat16 bmm bool
 broadcast_to ceil chunk clamp clamp_ clamp_max clamp_min clip clone contiguous copy_ cos cpu
 cumsum detach diagonal dim div div_ dot double eq erf exp expand expand_as fill_ flatten flip
 float floor gather ge gelu gt half index_add index_copy index_select int is_floating_point item le

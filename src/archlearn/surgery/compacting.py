@@ -1,6 +1,5 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
-import copy
 import math
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import Certificate, Comparison
+from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.graphs.lookups import find_module
@@ -78,7 +78,7 @@ def compact(model: nn.Module, plan: Plan | None = None, example_inputs: object =
 
 def _compact_scaled(model: nn.Module, plan: Plan | None, inputs: ExampleInputs) -> nn.Module:
     """Return the compact model of one with real gates: they go into the weights first."""
-    small = compact(fold_scales(copy.deepcopy(model).double()), plan)
+    small = compact(fold_scales(copy_model(model).double()), plan)
     doubles = _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     with evaluating(model, small):
         comparison = Comparison((model, small), doubles, inputs, math.inf, is_derived=True)
@@ -126,10 +126,10 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     computed = computed_tensors(gated, plan)
     if computed:
         with exchanging(widen(gated)):
-            gated = copy.deepcopy(gated)
+            gated = copy_model(gated)
         make_plain_(gated, computed)
     memo = narrowed_tensors(gated, plan.narrowings)
-    small = copy.deepcopy(gated, memo | {id(getattr(gated, STORE, None)): None})
+    small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
     for tensor, wide in widen(small).items():
         tensor.data = wide
     small.__class__ = user_class(small)

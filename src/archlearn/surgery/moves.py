@@ -1,5 +1,6 @@
 """How calls that only move data are written anew for narrowed tensors."""
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from archlearn.graphs.inputs import check_argument
 from archlearn.graphs.labels import Labels
 from archlearn.graphs.lookups import find_module
+from archlearn.graphs.sources import source_of
 
-_RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "Unflatten")
+_RESHAPES = ("view", "reshape", "flatten", "view_as", "reshape_as")
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 _SPLITS = ("chunk", "split", "tensor_split")
 
@@ -44,6 +47,7 @@ def rewrite_move(move: Move) -> fx.Node | None:
     name = _name_of(move)
     writers: list[tuple[tuple[str, ...], Callable[[Move], fx.Node | None]]] = [
         (_RESHAPES, _reshape),
+        (("unflatten", "Unflatten"), _unflatten),
         (_EXPANDS, _expand),
         (_SPLITS, _split),
         (("pad",), _pad),
@@ -68,7 +72,40 @@ def _reshape(move: Move) -> fx.Node | None:
         return None
     sizes = _sizes(move)
     with move.graph.inserting_before(move.node):
+        _guard_tail(move, sizes)
         return move.graph.call_method("reshape", (move.node.all_input_nodes[0], *sizes))
+
+
+def _guard_tail(move: Move, sizes: list[Any]) -> None:
+    """Refuse images of other sizes where `view(-1, 800)` would take pieces of channels."""
+    if -1 not in sizes or not all(isinstance(size, int) for size in sizes):
+        return
+    shape, block = move.source.shape, -math.prod(sizes)
+    fitting = [n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == block]
+    if not fitting or fitting[0] == 1:
+        return
+    tail = slice(-fitting[0], None)
+    whole = move.graph.call_function(getattr, (move.node.all_input_nodes[0], "shape"))
+    found = move.graph.call_function(operator.getitem, (whole, tail))
+    what = f"the shape at {source_of(move.node) or move.node.name}"
+    move.graph.call_function(check_argument, (found, tuple(shape[tail]), what))
+
+
+def _unflatten(move: Move) -> fx.Node | None:
+    """Spread the same dimension over narrowed sizes; all others are as they may be."""
+    if move.source.numel() != move.expected.numel():
+        return None
+    if move.node.op == "call_module":
+        dim: Any = getattr(find_module(move.net, str(move.node.target)), "dim", None)
+    else:
+        dim = move.node.kwargs.get("dim", move.node.args[1] if len(move.node.args) > 1 else None)
+    if not isinstance(dim, int):
+        return None
+    start = dim % move.source.dim()
+    n = move.expected.dim() - move.source.dim() + 1
+    sizes = tuple(move.expected.shape[start : start + n])
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, sizes))
 
 
 def _expand(move: Move) -> fx.Node | None:
@@ -83,7 +120,7 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
     if len(given) == 1 and isinstance(given[0], tuple | list):
         given = list(given[0])
     shape = list(move.expected.shape)
-    if len(given) != len(shape) or _name_of(move) in ("flatten", "unflatten", "Unflatten"):
+    if len(given) != len(shape) or _name_of(move) == "flatten":
         given = list(shape)
         unchanged = move.full.shape[0] == shape[0]
         if infer and unchanged:
@@ -106,9 +143,11 @@ def _split(move: Move) -> fx.Node | None:
         if sum(sizes) == source.shape[dim]:
             found = source.split(sizes, dim)
             if all(torch.equal(a, b) for a, b in zip(found, parts, strict=True)):
+                given: Any = move.node.kwargs.get("dim", [*move.node.args, 0, 0][2])
+                place = dim - source.dim() if given < 0 else dim  # as it was counted
                 with move.graph.inserting_before(move.node):
                     return move.graph.call_method(
-                        "split", (move.node.all_input_nodes[0], sizes, dim)
+                        "split", (move.node.all_input_nodes[0], sizes, place)
                     )
     return None
 
@@ -143,6 +182,7 @@ def _slice(move: Move) -> fx.Node | None:
     given = list(index) if isinstance(index, tuple | list) else [index]
     if index is None or any(not isinstance(part, slice) for part in given if part is not ...):
         return None
+    shortened = given
     given = _without_ellipsis(given, source.dim())
     for dim, part in enumerate(given):
         for start in range(source.shape[dim] + 1):
@@ -153,9 +193,20 @@ def _slice(move: Move) -> fx.Node | None:
                 if found.shape == move.expected.shape and torch.equal(found, move.expected):
                     with move.graph.inserting_before(move.node):
                         first = move.node.all_input_nodes[0]
-
-                        return move.graph.call_function(operator.getitem, (first, tuple(trial)))
+                        made = tuple(_with_ellipsis(trial, shortened, dim))
+                        return move.graph.call_function(operator.getitem, (first, made))
     return None
+
+
+def _with_ellipsis(trial: list[Any], given: list[Any], dim: int) -> list[Any]:
+    """Return indices as they were counted, from the front or behind an ellipsis."""
+    if ... not in given:
+        return trial[: max(len(given), dim + 1)]
+    place = given.index(...)
+    behind = len(trial) - (len(given) - place - 1)
+    if place <= dim < behind:
+        return trial
+    return [*trial[:place], ..., *trial[behind:]]
 
 
 def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:

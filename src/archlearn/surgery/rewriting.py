@@ -21,6 +21,7 @@ from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.step import call_node, leaves_of, map_leaves, opaque
 from archlearn.surgery.cuts import Cuts
 from archlearn.surgery.moves import Move, rewrite_move
+from archlearn.surgery.numbers import Numbers
 from archlearn.surgery.selections import Scrambled, Selections, cannot_narrow
 from archlearn.surgery.special import Seen, narrow_call_
 
@@ -118,7 +119,11 @@ class Rewriter:
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = map_leaves(self.cuts.reduce_labels, full)
-        if not self.cuts.touches([full, *[self.values[n.name] for n in old.all_input_nodes]]):
+        is_whole = not any(
+            isinstance(self.narrowed.get(n), Scrambled) for n in node.all_input_nodes
+        )
+        read = [full, *[self.values[n.name] for n in old.all_input_nodes]]
+        if is_whole and not self.cuts.touches(read):
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
             return self.selections.scramble(old, node)
@@ -187,10 +192,11 @@ class Rewriter:
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number that was read off a channel count keeps the value it had."""
+        numbers = Numbers(self.values, self.nodes, self.narrowed)
         for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
             was, is_now = self.values[before.name], self.narrowed.get(now)
             if isinstance(was, int | float) and was != is_now:
-                node.replace_input_with(now, was)  # pyright: ignore[reportArgumentType]
+                node.replace_input_with(now, numbers.keep(before, node))
                 self.changed = True
 
 

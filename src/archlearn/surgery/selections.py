@@ -8,8 +8,10 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
+from archlearn.graphs.inputs import check_argument
 from archlearn.graphs.labels import Labels, varying
 from archlearn.graphs.rules.movement import as_selection
+from archlearn.graphs.sources import source_of
 from archlearn.graphs.step import call_node
 from archlearn.surgery.cuts import Cuts
 
@@ -96,6 +98,9 @@ class Selections:
         new_place = torch.cumsum(stays, 0) - 1
         narrowed = new_place[index[stays[index]]]
         with self.graph.inserting_before(node):
+            rank = self.graph.call_method("dim", (source,))
+            what = f"the number of dimensions at {source_of(old) or old.name}"
+            self.graph.call_function(check_argument, (rank, full_source.ids.dim(), what))
             name = self._keep(narrowed)
             return self.graph.call_function(
                 torch.index_select, (source, dim, self.graph.get_attr(name))

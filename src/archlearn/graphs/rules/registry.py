@@ -139,6 +139,7 @@ _MEANS = ["mean", "amax", "amin", "nanmean"]
 _REDUCTIONS = ["sum", "norm", "std", "var"]
 _ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
 _NUMBERS = [
+    "__len__",
     "size",
     "dim",
     "numel",

@@ -1,0 +1,184 @@
+"""A compact model computes the same on inputs of other sizes and ranks, or refuses them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.gating import width_gates
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 1)
+        self.last, self.spread = nn.Conv2d(4, 2, 1), nn.Unflatten(1, (4, 2))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(x))))
+
+
+class ByMethod(Images):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(x).unflatten(1, (4, 2))
+        return self.last(y[:, :, 0] * y[:, :, 1])
+
+
+class ByModule(Images):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.spread(self.hidden(x))
+        return self.last(y[:, :, 0] * y[:, :, 1])
+
+
+class ByCounts(Images):
+    """Counts numbers of which the channels are one factor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(x)
+        y = y * (y.numel() / y.size(0)) / y.shape[1] ** 0.5
+        return self.last(y[:, :4] + y[:, 4:]) / y.shape[1]
+
+
+class ByShape(Images):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(x)
+        y = y / math.prod(y.shape[1:])
+        return self.last(y[:, :4] + y[:, 4:])
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 12), nn.Linear(6, 8), nn.Linear(4, 2)
+
+    def both(self, one: Tensor, two: Tensor) -> Tensor:
+        value, gate = self.second(one * two).chunk(2, -1)
+        return self.last(value * F.gelu(gate))
+
+
+class BySplit(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = torch.split(F.relu(self.first(x)), [6, 6], dim=-1)
+        return self.both(one, two)
+
+
+class ByLoop(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(*[part * 2 for part in F.relu(self.first(x)).chunk(2, dim=-1)])
+
+
+class BySlice(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        return self.both(y[..., :6], y[..., 6:])
+
+
+class ByNegative(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x)).unflatten(-1, (6, 2))
+        return self.both(y[..., 0], y[..., 1])
+
+
+class BySelect(Features):
+    """Reads one channel that stays, wherever the others go."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        return self.both(y.narrow(-1, 0, 6), y.select(-1, 7).unsqueeze(-1))
+
+
+IMAGES = [(2, 2, 4, 4), (1, 2, 8, 8), (3, 2, 4, 8)]
+ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        (ByMethod, IMAGES), (ByModule, IMAGES), (BySplit, ROWS), (ByLoop, ROWS), (BySlice, ROWS),
+        (ByCounts, IMAGES), (ByShape, IMAGES),
+        (ByNegative, ROWS), (BySelect, ROWS),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("example", [0, 1])
+def test_other_sizes(
+    kind: type[nn.Module], shapes: list[tuple[int, ...]], example: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(kind().double(), torch.randn(shapes[example], dtype=torch.float64))
+    with torch.no_grad():
+        for gate in width_gates(model).values():
+            gate[: len(gate) // 2] = 0.0
+    small = al.compact(model)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    n_compared = 0
+    for shape in shapes:
+        x = torch.randn(shape, dtype=torch.float64)
+        try:
+            found = small(x)
+        except al.InputError:
+            assert len(shape) != len(shapes[example])
+            continue
+        n_compared += 1
+        torch.testing.assert_close(found, model(x), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(loaded(x), found)
+    assert n_compared == len(shapes) or kind is BySelect
+
+
+class ByUnpacking(Features):
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        y = y.reshape(*y.shape[:-1], 2, 6)
+        return self.both(y[..., 0, :], y[..., 1, :])
+
+
+def test_the_length_of_a_part_of_a_shape_is_asked_again() -> None:
+    model = al.add_gates(ByUnpacking(), torch.randn(3, 4))
+    model(torch.randn(5, 4))
+    with pytest.raises(al.InputError, match="what forward asks"):
+        model(torch.randn(5, 1, 4))
+
+
+class ByLiteral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 6, 3), nn.Linear(6 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)).view(-1, 6 * 36))
+
+
+def test_pieces_of_channels_are_refused() -> None:
+    """The user's own forward takes an image of four times the size for four images."""
+    model = al.add_gates(ByLiteral(), torch.randn(3, 2, 8, 8))
+    with torch.no_grad():
+        width_gates(model)["first"][[1, 2]] = 0.0
+    assert model(torch.randn(1, 2, 14, 14)).shape == (4, 5)
+    small = al.compact(model)
+    assert small(torch.randn(2, 2, 8, 8)).shape == (2, 5)
+    with pytest.raises(al.InputError, match=r"the shape at test_other_sizes\.py:\d+"):
+        small(torch.randn(1, 2, 14, 14))
+
+
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("kind", ["binary", "l0"])
+def test_gates_stay_with_their_features(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Flat(), torch.randn(3, 4), kind=kind).eval()
+    with torch.no_grad():
+        width_gates(model)["first"][[1, 2]] = 0.0
+    x = torch.randn(5, 6, 4)
+    torch.testing.assert_close(model(x).reshape(30, 2), model(x.reshape(30, 4)))
