@@ -218,3 +218,11 @@ def test_gates_of_another_kind_are_not_loaded(kinds: tuple[Any, Any], strict: bo
     copied = copy.deepcopy(one)
     copied.load_state_dict(one.state_dict())
     assert not al.compact(copied)._load_state_dict_pre_hooks
+
+
+def test_nothing_is_drawn_for_a_model_that_is_evaluated() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    model = al.add_gates(net, torch.randn(2, 4), kind="l0")
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(model(x), model(x))
+    assert not any(module.training for module in model.modules())

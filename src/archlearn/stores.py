@@ -209,8 +209,8 @@ def find_store(model: nn.Module) -> GateStore | None:
 
 
 def add_store_(model: nn.Module, store: GateStore) -> None:
-    """Give a model its gates."""
-    model.add_module(STORE, store)
+    """Give a model its gates, in the mode that it is in."""
+    model.add_module(STORE, store.train(model.training))
     model.register_load_state_dict_pre_hook(prepare_loading)
 
 
