@@ -111,13 +111,15 @@ def _make_file(task: tuple[Make, Path]) -> bool:
 def _helpers(n_helpers: int) -> ProcessPoolExecutor:
     # Not forked: a copy of a process that uses a GPU, or has threads, may hang.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(n_helpers, mp_context=context, initializer=_begin)
+    return ProcessPoolExecutor(
+        n_helpers, mp_context=context, initializer=_begin, initargs=(os.getpid(),)
+    )
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    threading.Thread(target=_leave_after, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
 
 
 def _leave_after(parent: int) -> None:
