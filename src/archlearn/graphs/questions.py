@@ -106,6 +106,8 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
     floating type a model runs is not asked while it is certified in another one.
     """
     if what == "len":
+        if node.op == "get_attr":
+            return [Guard(("call_method", "size", (node, 0), {}), len(value))]
         is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
         name, asked = ("dim", node.args[0]) if is_shape else ("__len__", node)
         return [Guard(("call_method", name, (asked,), {}), len(value))]
@@ -125,9 +127,11 @@ def may_ask(node: fx.Node, what: str, *, at_top: bool) -> bool:
     """Return whether the example may answer.
 
     A submodule that needs a size as a number is rather called as it is, for then it takes all
-    sizes.
+    sizes. Shapes of the model's own parameters and buffers are what they are.
     """
     topic = topic_of(node)
+    if is_own(node):
+        return topic is not None or (what == "len" and node.op == "get_attr")
     if what in _NUMBERS and topic != RANK:
         return topic == SIZES and at_top
     return topic is not None
@@ -139,6 +143,13 @@ def _is_sure_of_kind(node: fx.Node) -> bool:
         return True
     other = node.args[1] if node.target in (operator.eq, operator.ne) else None
     return isinstance(other, torch.dtype) and not other.is_floating_point
+
+
+def is_own(node: fx.Node) -> bool:
+    """Return whether a value hangs on the model alone, and not on its inputs."""
+    if node.op != "get_attr":
+        return bool(node.all_input_nodes) and all(is_own(part) for part in node.all_input_nodes)
+    return True
 
 
 def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> Answer:
@@ -161,6 +172,8 @@ def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> An
 
 def _may_hang_on_batch(question: Question) -> bool:
     topic = topic_of(question.node)
+    if is_own(question.node):
+        return False
     if question.what == "len":  # of a shape, that is a rank; of parts, it may be anything
         return topic is None
     return topic == SIZES and question.what != "class"

@@ -89,7 +89,8 @@ class Follower(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Return the sizes of a shape one by one, or the parts that a tensor is split into."""
-        if topic_of(obj.node) is None and self.class_of(obj) not in (tuple, list):
+        has_parts = obj.node.op == "get_attr" or self.class_of(obj) in (tuple, list)
+        if topic_of(obj.node) is None and not has_parts:
             return super().iter(obj)
         return parts_of(obj, len(self.ask(obj, "len")))
 
