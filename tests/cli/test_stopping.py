@@ -123,6 +123,19 @@ def test_data_that_changed_are_refused_when_a_run_goes_on(tmp_path: Path) -> Non
     assert code == 0, output
 
 
+def test_own_network_that_does_not_fit_the_data_is_refused_first(tmp_path: Path) -> None:
+    body = "    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7))\n"
+    (tmp_path / "seven.py").write_text(
+        "from torch import nn\n\ndef build(input_shape, n_outputs):\n" + body + "    return net\n"
+    )
+    code, output = run(
+        ["learn", "--model", "seven:build", "--data", "digits", "--out", "a"], tmp_path
+    )
+    assert code == 1, output
+    assert "the network seven:build gives (2, 7) for two examples, but 'digits' has 10" in output
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "answer"),
     [

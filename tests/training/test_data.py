@@ -132,6 +132,35 @@ def test_classes_are_for_classification() -> None:
         build_dataset(load_examples("digits"), validation_share=0.1, classes=11)
 
 
+@pytest.mark.parametrize(
+    ("targets", "complaint"),
+    [
+        (torch.zeros(4, dtype=torch.long), "all targets of 'x' are 0"),
+        (torch.tensor([0, 1, -1, 1]), "go down to -1; classes are counted from 0"),
+        (torch.zeros(4, 1, dtype=torch.long), r"have shape \(4, 1\); give one class"),
+        (torch.tensor([0.0, 1.0, 0.0, 1.0]), "give integer classes"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(targets: torch.Tensor, complaint: str) -> None:
+    split = Split(torch.zeros(4, 3), targets)
+    with pytest.raises(DataError, match=complaint):
+        build_dataset(Examples(name="x", source="x", train=split, test=split), validation_share=0.1)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_example_that_holds_no_number_is_named(odd: float) -> None:
+    inputs, targets = torch.zeros(6, 2, 2), torch.arange(6.0)
+    whole, inputs[4, 1, 0] = Split(inputs.clone(), targets), odd
+    parts = {"name": "x", "source": "x", "task": "regression"}
+    with pytest.raises(DataError, match=r"the test inputs of 'x' .* first in example 4 \(1 exam"):
+        build_dataset(
+            Examples(**parts, train=whole, test=Split(inputs, targets)), validation_share=0.1
+        )
+    wrong = Split(whole.inputs, torch.where(targets == 2, odd, targets))
+    with pytest.raises(DataError, match=r"the train targets of 'x' .* first in example 2"):
+        build_dataset(Examples(**parts, train=wrong, test=whole), validation_share=0.1)
+
+
 def test_folder_of_images_has_one_class_a_folder(tmp_path: Path) -> None:
     make_images(tmp_path)
     examples = load_examples(f"folder:{tmp_path}:8")

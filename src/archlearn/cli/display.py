@@ -16,6 +16,8 @@ from rich.text import Text
 
 from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
 
+_LONGEST_LINE = 160
+
 
 @contextmanager
 def make_display() -> Generator[Observer]:
@@ -136,7 +138,7 @@ def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:
 def describe_start(start: RunStart) -> str:
     """Return what a run starts from, in a line or two."""
     settings = start.settings
-    before = f"{start.architecture}, " if start.architecture else ""
+    before = f"{in_a_line(start.architecture)}, " if start.architecture else ""
     lines = [
         f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
@@ -149,16 +151,23 @@ def describe_start(start: RunStart) -> str:
     return "\n".join(lines)
 
 
+def in_a_line(architecture: str) -> str:
+    """Return an architecture in one line; of one with many layers, how many there are."""
+    lines = architecture.splitlines()
+    line = ", ".join(" ".join(words.split()) for words in lines)
+    return line if len(line) <= _LONGEST_LINE else f"{len(lines)} layers"
+
+
 def describe_end(summary: Mapping[str, Any]) -> str:
     """Return what came out of a run: before and after."""
     before, after = summary["before"], summary["after"]
     share = after["parameters"] / before["parameters"]
     return "\n".join(
         [
-            f"before   {before.get('architecture', '')}  {before['parameters']:,} parameters, "
-            f"{before['multiply_adds']:,} multiply-adds",
-            f"after    {after.get('architecture', '')}  {after['parameters']:,} parameters "
-            f"({share:.1%}), {after['multiply_adds']:,} multiply-adds",
+            f"before   {in_a_line(before.get('architecture', ''))}  "
+            f"{before['parameters']:,} parameters, {before['multiply_adds']:,} multiply-adds",
+            f"after    {in_a_line(after.get('architecture', ''))}  "
+            f"{after['parameters']:,} parameters ({share:.1%}), {after['multiply_adds']:,} multiply-adds",
             f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import FileError, InputError
 from archlearn.models.choosing import build_network
+from archlearn.models.importing import is_reference
 from archlearn.training.checkpoints import is_checkpoint
 from archlearn.training.data.datasets import Dataset
 from archlearn.training.recording import COMPACT, CONFIG
@@ -29,7 +30,10 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
         FileError: If the pretrained file cannot be read.
     """
     if settings.start_from is None:
-        return build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+        fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+        if is_reference(settings.model):
+            check_fit(fresh, dataset, settings.model)
+        return fresh
     found = _read(settings.start_from)
     if isinstance(found, nn.Module):
         check_fit(found, dataset, settings.start_from)
@@ -82,8 +86,10 @@ def _by_colour(values: tuple[float, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def check_fit(network: nn.Module, dataset: Dataset, path: str) -> None:
-    """Refuse a saved network that does not take these examples or has other outputs.
+def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
+    """Refuse a network of unknown origin that does not take these examples or has other outputs.
+
+    The mode of every submodule is afterwards what it was.
 
     Raises:
         InputError: If it does not fit.
@@ -91,14 +97,17 @@ def check_fit(network: nn.Module, dataset: Dataset, path: str) -> None:
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     example = torch.zeros(2, *dataset.input_shape, dtype=next(floating, torch.float32))
     try:
+        modes = {module: module.training for module in network.modules()}
         outputs = network.eval()(example)
+        for module, training in modes.items():
+            module.training = training
     except (RuntimeError, ValueError, TypeError) as error:
         raise InputError(
-            f"the network in {path} does not take examples of shape {dataset.input_shape}: {error}"
+            f"the network {name} does not take examples of shape {dataset.input_shape}: {error}"
         ) from error
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InputError(
-            f"the network in {path} gives {found} for two examples, but {dataset.name!r} has "
+            f"the network {name} gives {found} for two examples, but {dataset.name!r} has "
             f"{dataset.n_outputs} outputs; start from a network for these data"
         )

@@ -13,6 +13,7 @@ from archlearn.training.data.datasets import (
     carve_validation,
     measure_channels,
 )
+from archlearn.training.data.refusing import check_classes, check_split
 from archlearn.training.errors import DataError, SettingsError
 
 
@@ -120,28 +121,22 @@ def _draw(n: int, limit: int) -> Tensor:
 
 def _check(examples: Examples) -> None:
     """Refuse data that would fail later with a less helpful message."""
-    for part, split in (("train", examples.train), ("test", examples.test)):
-        if len(split.inputs) != len(split.targets) or len(split) == 0:
-            raise DataError(
-                f"the {part} part of {examples.name!r} has {len(split.inputs)} inputs and "
-                f"{len(split.targets)} targets; both must be the same and not 0"
-            )
-        if split.inputs.ndim < 2:
-            raise DataError(
-                f"the {part} inputs of {examples.name!r} have shape "
-                f"{tuple(split.inputs.shape)}; give examples x features or examples x "
-                "channels x height x width"
-            )
+    parts = {"train": examples.train, "test": examples.test, "validation": examples.validation}
+    for part, split in parts.items():
+        if split is not None:
+            check_split(split, part, examples.name)
+            if examples.task == "classification":
+                check_classes(split, part, examples.name)
     if examples.train.inputs.shape[1:] != examples.test.inputs.shape[1:]:
         raise DataError(
             f"train examples of {examples.name!r} have shape "
             f"{tuple(examples.train.inputs.shape[1:])} but test examples "
             f"{tuple(examples.test.inputs.shape[1:])}; make them the same"
         )
-    if examples.task == "classification" and examples.train.targets.is_floating_point():
+    if examples.task == "classification" and _count_outputs(examples) < 2:
         raise DataError(
-            f"the targets of {examples.name!r} are floating-point numbers, but the task is "
-            'classification; give integer classes, or set task = "regression"'
+            f"all targets of {examples.name!r} are 0: one class, and nothing to tell apart; give "
+            "two at least"
         )
 
 
