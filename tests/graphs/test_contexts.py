@@ -1,11 +1,14 @@
 """What `forward` runs under is kept: without gradients, or in a precision of its own."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import archlearn as al
+from archlearn.graphs.tracing import ExampleInputs, trace
 
 X = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
 
@@ -135,3 +138,23 @@ def test_a_branch_on_a_buffer_is_not_frozen() -> None:
     torch.testing.assert_close(model(X), net(X))
     with pytest.raises(al.TracingError, match="control flow"):
         al.add_gates(ByBuffer(), X)
+
+
+def test_models_may_be_traced_in_several_threads() -> None:
+    own = [torch.arange, torch.is_autocast_enabled, torch.autocast.__enter__]
+    counts: list[int] = []
+
+    def work() -> None:
+        for _ in range(4):
+            net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 2))
+            trace(net, ExampleInputs.of(X))
+            assert not torch.is_autocast_enabled("cpu")
+            counts.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counts) == 16
+    assert [torch.arange, torch.is_autocast_enabled, torch.autocast.__enter__] == own

@@ -4,6 +4,7 @@ A part that switches gradients off, or asks for autocast, is called as it is.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ _AUTOCAST = (
 )
 
 
+ONE_THREAD = threading.RLock()
+"""Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (
     "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
 )  # fmt: skip
@@ -36,6 +39,11 @@ def plain_context() -> Generator[None]:
     Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])` becomes a call. A
     part that is computed again for its gradients is followed like any other.
     """
+    with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
     homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
     made: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
@@ -45,12 +53,17 @@ def plain_context() -> Generator[None]:
     again: Any = sys.modules.get("torch.utils.checkpoint")
     if again is not None:
         made.append((again, "CheckpointFunction", _CalledOnce))
+    return made
+
+
+@contextmanager
+def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
+    """Let owners have other attributes for a while."""
     own = [getattr(owner, name) for owner, name, _ in made]
     try:
         for owner, name, other in made:
             setattr(owner, name, other)
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
+        yield
     finally:
         for (owner, name, _), function in zip(made, own, strict=True):
             setattr(owner, name, function)
@@ -86,9 +99,12 @@ def check_gradients() -> None:
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code
-        if is_ours(caller.co_filename) and caller.co_name != "decorate_autocast":
+        is_torch = is_ours(caller.co_filename) and caller.co_name != "decorate_autocast"
+        if is_torch or threading.get_ident() != thread:
             return function(*args, **kwargs)
         raise Refusal(_AUTOCAST)
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
-from archlearn.graphs.contexts import plain_context
+from archlearn.graphs.contexts import ONE_THREAD, plain_context
 from archlearn.graphs.draws import check_draws, random_states
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
@@ -77,7 +77,7 @@ def trace(
         return Traces(bound[0], bound[1] if len(bound) > 1 else None, {})
     marked = list(leaves)
     opaque: dict[str, str] = {}
-    with evaluating(net):
+    with ONE_THREAD, evaluating(net):
         net.eval()
         with noticing_mode_reads(net) as reads:
             evaluation, answers = _trace_mode(net, inputs, marked, opaque)
