@@ -167,7 +167,8 @@ def describe_end(summary: Mapping[str, Any]) -> str:
             f"before   {in_a_line(before.get('architecture', ''))}  "
             f"{before['parameters']:,} parameters, {before['multiply_adds']:,} multiply-adds",
             f"after    {in_a_line(after.get('architecture', ''))}  "
-            f"{after['parameters']:,} parameters ({share:.1%}), {after['multiply_adds']:,} multiply-adds",
+            f"{after['parameters']:,} parameters ({share:.1%}), "
+            f"{after['multiply_adds']:,} multiply-adds",
             f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]
