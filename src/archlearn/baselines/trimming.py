@@ -33,7 +33,9 @@ def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.M
     """
     gated = add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
     candidates = {name: Ranked(worth) for name, worth in measure_worth(gated, losses).items()}
-    close_to_budget(Sizes(gated), list(candidates.values()), budget)
+    # By the channel, not by the parameter: that took most of a layer whose channels are dear, and
+    # lost more on validation data.
+    close_to_budget(Sizes(gated), list(candidates.values()), budget, per_parameter=False)
     with torch.no_grad():
         for name, gate in width_gates(gated).items():
             gate[candidates[name].closed()] = 0.0

@@ -18,9 +18,11 @@ from archlearn.training.settings import RunSettings
 FIRST_PART = 0.4
 """Part of the epochs before a network is brought to its budget; the rest comes after, for small
 networks gain from training for long."""
-FREEZE_FOR = 0.1
+FREEZE_FOR = 0.05
 """Last part of the first epochs in which gates stand still: there is more training to come."""
-START_AFTER = 0.1
+START_AFTER = 0.25
+"""Part of the first epochs before gates move. Drawn ones that move earlier close all at once:
+their network has learnt nothing yet that would hold them open."""
 MOST_GATE_RATE = 1.0
 """Above this the noise of the loss, and not its mean, would move the gates."""
 VALIDATION = 1 / 12
