@@ -141,7 +141,7 @@ def test_own_network_that_does_not_fit_the_data_is_refused_first(tmp_path: Path)
     [
         (["--start-from", "nothing.pth"], "there is no such file"),
         (["--classes", "30"], "choose 2 to 10 classes"),
-        (["--width-spread", "-1"], "choose from 0 to 1"),
+        (["--width-spread", "-1"], "give --width-spread a number from 0 to 1"),
     ],
 )
 def test_a_run_that_never_began_leaves_its_folder_free(
