@@ -51,6 +51,16 @@ class ByShape(Images):
         return self.last(y[:, :4] + y[:, 4:])
 
 
+class ByProduct(Images):
+    """Flattens by a number of its own making, and spreads what is left again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, height, width = x.shape
+        y = self.hidden(x).view(n, 8 * height * width)
+        y = y.view(n, 8, height, width)
+        return self.last(y[:, :4] + y[:, 4:])
+
+
 class Features(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +110,7 @@ ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
     ("kind", "shapes"),
     [
         (ByMethod, IMAGES), (ByModule, IMAGES), (BySplit, ROWS), (ByLoop, ROWS), (BySlice, ROWS),
-        (ByCounts, IMAGES), (ByShape, IMAGES),
+        (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES),
         (ByNegative, ROWS), (BySelect, ROWS),
     ],
 )  # fmt: skip

@@ -125,10 +125,15 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
         unchanged = move.full.shape[0] == shape[0]
         if infer and unchanged:
             given[0] = -1
-    return [
+    sizes = [
         value if value == -1 or _value(move, value) == size else size
         for value, size in zip(given, shape, strict=True)
     ]
+    # A number that was computed, of channels and image sizes perhaps, must not become a literal.
+    lost = [i for i, value in enumerate(given) if isinstance(value, fx.Node) and sizes[i] != value]
+    if infer and len(lost) == 1 and -1 not in sizes:
+        sizes[lost[0]] = -1
+    return sizes
 
 
 def _value(move: Move, value: Any) -> Any:
