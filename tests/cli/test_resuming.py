@@ -62,7 +62,9 @@ def test_killed_twice_and_resumed_is_identical(whole: Path, tmp_path: Path) -> N
     assert code == 0, output
     assert "resumed after epoch" in output
     assert_identical(whole, tmp_path / "a")
-    assert json.loads((tmp_path / "a" / SUMMARY).read_text())["resumed"] >= 1
+    summary = json.loads((tmp_path / "a" / SUMMARY).read_text())
+    assert summary["resumed"] >= 1
+    assert summary["command"].startswith("archlearn learn --model own_net:build")
 
 
 def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     (folder / "config.toml").write_text('model = "lenet"\ndata = "mnist"\n')
     page = report([folder])
     assert "No measurement has been written yet" in page.text
+    assert "unchanged" not in page.text
     assert "svg" not in page.tags
     assert "Over the epochs" not in page.text
 

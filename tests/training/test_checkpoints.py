@@ -68,6 +68,17 @@ def test_single_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
         assert found[0].epoch == 1, place
 
 
+def test_digit_that_is_too_far_back_to_change_a_number_is_found_too(tmp_path: Path) -> None:
+    write_two(tmp_path)
+    content = (tmp_path / LATEST).read_bytes()
+    assert b"0.30000000000000004" in content
+    changed = content.replace(b"0.30000000000000004", b"0.30000000000000005")
+    (tmp_path / LATEST).write_bytes(changed)
+    found = read_checkpoint(tmp_path)
+    assert found is not None
+    assert found[0].epoch == 1
+
+
 def test_nothing_is_loaded_when_all_are_torn(tmp_path: Path) -> None:
     write_two(tmp_path)
     for name in (LATEST, PREVIOUS):

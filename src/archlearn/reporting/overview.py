@@ -92,14 +92,17 @@ def _tiles(run: Run) -> list[Html]:
     tiles = [_tile(run.score_name.capitalize(), format_score(run), where)]
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
-        tiles.append(_tile(label, format_count(after), saved if before != after else "unchanged"))
-    n_layers = [len(standing.widths) for standing in (run.before, run.after)]
-    tiles.append(_tile("Layers", str(n_layers[1]), _of_layers(*n_layers)))
+        tiles.append(_tile(label, format_count(after), _note(saved, before, after)))
+    before, after = (len(standing.widths) or None for standing in (run.before, run.after))
+    tiles.append(_tile("Layers", format_count(after), _note(f"of {before}", before, after)))
     return tiles
 
 
-def _of_layers(before: int, after: int) -> str:
-    return f"of {before}" if before != after else "unchanged"
+def _note(saved: str, before: int | None, after: int | None) -> str:
+    """Return what is said below a count; nothing of what is not known."""
+    if before is None or after is None:
+        return ""
+    return saved if before != after else "unchanged"
 
 
 def _tile(label: str, value: str, note: str) -> Html:

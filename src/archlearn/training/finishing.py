@@ -142,7 +142,7 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
     settings, strengths = session.settings, session.work.strengths
     return {
         "strengths": {} if strengths is None else _plain(strengths),
-        "command": command,
+        "command": position.command or command,
         "hardware": describe_hardware(session.fabric, settings.hardware.precision),
         "versions": {
             "archlearn": archlearn.__version__,

@@ -107,7 +107,7 @@ def _has_group() -> bool:
 def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     with Interruption() as stop:
         session = prepare(settings, folder, audience.progress)
-        position = _take_up(session)
+        position = _take_up(session, audience.command)
         audience.observer.started(_describe_start(session, position))
         loop = Loop(session, position, audience.observer, stop)
         loop.run()
@@ -130,14 +130,14 @@ def _part() -> None:
     distributed.destroy_process_group()
 
 
-def _take_up(session: Session) -> Position:
+def _take_up(session: Session, command: str) -> Position:
     """Return where the run stands, with everything set to what it was there."""
     if session.fabric.is_global_zero:
         write_settings(session.folder, session.settings)
     found = read_checkpoint(session.folder)
     session.fabric.barrier()
     data = fingerprint(session.dataset)
-    position = Position(data=data) if found is None else found[0]
+    position = Position(data=data, command=command) if found is None else found[0]
     _check_data(session, position, data)
     if session.fabric.is_global_zero:
         for name in (METRICS, GATES):
