@@ -110,6 +110,12 @@ def test_a_network_that_learnt_nothing_is_named(
 ) -> None:
     learn(override(RunSettings(), ASKED | {"learning_rate": 1e-9}), tmp_path / "dead")
     assert "has learnt nothing: its train loss of 2.2" in caplog.text
+    assert "a lower --width-cost" in caplog.text
+    caplog.clear()
+    plain = ASKED | {"learning_rate": 1e-9, "learn": "nothing"}
+    learn(override(RunSettings(), plain), tmp_path / "plain")
+    assert "has learnt nothing" in caplog.text
+    assert "width-cost" not in caplog.text
     caplog.clear()
     learn(override(RunSettings(), ASKED), tmp_path / "alive")
     assert "learnt nothing" not in caplog.text

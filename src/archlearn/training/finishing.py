@@ -69,12 +69,14 @@ def _warn_of_nothing_learnt(session: Session) -> None:
     rows = read_lines(session.folder / METRICS)
     guess = loss_of_a_guess(session.dataset)
     if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
+        cheaper = " or a lower --width-cost" if has_gates(session.work.model) else ""
         logger.warning(
             "the network has learnt nothing: its train loss of %.3g is that of a guess (%.3g). "
-            "Try another --learning-rate (it was %g) or a lower --width-cost",
+            "Try more --epochs, another --learning-rate (it was %g)%s",
             rows[-1]["train_loss"],
             guess,
             session.settings.optimiser.learning_rate,
+            cheaper,
         )
 
 
