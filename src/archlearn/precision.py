@@ -4,10 +4,12 @@ Only the numbers are exchanged: no module is copied, and whoever holds a paramet
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 
 def tensors_of(net: nn.Module) -> list[tuple[str, Tensor]]:
@@ -32,15 +34,40 @@ def is_exchanged() -> bool:
     return _DEPTH[0] > 0
 
 
+_CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class _Widening(TorchFunctionMode):
+    """Lets `x.float()` and `dtype=torch.float32` mean double, in a model that is in float32."""
+
+    def __init__(self, dtypes: frozenset[torch.dtype]) -> None:
+        super().__init__()
+        self.dtypes = dtypes
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if args and _CASTS.get(getattr(func, "__name__", "")) in self.dtypes:
+            return args[0].to(torch.float64)
+        widened = [self._widen(value) for value in args]
+        return func(*widened, **{key: self._widen(value) for key, value in (kwargs or {}).items()})
+
+    def _widen(self, value: Any) -> Any:
+        is_own = isinstance(value, torch.dtype) and value in self.dtypes
+        return torch.float64 if is_own else value
+
+
 @contextmanager
 def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
     """Let tensors hold other numbers for a while."""
     own = {tensor: tensor.data for tensor in numbers}
+    dtypes = frozenset(data.dtype for data in own.values())
     _DEPTH[0] += 1
     try:
         for tensor, other in numbers.items():
             tensor.data = other
-        yield
+        with _Widening(dtypes) if dtypes else nullcontext():
+            yield
     finally:
         _DEPTH[0] -= 1
         for tensor, data in own.items():

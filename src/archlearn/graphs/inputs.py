@@ -132,6 +132,10 @@ def check_kind(given: Any, fixed: Any, name: str) -> None:
         check_argument(bool(given), fixed, name)
 
 
+CHECKS = (check_argument, check_kind)
+"""What a graph calls to refuse inputs that it was not traced for."""
+
+
 def is_plain(value: Any) -> bool:
     """Return whether a value can stand in a graph as it is."""
     return value is None or isinstance(value, bool | int | float | str | torch.dtype)

@@ -10,7 +10,8 @@ from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import Certificate, Comparison
 from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
-from archlearn.errors import InputError, SurgeryError
+from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line
+from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.inserting import copy_graph
@@ -109,6 +110,8 @@ def _carry_out(
     store = find_store(gated)
     was_bound = store.was_bound if store is not None else is_bound(gated)
     changed = was_bound or carrier.changed or any(rewriter.changed for rewriter in rewriters)
+    # The user's own forward would go on where the gated model refuses: on branches never followed.
+    changed = changed or any(node.target in CHECKS for g in carrier.graphs for node in g.nodes)
     return small, carrier.graphs, changed
 
 
@@ -147,9 +150,22 @@ def _finish_(
     certificate = None if changed else _certify_own(comparison)
     if certificate is None:
         bind_graphs_(small, graphs, "Compact")
-        certificate = comparison.certify()
+        certificate = _certify_bound(comparison)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, comparison.inputs)
+
+
+def _certify_bound(comparison: Comparison) -> Certificate:
+    try:
+        return comparison.certify()
+    except ArchlearnError:
+        raise
+    except Exception as error:
+        raise SurgeryError(
+            "the compact model cannot be certified, for it or the gated one does not run on the "
+            f"example inputs in float64 or in its own precision: {first_line(error)}; mark the "
+            "part that fails in leaves=[...] of add_gates, and report the model"
+        ) from error
 
 
 def _certify_own(comparison: Comparison) -> Certificate | None:

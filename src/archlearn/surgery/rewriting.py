@@ -14,8 +14,9 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.inputs import check_argument, check_kind
+from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.labels import Labels, without_repeats
+from archlearn.graphs.questions import KIND, topic_of
 from archlearn.graphs.rules import movement
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.step import call_node, leaves_of, map_leaves, opaque
@@ -108,11 +109,13 @@ class Rewriter:
 
     def _visit_number(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         """Return a number as it is for narrowed tensors; leave out a check that it fails."""
+        if _is_about_kind(old):  # labels are integers, tensors are not
+            return full
         of_tensors = any(isinstance(self.values[n.name], Labels) for n in old.all_input_nodes)
         if rule_for(old, self.net) is opaque and of_tensors:
             return full
         found = _try(node, self.net, self.narrowed.get, failed=_FAILED)
-        if found is _FAILED and node.target in (check_argument, check_kind):
+        if found is _FAILED and node.target in CHECKS:
             self.graph.erase_node(node)
             del self.nodes[old.name]
         return full if found is _FAILED or found is None else found
@@ -209,6 +212,12 @@ def _try(
         return call_node(node, net, args, kwargs)
     except Exception:  # literal sizes do not fit narrowed tensors
         return failed
+
+
+def _is_about_kind(old: fx.Node) -> bool:
+    """Return whether a call asks for the type or device of a tensor, or checks that."""
+    asked = old.args[0] if old.target in CHECKS else old
+    return isinstance(asked, fx.Node) and topic_of(asked) == KIND
 
 
 def _ids(leaf: Any) -> Any:
