@@ -25,6 +25,18 @@ class Asks(Plain):
         return x if self.training else super().forward(x)
 
 
+class AsksSizes(Plain):
+    """Asks for a size, which is answered by running it; dropout inside knows its own mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(self.dropout(x))
+        return y * 2 if y.shape[1] == 3 else y
+
+
 class Keeps(Plain):
     """Keeps its mode under a name of its own."""
 
@@ -50,6 +62,11 @@ class Inside(nn.Module):
 @pytest.mark.parametrize(("kind", "n_graphs"), [(Plain, 1), (Asks, 2), (Keeps, 2), (Inside, 2)])
 def test_training_is_traced_where_it_may_differ(kind: type[nn.Module], n_graphs: int) -> None:
     assert len(trace(kind(), X).graphs) == n_graphs
+
+
+@pytest.mark.parametrize(("kind", "asks"), [(Plain, False), (AsksSizes, False), (Inside, True)])
+def test_only_forward_asks_for_the_mode(kind: type[nn.Module], asks: bool) -> None:
+    assert trace(kind(), X).asks_mode is asks
 
 
 def test_a_model_without_a_question_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,3 +51,15 @@ def noticing_mode_reads(net: nn.Module) -> Generator[ModeReads]:
         if vars(cls).get("training") is reads:
             del cls.training
         reads.seen |= any(type(module).train is not nn.Module.train for module in net.modules())
+
+
+@contextmanager
+def unnoticed() -> Generator[None]:
+    """Let reads of `training` pass that are not made by a `forward` that is traced."""
+    reads = vars(nn.Module).get("training")
+    seen = isinstance(reads, ModeReads) and reads.seen
+    try:
+        yield
+    finally:
+        if isinstance(reads, ModeReads):
+            reads.seen = seen

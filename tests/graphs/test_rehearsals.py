@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
@@ -83,7 +84,7 @@ def test_a_refusal_cannot_be_caught() -> None:
 
 class ByDropout(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return self.both(nn.functional.dropout(x, 0.5, self.training))
+        return self.both(F.dropout(x, 0.5, self.training))
 
 
 def test_nothing_is_left_behind() -> None:
@@ -97,6 +98,42 @@ def test_nothing_is_left_behind() -> None:
         assert torch.equal(net.state_dict()[name], value)
         assert torch.equal(model.state_dict()[name], value)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+class Averaging(nn.Module):
+    """Moves an average as people write it, past what torch counts as a change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.data.mul_(0.9).add_(0.1 * x.mean().item())
+        return x - self.mean
+
+
+class ByStatistics(Base):
+    """Layers that must be called to be rehearsed: a norm without weights, and an unknown call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(6, affine=False)
+        self.average = Averaging()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cumsum(self.average(self.both(F.dropout(x, 0.5, self.training))), 1)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_no_statistics_move(mode: bool) -> None:
+    net = ByStatistics().train(mode)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    model = al.add_gates(net, X + 3)
+    for name, value in before.items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
+        torch.testing.assert_close(net.state_dict()[name], value, rtol=0, atol=0)
 
 
 class Leaf(nn.Module):

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.graphs.inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.graphs.step import call_node
-from archlearn.modes import evaluating
+from archlearn.modes import evaluating, unnoticed
 
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
 _ATTRIBUTES = {"ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND}
@@ -183,7 +183,7 @@ def _evaluate(net: nn.Module, question: Question, inputs: ExampleInputs) -> Any:
     graph, wanted = question.node.graph, question.node
     given = iter(values_for(graph, inputs.copy()))
     values: dict[fx.Node, Any] = {}
-    with evaluating(net), torch.no_grad():
+    with unnoticed(), evaluating(net), torch.no_grad():
         for node in graph.nodes:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])
             if node.op == "placeholder":

@@ -53,8 +53,17 @@ class Remnants:
 
     def put_back(self) -> None:
         """Let the module hold what it held."""
-        if not self.find_changed():
-            return
+        if self.find_changed():
+            self._put_back_attributes()
+        for name, (version, numbers) in self.numbers.items():
+            tensor: Any = self.buffers[name]
+            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
+            if version != _version(tensor) or not _holds(tensor, numbers):
+                with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
+                    tensor.copy_(numbers)
+                self.numbers[name] = (_version(tensor), numbers)
+
+    def _put_back_attributes(self) -> None:
         for name in _attributes(self.module).keys() - self.attributes.keys():
             del vars(self.module)[name]
         vars(self.module).update(self.attributes)
@@ -62,12 +71,6 @@ class Remnants:
             _refill(self.attributes[name], contents)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
-        for name, (version, numbers) in self.numbers.items():
-            if version != self._version(name):
-                tensor: Any = self.buffers[name]
-                with torch.no_grad():
-                    tensor.copy_(numbers)
-                self.numbers[name] = (_version(tensor), numbers)
 
     def _version(self, name: str) -> int:
         tensor = self.buffers[name]
@@ -122,6 +125,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _holds(tensor: Tensor, numbers: Tensor) -> bool:
+    """Return whether a tensor has these numbers, as far as they can be compared."""
+    try:
+        return torch.equal(tensor, numbers)
+    except RuntimeError:  # sparse tensors, and those without numbers, on the meta device
+        return True
 
 
 def _is_container(value: Any) -> bool:

@@ -1,0 +1,108 @@
+"""Programs that broke a law once: the thorough profile found them."""
+
+import pytest
+
+from tests.laws import checking
+from tests.laws.programs import Block, Gates, Program
+
+# Running statistics moved while a trace was rehearsed in training mode.
+STATISTICS = [
+    (
+        Program(
+            shape=(3, 5),
+            blocks=(
+                Block("plain", 3, (52, 239, 115, 224, 189, 30, 61, 134, 121, 68)),
+                Block("across", 6, (110, 238, 3, 190, 8, 235, 1, 79, 239, 178)),
+                Block("selected", 3, (115, 196, 124, 113, 202, 35, 223, 160, 47, 172)),
+                Block("across", 2, (194, 197, 39, 159, 102, 191, 146, 191, 100, 161)),
+                Block("functional", 5, (215, 167, 76, 214, 130, 232, 35, 89, 131, 234)),
+            ),
+            head=Block("head", 5, (14, 223, 239, 178, 239, 64, 228, 123, 0, 173)),
+            seed=1217043101,
+        ),
+        Gates(closed=0, whole=10, linear=7, seed=255),
+    ),
+    (
+        Program(
+            shape=(1, 8, 8),
+            blocks=(
+                Block("residual", 2, (58, 54, 88, 131, 86, 63, 45, 26, 136, 234)),
+                Block("pair", 3, (184, 160, 77, 16, 89, 185, 93, 115, 107, 159)),
+                Block("scaled", 1, (16, 229, 85, 100, 98, 10, 227, 200, 127, 118)),
+                Block("selected", 5, (79, 44, 18, 0, 233, 229, 98, 210, 26, 161)),
+                Block("selected", 6, (74, 83, 165, 148, 188, 56, 52, 164, 130, 187)),
+            ),
+            head=Block("head", 5, (50, 6, 218, 239, 25, 34, 0, 219, 239, 237)),
+            seed=263203436,
+        ),
+        Gates(closed=9, whole=10, linear=5, seed=1333),
+    ),
+    (
+        Program(
+            shape=(3, 6, 5),
+            blocks=(
+                Block("pair", 2, (64, 27, 189, 23, 189, 224, 175, 151, 100, 225)),
+                Block("across_norm", 4, (64, 27, 189, 23, 182, 224, 175, 151, 100, 225)),
+                Block("skip", 1, (70, 222, 100, 226, 220, 13, 144, 117, 149, 212)),
+                Block("selected", 1, (223, 47, 67, 68, 238, 80, 180, 129, 205, 192)),
+                Block("excite", 4, (141, 157, 180, 239, 147, 10, 120, 155, 170, 51)),
+            ),
+            head=Block("head", 3, (0, 39, 5, 103, 55, 104, 85, 172, 214, 239)),
+            seed=794326163,
+        ),
+        Gates(closed=1, whole=2, linear=7, seed=23695),
+    ),
+    (
+        Program(
+            shape=(3, 5),
+            blocks=(
+                Block("plain", 1, (226, 89, 86, 22, 134, 239, 178, 44, 109, 18)),
+                Block("pixels", 4, (5, 140, 137, 211, 10, 79, 153, 64, 239, 237)),
+                Block("concat", 5, (84, 58, 234, 180, 102, 99, 9, 175, 87, 199)),
+                Block("selected", 5, (7, 6, 119, 130, 89, 171, 135, 23, 71, 108)),
+                Block("concat", 3, (169, 58, 227, 238, 219, 75, 166, 232, 96, 197)),
+            ),
+            head=Block("head", 4, (74, 75, 49, 85, 116, 239, 0, 122, 37, 233)),
+            seed=2483999332,
+        ),
+        Gates(closed=2, whole=0, linear=6, seed=39998),
+    ),
+    (
+        Program(
+            shape=(2, 6),
+            blocks=(
+                Block("residual", 5, (0, 176, 208, 119, 99, 65, 134, 99, 5, 200)),
+                Block("scaled", 4, (195, 62, 151, 187, 217, 225, 14, 136, 8, 61)),
+                Block("selected", 3, (91, 55, 214, 68, 30, 234, 219, 237, 228, 85)),
+            ),
+            head=Block("head", 3, (96, 188, 38, 145, 14, 55, 96, 156, 75, 235)),
+            seed=2478554401,
+        ),
+        Gates(closed=7, whole=10, linear=0, seed=52),
+    ),
+    (
+        Program(
+            shape=(2, 6),
+            blocks=(
+                Block("pair", 4, (203, 17, 34, 23, 117, 5, 173, 96, 152, 55)),
+                Block("selected", 5, (103, 163, 216, 181, 229, 194, 45, 160, 64, 40)),
+                Block("plain", 3, (35, 83, 216, 197, 111, 21, 194, 77, 57, 38)),
+                Block("meeting", 2, (22, 218, 14, 196, 2, 226, 79, 134, 134, 85)),
+                Block("transformer", 5, (42, 221, 172, 3, 101, 183, 91, 49, 168, 185)),
+            ),
+            head=Block("head", 4, (130, 129, 143, 130, 41, 149, 111, 86, 231, 98)),
+            seed=0,
+        ),
+        Gates(closed=9, whole=0, linear=1, seed=214320077),
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "gates"), STATISTICS)
+def test_gates_as_they_start_change_nothing(program: Program, gates: Gates) -> None:
+    checking.check_open(program, gates)
+
+
+@pytest.mark.parametrize(("program", "gates"), STATISTICS)
+def test_compacting_twice_is_compacting_once(program: Program, gates: Gates) -> None:
+    checking.check_twice(program, gates)
