@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from archlearn.experiments.recipes import Terms
+from archlearn.experiments.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms
 from archlearn.experiments.tabulating import NOTHING
 
 BASELINE = "baseline"
@@ -21,6 +21,7 @@ class Line:
         accuracy: The paper's AL column.
         scratch: The paper's NN column.
         at_most: Parameters in which the accuracy `reach` is to be reached, as means.
+        by_any: Whether any row may reach it, whatever it learns.
     """
 
     row: str
@@ -32,6 +33,7 @@ class Line:
     scratch: float | None = None
     reach: float | None = None
     at_most: int | None = None
+    by_any: bool = False
 
 
 LINES = (
@@ -56,7 +58,7 @@ LINES = (
     ),
     Line(
         row="AL2",
-        terms=Terms(learn="width", ratio=0.4, cost=9e-4),
+        terms=Terms(learn="width", ratio=0.4, cost=1e-3),
         layers="(1,x)-(1,x)-(1,0)",
         architecture="20-50-20-10",
         parameters=41_800,
@@ -67,7 +69,9 @@ LINES = (
     ),
     Line(
         row="AL3",
-        terms=Terms(learn="all", ratio=0.2, cost=7.2e-4),
+        terms=Terms(
+            learn="all", ratio=0.2, cost=5e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
+        ),
         layers="(1,x)-(1,x)-(1,1)",
         architecture="16-40-10",
         parameters=22_866,
@@ -75,6 +79,7 @@ LINES = (
         scratch=99.25,
         reach=99.22,
         at_most=11_000,
+        by_any=True,
     ),
     Line(
         row="AL4",
@@ -86,16 +91,18 @@ LINES = (
         scratch=99.21,
         reach=99.19,
         at_most=10_000,
+        by_any=True,
     ),
     Line(
         row="ours, smallest",
-        terms=Terms(learn="all", ratio=0.4, cost=2.4e-3),
+        terms=Terms(learn="all", ratio=0.4, cost=2.7e-3, rate=PLAIN_RATE_OF_AN_EXAMPLE),
         layers="(1,x)-(1,x)-(1,1)",
         reach=99.0,
         at_most=2_800,
     ),
 )
-"""The prices are ours and were settled on validation data; the paper gives the ratios alone."""
+"""The prices are ours and were settled on validation data; the paper gives the ratios alone. Those
+of AL2 and of the smallest were raised once or twice more, for their sizes alone."""
 
 
 def list_paper() -> list[dict[str, Any]]:

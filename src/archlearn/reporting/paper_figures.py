@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from archlearn.reporting.paper_caffenet import draw_table_4
 from archlearn.reporting.paper_curves import (
     draw_figure_3a,
     draw_figure_3b,
@@ -22,6 +23,7 @@ DRAWINGS = {
     "figure-3a": draw_figure_3a,
     "figure-3b": draw_figure_3b,
     "table-3": draw_table_3,
+    "table-4": draw_table_4,
     "figure-4": draw_figure_4,
     "properties": draw_properties,
     "frontier": draw_frontier,

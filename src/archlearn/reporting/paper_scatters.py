@@ -139,10 +139,13 @@ def draw_frontier(derived: Derived) -> Figure:
 
 
 def _mark_points_(axes: Axes, paper: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the paper's networks and their names, those of SVD below their points."""
+    """Draw the paper's networks and their names, most of them above their points.
+
+    Below are those of SVD, and AL3's, above which the curves of the frontier pass.
+    """
     mark_paper(axes, [p["parameters"] for p in paper], [p["accuracy"] for p in paper])
     for point in paper:
-        place = (5, -11) if point["row"].startswith("SVD") else (5, 4)
+        place = (5, -11) if point["row"].startswith(("SVD", "AL3")) else (5, 4)
         x, y = point["parameters"], point["accuracy"]
         write_beside(axes, x, y, point["row"], color=MUTED.light, xytext=place)
 
