@@ -144,6 +144,17 @@ def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_pa
     assert again.rows == whole.rows, "what was made in time before is shown too"
 
 
+def test_runs_of_other_settings_do_not_count_as_made_in_time(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    partly = replace(EXPERIMENT, shows_part=True)
+    longer = replace(SCALE, epochs=3)
+    order = Order(experiment=partly, scale=longer, folder=tmp_path, command="trial", within=0.0)
+    notebook = Notebook()
+    results = conduct(order, notebook)
+    assert notebook.made == ["plain 0"]
+    assert [row.epochs for row in results.rows] == [3]
+
+
 def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:
     order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
     with pytest.raises(SettingsError, match=r"trial was asked for within 10 s.*leave the time out"):

@@ -95,6 +95,7 @@ class _Conductor:
         self._before = read_results(order.folder, order.experiment.name)
         self._done: list[Done] = []
         self._fresh: list[Row] = []
+        self._has_any = False
         self._began = time.monotonic()
         self._hardware = _describe_hardware()
 
@@ -104,6 +105,7 @@ class _Conductor:
         for number, stage in enumerate(experiment.stages, start=1):
             works = stage(scale, self._done)
             asked = [describe_work(work) for work in works]
+            self._has_any = self._has_any or any(key in self._known for key in asked)
             last = number == len(experiment.stages)
             known = [self._knows(key, last=last) for key in asked]
             missing = [work for work, there in zip(works, known, strict=True) if not there]
@@ -138,9 +140,12 @@ class _Conductor:
         )
 
     def _goes_on(self) -> bool:
-        """Return whether there is time for another run; without any there is nothing to show."""
+        """Return whether there is time for another run; without any there is nothing to show.
+
+        Runs in the file that were asked for differently do not count.
+        """
         within = self._order.within
-        return within is None or not self._known or time.monotonic() - self._began < within
+        return within is None or not self._has_any or time.monotonic() - self._began < within
 
     def keep_outcome(self, outcome: Outcome, run: Run) -> None:
         """Write a finished run down."""
@@ -165,6 +170,7 @@ class _Conductor:
         save(model, path)
         self._known[key] = Done(row=row, path=path)
         self._fresh.append(row)
+        self._has_any = True
         self._write_so_far()
         self._watcher.finished(row)
 
