@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError
+from archlearn.graphs.lookups import check_made
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.modes import evaluating
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
@@ -38,6 +39,7 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
         model: Any model.
         example_inputs: Arguments for one call; a gated or compact model knows its own.
     """
+    check_made(model)
     inputs = known_inputs(model, example_inputs)
     return Costs(count_parameters(model), count_multiply_adds(model, inputs))
 

@@ -15,6 +15,7 @@ from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
+from archlearn.graphs.weights import put_weights_back_
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
 from archlearn.scaling import find_writers
@@ -65,6 +66,7 @@ def add_gates(
     choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
     if not is_bound(net):
         rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)
+        put_weights_back_(gated, net, choice.blueprint.traces)
     if kind == "l0":
         find_writers(choice.blueprint, gated)
     store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)

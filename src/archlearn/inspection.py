@@ -6,6 +6,7 @@ from torch import nn
 
 from archlearn.binding import unwrap
 from archlearn.choosing import Choice, choose, choose_by_hand
+from archlearn.copies import copy_model
 from archlearn.costs import known_inputs
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import ExampleInputs
@@ -84,7 +85,7 @@ def inspect(model: nn.Module, example_inputs: object = None) -> Inspection:
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(choose_by_hand(model, inputs))
-    return _inspect(choose(model, ExampleInputs.of(inputs), None, must_learn=False))
+    return _inspect(choose(copy_model(model), ExampleInputs.of(inputs), None, must_learn=False))
 
 
 def _inspect(choice: Choice) -> Inspection:

@@ -3,6 +3,9 @@
 from collections import Counter
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from archlearn.errors import InputError
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:
@@ -51,3 +54,17 @@ def sharing_layers(net: nn.Module) -> frozenset[str]:
     return frozenset(
         name for name, module in named if any(id(p) in shared for p in module.parameters())
     )
+
+
+def check_made(net: nn.Module) -> None:
+    """Refuse a model whose weights are made at its first call.
+
+    Raises:
+        InputError: If a parameter or buffer has no shape yet.
+    """
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if is_lazy(tensor):
+            raise InputError(
+                f"{name!r} has no shape yet, because its module is a lazy one; call the model once "
+                "on the example inputs, which gives it its weights"
+            )

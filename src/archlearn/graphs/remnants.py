@@ -58,7 +58,7 @@ class Remnants:
         for name, (version, numbers) in self.numbers.items():
             tensor: Any = self.buffers[name]
             # A batch norm moves its statistics, and `x.data` is written to, past all versions.
-            if version != _version(tensor) or not _holds(tensor, numbers):
+            if version != _version(tensor) or not holds(tensor, numbers):
                 with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
                     tensor.copy_(numbers)
                 self.numbers[name] = (_version(tensor), numbers)
@@ -127,7 +127,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _holds(tensor: Tensor, numbers: Tensor) -> bool:
+def holds(tensor: Tensor, numbers: Tensor) -> bool:
     """Return whether a tensor has these numbers, as far as they can be compared."""
     try:
         return torch.equal(tensor, numbers)

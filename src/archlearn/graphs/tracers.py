@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.graphs.contexts import check_gradients
-from archlearn.graphs.draws import check_draws, random_states
+from archlearn.graphs.draws import Stand, check_draws
 from archlearn.graphs.inputs import (
     Argument,
     ExampleInputs,
@@ -146,7 +146,7 @@ class Follower(fx.Tracer):
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
         check_gradients()  # whoever switched them off is the caller
-        before = (random_states(), Remnants(m)) if self._is_strict else None
+        before = (Stand.now(), Remnants(m)) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)
             if before is not None:

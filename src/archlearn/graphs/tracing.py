@@ -13,10 +13,11 @@ from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
 from archlearn.graphs.contexts import ONE_THREAD, plain_context
-from archlearn.graphs.draws import check_draws, random_states
+from archlearn.graphs.draws import Stand, check_draws, counting_draws
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
+from archlearn.graphs.lookups import check_made
 from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
 from archlearn.graphs.remnants import check_remnants, has_changed, look_at, restoring
 from archlearn.graphs.sources import describe_failure
@@ -70,11 +71,13 @@ def trace(
     Arguments of `forward` that `inputs` leaves out keep their defaults. `net` is unchanged.
 
     Raises:
+        InputError: If the model has lazy weights.
         TracingError: If `forward` itself, outside any submodule, depends on data.
     """
     bound: Any = vars(type(net)).get("_archlearn_graphs")
     if bound is not None:
         return Traces(bound[0], bound[1] if len(bound) > 1 else None, {})
+    check_made(net)
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with ONE_THREAD, evaluating(net):
@@ -100,13 +103,13 @@ def _trace_mode(
     while True:
         tracer = Follower([*marked, *opaque], inputs, known, is_strict=is_strict)
         try:
-            with restoring(net, held) as before, plain_context():
-                states = random_states()
+            with restoring(net, held) as before, plain_context(), counting_draws():
+                generators = Stand.now()
                 graph = tracer.trace(net)
-                if random_states() == states and not has_changed(before):
+                if not generators.has_moved() and not has_changed(before):
                     return graph, tracer.answered
                 if is_strict:
-                    check_draws(states)
+                    check_draws(generators)
                     check_remnants(before)
                 is_strict = True  # once more, to find the module that does
         except Question as question:

@@ -1,0 +1,51 @@
+"""A gated model has the weights of the user's model, whatever `forward` does to them.
+
+Some models move one network a little towards another at each call. A trace would pass over that,
+so only a leaf may do it; what a leaf did while it was looked at is put back.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import TracingError
+from archlearn.graphs.lookups import find_module
+from archlearn.graphs.remnants import LEFT, holds
+from archlearn.graphs.tracing import Traces
+
+
+@torch.no_grad()
+def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None:
+    """Give a copy that was traced and run the weights of the model it was made from.
+
+    Raises:
+        TracingError: If something else than a leaf has changed them.
+    """
+    own = dict(net.named_parameters())
+    moved = {name: p for name, p in copied.named_parameters() if _has_moved(p, own.get(name))}
+    leaves = [f"{name}." for graph in traces.graphs for name in _leaves_of(graph, copied)]
+    for name, parameter in moved.items():
+        if not any(name.startswith(leaf) for leaf in leaves):
+            raise TracingError(
+                f"cannot follow the forward of {type(net).__name__}: {LEFT.format(name=name)}. A "
+                "submodule of its own that is named in leaves=[...] may do it"
+            )
+        parameter.data.copy_(own[name])
+
+
+def _has_moved(now: Tensor, before: Tensor | None) -> bool:
+    if before is None or holds(now, before):
+        return False
+    return not torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
+
+
+def _leaves_of(graph: fx.Graph, net: nn.Module) -> set[str]:
+    """Return the modules of a user's own that are called as they are."""
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+
+    def is_torch(name: str) -> bool:
+        module: Any = find_module(net, name)
+        return type(module).__module__.startswith("torch.nn")
+
+    return {name for name in called if not is_torch(name)}
