@@ -1,12 +1,12 @@
 """Comparisons are run, watched and drawn from here."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archlearn.baselines.methods import TOLERANCE
 from archlearn.baselines.sizes import Sizes
-from archlearn.cli.earlier_results import check_earlier_results
 from archlearn.cli.experimenting import make_watcher
 from archlearn.experiments.comparing import (
     choose_contest,
@@ -15,8 +15,10 @@ from archlearn.experiments.comparing import (
     make_experiment,
 )
 from archlearn.experiments.conducting import Order, conduct
+from archlearn.experiments.contenders import Contender
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.earlier import check_earlier_comparison
 from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.files import Results, write_results
 from archlearn.experiments.ordering import choose_folder
@@ -57,15 +59,20 @@ class Asked:
 
     def experiment(self) -> Experiment:
         """Return the comparison."""
-        contenders = find_contenders(self.methods)
+        return self.experiment_of(find_contenders(self.methods))
+
+    def experiment_of(self, contenders: Sequence[Contender]) -> Experiment:
+        """Return the comparison of some methods."""
         return make_experiment(self.model, self.data, self.contest().budgets, contenders)
 
 
 def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     """Make the missing runs of a comparison, then write and show what came of them."""
-    contest, experiment = asked.contest(), asked.experiment()
+    contest, contenders = asked.contest(), find_contenders(asked.methods)
+    experiment = asked.experiment_of(contenders)
     check_contest(contest)
-    check_earlier_results(asked.folder, experiment.name, contest.scale)
+    methods = [each.name for each in contenders]
+    check_earlier_comparison(asked.folder, experiment.name, contest, methods)
     order = Order(
         experiment=experiment,
         scale=contest.scale,

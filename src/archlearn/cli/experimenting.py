@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from archlearn.cli.earlier_results import check_earlier_results
 from archlearn.experiments.catalogue import find_experiment
 from archlearn.experiments.conducting import Order, Watcher, conduct
 from archlearn.experiments.documentation import write_documentation
+from archlearn.experiments.earlier import check_earlier_results
 from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.pages import describe_results, write_page
 from archlearn.experiments.price_trials import NAME, TRIALS, read_trials

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from archlearn.experiments.catalogue import TITLES, find_experiment
 from archlearn.experiments.conducting import Order
+from archlearn.experiments.earlier import check_earlier_results
 from archlearn.experiments.ordering import choose_folder, choose_scale
 from archlearn.experiments.plainly import carry_out
 from archlearn.training.teams import SIDE_BY_SIDE
@@ -26,10 +27,14 @@ def main(words: list[str]) -> int:
 
 
 def _order(options: argparse.Namespace, words: list[str]) -> Order:
+    experiment = find_experiment(options.name)
+    scale = choose_scale(quick=options.quick, seeds=options.seeds, data=options.data)
+    folder = choose_folder(options.out, quick=options.quick)
+    check_earlier_results(folder, experiment.name, scale)
     return Order(
-        experiment=find_experiment(options.name),
-        scale=choose_scale(quick=options.quick, seeds=options.seeds, data=options.data),
-        folder=choose_folder(options.out, quick=options.quick),
+        experiment=experiment,
+        scale=scale,
+        folder=folder,
         command=shlex.join(["python", "-m", "archlearn.experiments", *words]),
         side_by_side=options.side_by_side,
         within=options.within,

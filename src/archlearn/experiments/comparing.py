@@ -16,7 +16,9 @@ from pathlib import Path
 
 from archlearn.experiments.conducting import Order
 from archlearn.experiments.contenders import CONTENDERS, Contender
+from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.earlier import check_earlier_comparison
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.ordering import choose_folder, parse_seeds
 from archlearn.experiments.plainly import carry_out
@@ -137,10 +139,14 @@ def _order(given: argparse.Namespace, words: list[str]) -> Order:
         epochs=given.epochs,
     )
     contenders = find_contenders(given.methods)
+    experiment = make_experiment(given.model, given.data, budgets, contenders)
+    folder = choose_folder(given.out, quick=given.quick)
+    contest = Contest(model=given.model, budgets=budgets, scale=scale)
+    check_earlier_comparison(folder, experiment.name, contest, [each.name for each in contenders])
     return Order(
-        experiment=make_experiment(given.model, given.data, budgets, contenders),
+        experiment=experiment,
         scale=scale,
-        folder=choose_folder(given.out, quick=given.quick),
+        folder=folder,
         command=shlex.join(["python", "-m", "archlearn.experiments.comparing", *words]),
         side_by_side=given.side_by_side,
     )

@@ -22,6 +22,12 @@ def name_result(method: str, budget: int) -> str:
     return f"{method} @ {budget}"
 
 
+def read_result(row: str) -> tuple[str, int] | None:
+    """Return method and budget of such a row, or of a round on the way; None for other rows."""
+    method, at, rest = row.partition(" @ ")
+    return (method, int(rest.partition(",")[0])) if at else None
+
+
 class Verdict:
     """Judges the rows of a comparison."""
 
