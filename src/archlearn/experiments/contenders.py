@@ -54,8 +54,8 @@ VARIANTS: dict[str, Terms] = {
     "on neurons and layers": Terms(cost=0.0, price="neurons", learn="all"),
 }
 """What our price is on. Like the price itself, it is chosen on validation data. A price on
-parameters is not among them: on validation data it was behind at every size, with drawn gates
-too."""
+parameters is not among them: in `results/choosing_prices.jsonl` it is mostly behind where depth is
+learnt too, about level where widths alone are, and each variant takes trials."""
 PRICES = tuple(price for variant in VARIANTS for price in _ladder(6e-5, 7, variant))
 L0_PRICES = _ladder(1e-3, 6, "on neurons")
 """Drawn gates are dearer: noise alone makes the loss pull them open."""

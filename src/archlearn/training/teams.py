@@ -36,7 +36,8 @@ class Run:
         settings: How it goes; the seed is in them.
         network: A plain network to start from, instead of a fresh `settings.model`.
         after_epoch: Called with the model and the epochs done, between two epochs; it may
-            change tensors in place and must not read them.
+            change tensors in place. To read them makes the runs beside it wait, so it is for
+            once in a run.
         finish_compact: Whether the network becomes compact as soon as gates stand still, and is
             trained in that form to the end. The momentum of its weights starts anew there.
     """
