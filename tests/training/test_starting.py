@@ -136,6 +136,19 @@ def test_network_that_was_saved_compact_is_learnt_further(photos: Path, tmp_path
         torch.testing.assert_close(revived.model.eval()(x), final(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_run_ends_although_the_file_it_started_from_is_gone(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    al.save(pretrained(), path)
+
+    class Mover(SilentObserver):
+        def started(self, start: RunStart) -> None:
+            path.unlink()
+
+    asked = settings(photos, path, model="lenet")
+    summary = learn(asked, tmp_path / "run", Audience(observer=Mover()))
+    assert summary["model"] == str(path)
+
+
 def test_network_for_other_data_is_refused(photos: Path, tmp_path: Path) -> None:
     al.save(CaffeNet(replace(SIZES, n_outputs=7)), tmp_path / "seven.safetensors")
     with pytest.raises(InputError, match=r"gives \(2, 7\) for two examples, but .* has 3 outputs"):

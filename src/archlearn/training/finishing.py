@@ -23,7 +23,6 @@ from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, gate_network, set_layout_
 from archlearn.training.recording import COMPACT, METRICS, SUMMARY, read_lines, write_json
-from archlearn.training.starting import name_start
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ def _architecture(architecture: Architecture) -> dict[str, Any]:
 def _what(session: Session) -> dict[str, Any]:
     dataset, objective = session.dataset, objective_of(session.dataset)
     return {
-        "model": name_start(session.settings),
+        "model": session.origin,
         "data": session.settings.data,
         "data_source": dataset.source,
         "task": dataset.task,

@@ -30,7 +30,7 @@ from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.ranges import check_ranges
 from archlearn.training.settings import RunSettings
-from archlearn.training.starting import normalise_as_pretrained, start_network
+from archlearn.training.starting import name_start, normalise_as_pretrained, start_network
 from archlearn.training.steppers import can_capture, make_stepper
 from archlearn.training.stepping import Stepper, Work
 
@@ -45,6 +45,7 @@ class Session:
         settings: Every setting filled in.
         example: Two normalised inputs, on the CPU.
         network: The plain network before gates and training, on the CPU.
+        origin: What the run starts from, by name. The file may be gone when the run ends.
         work: The gated model, its optimisers and what it learns from.
     """
 
@@ -55,6 +56,7 @@ class Session:
     objective: Objective
     example: Tensor
     network: nn.Module
+    origin: str
     work: Work
     stepper: Stepper
 
@@ -136,6 +138,7 @@ def open_session(
         objective=work.objective,
         example=example,
         network=network,
+        origin=name_start(settings),
         work=work,
         stepper=stepper,
     )

@@ -34,7 +34,6 @@ from archlearn.training.recording import (
     write_settings,
 )
 from archlearn.training.settings import RunSettings
-from archlearn.training.starting import name_start
 from archlearn.training.states import restore_random, restore_tensors_
 from archlearn.training.tables import changed_fixed, override
 
@@ -165,7 +164,7 @@ def _describe_start(session: Session, position: Position) -> RunStart:
     return RunStart(
         folder=session.folder,
         settings=session.settings,
-        network=name_start(session.settings),
+        network=session.origin,
         data_source=session.dataset.source,
         architecture=str(read_architecture(model)) if gated else "",
         parameters=costs.parameters,
