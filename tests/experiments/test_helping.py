@@ -1,6 +1,7 @@
 """Helpers make what one process would make."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +101,40 @@ def test_helpers_of_a_process_that_was_killed_leave() -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"helpers {helpers} are still there")
+
+
+WAIT_FOR_CTRL_C = """
+import time
+from archlearn.experiments import helping
+helping.map_helped(abs, [1, 2], 2)
+print("ready", flush=True)
+try:
+    helping.map_helped(time.sleep, [BUSY] * 4, 2)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals go to a group of processes")
+@pytest.mark.parametrize("busy", [0, 3600])
+def test_ctrl_c_ends_helpers_at_once_and_in_silence(busy: int) -> None:
+    command = [sys.executable, "-c", WAIT_FOR_CTRL_C.replace("BUSY", str(busy))]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "ready\n"
+        time.sleep(1.0)
+        os.killpg(asking.pid, signal.SIGINT)
+        try:
+            assert asking.communicate(timeout=60)[0] == "interrupted\n"
+        finally:
+            asking.kill()
 
 
 def is_running(process: int) -> bool:

@@ -8,6 +8,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -118,6 +119,8 @@ def _helpers(n_helpers: int) -> ProcessPoolExecutor:
 
 def _begin(parent: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Ctrl-C reaches helpers, too; they leave without a word, whatever they were at.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_leave_after, args=(parent,), daemon=True).start()
 
