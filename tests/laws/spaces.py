@@ -98,8 +98,8 @@ def flatten(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     forms: list[Callable[[Tensor], Tensor]] = [
         lambda x: x.flatten(1),
         lambda x: torch.flatten(x, 1),
-        lambda x: x.view(x.size(0), -1),
-        lambda x: x.view(-1, n_features),
+        lambda x: x.contiguous().view(x.size(0), -1),
+        lambda x: x.contiguous().view(-1, n_features),
         lambda x: x.reshape(x.shape[0], -1),
         lambda x: x.reshape(-1, n_features),
         lambda x: x.mean(dims),
