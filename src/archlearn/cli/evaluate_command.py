@@ -28,9 +28,7 @@ def evaluate(
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     from archlearn.storage import load
-    from archlearn.training.checkpoints import is_checkpoint
     from archlearn.training.data.fetching import no_progress
-    from archlearn.training.errors import SettingsError
     from archlearn.training.evaluating import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
     from archlearn.training.preparing import load_dataset
@@ -38,20 +36,9 @@ def evaluate(
     from archlearn.training.settings import RunSettings
     from archlearn.training.starting import check_fit
 
-    if is_checkpoint(target):
-        raise SettingsError(
-            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
-            f"{target.parent}"
-        )
-    settings = read_run_settings(target) if target.is_dir() else RunSettings()
-    if data is None and not target.is_dir():
-        raise SettingsError(f"say what to measure {target} on: --data mnist")
     path = target / COMPACT if target.is_dir() else target
-    if target.is_dir() and not path.is_file():
-        raise SettingsError(
-            f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
-            f"{target}), or compact it as it is: archlearn compact {target}"
-        )
+    settings = read_run_settings(target) if target.is_dir() else RunSettings()
+    _check(target, path, data)
     asked = replace(
         settings,
         data=data or settings.data,
@@ -67,3 +54,22 @@ def evaluate(
         else f"mean squared error {score.error:.4g}"
     )
     sys.stdout.write(f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples\n")
+
+
+def _check(target: Path, path: Path, data: str | None) -> None:
+    """Refuse what cannot be measured, and say what can be."""
+    from archlearn.training.checkpoints import is_checkpoint
+    from archlearn.training.errors import SettingsError
+
+    if is_checkpoint(target):
+        raise SettingsError(
+            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
+            f"{target.parent}"
+        )
+    if data is None and not target.is_dir():
+        raise SettingsError(f"say what to measure {target} on: --data mnist")
+    if target.is_dir() and not path.is_file():
+        raise SettingsError(
+            f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
+            f"{target}), or compact it as it is: archlearn compact {target}"
+        )
