@@ -81,19 +81,6 @@ def test_table_1_puts_the_paper_beside_ours() -> None:
     )
 
 
-def test_table_1_takes_the_smallest_row_where_no_layers_are_named() -> None:
-    rows = [
-        make_row("AL1", test_accuracy=0.9925, parameters=4_000),
-        make_row("AL3", test_accuracy=0.9928, parameters=11_086),
-        make_row("AL4", test_accuracy=0.9923, parameters=9_850),
-    ]
-    checks = table_1.check(table_1.derive(rows[1:]))
-    assert find(checks, "for AL3").measured == "AL4: 99.230 % in 9,850"
-    assert find(checks, "for AL3").met
-    assert find(table_1.check(table_1.derive(rows[1:2])), "for AL3").met is False
-    assert find(table_1.check(table_1.derive(rows)), "for AL4").measured.startswith("AL1")
-
-
 def test_table_2_asks_for_more_accuracy_in_no_more_parameters() -> None:
     names = [row for size in table_2.SIZES for row in (size.al_row, size.smaller)]
     rows = [make_row(name, test_accuracy=0.992, parameters=40_000) for name in names]
@@ -102,7 +89,7 @@ def test_table_2_asks_for_more_accuracy_in_no_more_parameters() -> None:
         rows.append(make_row(size.svd_row, test_accuracy=0.98, parameters=44_080))
         rows.append(make_row(size.svd_row + table_2.TUNED, test_accuracy=0.9925, parameters=44_080))
     checks = table_2.check(table_2.derive(rows))
-    assert [check.met for check in checks] == [True, False] * 2
+    assert [check.met for check in checks] == [True, False, True] * 2
     assert table_2.tabulate(table_2.derive(rows))[0].rows[1][:3] == ("SVD rank 10", "43.6", "98.47")
 
 
