@@ -16,7 +16,7 @@ def build() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def train_once_(model: nn.Module) -> None:
+def assert_learns_(model: nn.Module) -> None:
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     before = [p.detach().clone() for p in model.parameters()]
     model.train()(X).square().sum().backward()
@@ -28,7 +28,7 @@ def train_once_(model: nn.Module) -> None:
 def test_gates_added_there_learn() -> None:
     with torch.inference_mode():
         model = al.add_gates(build(), X)
-    train_once_(model)
+    assert_learns_(model)
 
 
 def test_a_model_compacted_there_learns(tmp_path: Path) -> None:
@@ -41,6 +41,6 @@ def test_a_model_compacted_there_learns(tmp_path: Path) -> None:
         al.save(small, tmp_path / "small.safetensors")
         loaded = al.load(tmp_path / "small.safetensors")
     torch.testing.assert_close(small.eval()(X), loaded.eval()(X))
-    train_once_(small)
-    train_once_(loaded)
-    train_once_(model)
+    assert_learns_(small)
+    assert_learns_(loaded)
+    assert_learns_(model)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.gating import width_gates
 
 X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -148,4 +149,5 @@ class Leaf(nn.Module):
 
 def test_what_is_never_the_same_is_not_compared() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), Leaf())
-    al.add_gates(net, torch.randn(2, 3))
+    model = al.add_gates(net, torch.randn(2, 3))
+    assert list(width_gates(model)) == ["0"]

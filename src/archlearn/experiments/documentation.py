@@ -9,7 +9,15 @@ from archlearn.experiments.comparing import find_comparisons
 from archlearn.experiments.definitions import Check, Experiment, Table
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.pages import compose_body
-from archlearn.experiments.price_trials import NAME, TRIALS, read_trials, tabulate_trials
+from archlearn.experiments.price_trials import (
+    NAME,
+    RATE_NAME,
+    RATE_TRIALS,
+    TRIALS,
+    read_trials,
+    tabulate_rates,
+    tabulate_trials,
+)
 from archlearn.experiments.tabulating import write_markdown
 
 PAGE = "results.md"
@@ -55,11 +63,14 @@ def write_documentation(folder: Path, docs: Path) -> Path:
 
 
 def _add_trials(folder: Path, docs: Path) -> dict[str, Table]:
-    """Return the table of the prices tried, and copy its figure."""
-    if not (folder / TRIALS).is_file():
-        return {}
-    _copy_figure(folder / f"{NAME}.svg", docs / FIGURES / f"{NAME}.svg")
-    return {NAME: tabulate_trials(read_trials(folder / TRIALS))}
+    """Return the tables of the prices and rates tried, and copy the figure of the prices."""
+    tables: dict[str, Table] = {}
+    if (folder / TRIALS).is_file():
+        _copy_figure(folder / f"{NAME}.svg", docs / FIGURES / f"{NAME}.svg")
+        tables[NAME] = tabulate_trials(read_trials(folder / TRIALS))
+    if (folder / RATE_TRIALS).is_file():
+        tables[RATE_NAME] = tabulate_rates(folder / RATE_TRIALS)
+    return tables
 
 
 def _fill_blocks(page: Path, tables: dict[str, str]) -> None:

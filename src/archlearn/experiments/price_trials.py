@@ -12,6 +12,8 @@ from archlearn.experiments.tabulating import write_counts, write_spread
 
 TRIALS = "choosing_prices.jsonl"
 NAME = "choosing-prices"
+RATE_TRIALS = "choosing_prices_2.jsonl"
+RATE_NAME = "choosing-rates"
 _PLAIN = re.compile(r"(all|width) (neuron|param) ([\d.e-]+)$")
 """Rows in which nothing but the price and what is learnt differs."""
 _WORDS = {"all": "width and depth", "width": "width", "neuron": "neurons", "param": "parameters"}
@@ -19,12 +21,35 @@ _WORDS = {"all": "width and depth", "width": "width", "neuron": "neurons", "para
 
 def read_trials(path: Path) -> list[dict[str, Any]]:
     """Return one point for each price: means over the seeds, smallest cost first."""
+    groups = _group(path)
+    points = [_make_point(found, runs) for name, runs in groups.items() if (found := _match(name))]
+    return sorted(points, key=lambda point: (point["learnt"], point["price"], point["cost"]))
+
+
+def _group(path: Path) -> dict[str, list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         groups.setdefault(run["row"], []).append(run)
-    points = [_make_point(found, runs) for name, runs in groups.items() if (found := _match(name))]
-    return sorted(points, key=lambda point: (point["learnt"], point["price"], point["cost"]))
+    return groups
+
+
+def tabulate_rates(path: Path) -> Table:
+    """Return one row for each price and rate of the second grid: means over its seeds."""
+    rows = tuple(
+        (
+            name,
+            ", ".join(run["architecture"] for run in runs),
+            write_counts(measure_spread([run["parameters"] for run in runs]).to_json()),
+            write_spread(
+                measure_spread([100 * run["validation_accuracy"] for run in runs]).to_json()
+            ),
+        )
+        for name, runs in _group(path).items()
+    )
+    return Table(
+        columns=("tried", "architectures", "parameters", "validation accuracy %"), rows=rows
+    )
 
 
 def _match(name: str) -> re.Match[str] | None:
