@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating import width_gates
-
-
-class Base(nn.Module):
-    """Two convolutions; what comes in front is for others to say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 2, 3)
-
-    def both(self, x: Tensor) -> Tensor:
-        return self.last(torch.relu(self.first(x))).mean((2, 3))
+from tests.graphs.test_questions import Base
 
 
 class ByRemainder(Base):
