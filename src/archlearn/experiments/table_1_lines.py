@@ -68,7 +68,7 @@ LINES = (
     Line(
         row="AL3",
         terms=Terms(
-            learn="all", ratio=0.2, cost=5e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
+            learn="all", ratio=0.2, cost=5.4e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
         ),
         layers="(1,x)-(1,x)-(1,1)",
         architecture="16-40-10",
@@ -91,14 +91,14 @@ LINES = (
     ),
     Line(
         row="ours, smallest",
-        terms=Terms(learn="all", ratio=0.4, cost=2.7e-3, rate=PLAIN_RATE_OF_AN_EXAMPLE),
+        terms=Terms(learn="all", ratio=0.4, cost=3e-3, rate=PLAIN_RATE_OF_AN_EXAMPLE),
         layers="(1,x)-(1,x)-(1,1)",
         reach=99.0,
         at_most=2_800,
     ),
 )
 """The prices are ours and were settled on validation data; the paper gives the ratios alone. Those
-of AL2 and of the smallest were raised once or twice more, for their sizes alone."""
+of AL2, AL3 and of the smallest were raised once to three times more, for their sizes alone."""
 
 
 def list_paper() -> list[dict[str, Any]]:
