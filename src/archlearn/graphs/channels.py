@@ -1,6 +1,5 @@
 """Labels are followed through every call of a network, beside one run of it."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from archlearn.graphs.in_place import find_views, is_in_place
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
 from archlearn.graphs.ledger import Ledger, Reason
-from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
@@ -19,11 +18,6 @@ from archlearn.graphs.runs import Runner
 from archlearn.graphs.sites import SiteChannels
 from archlearn.graphs.step import Step, fixed_out, hooked_reason, leaves_of, opaque
 from archlearn.graphs.tracing import ExampleInputs, values_for
-
-_IN_PLACE = {
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-    operator.ipow, operator.setitem,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +97,8 @@ class _Follower(Runner):
         self._guard_in_place(n, step)
         self._guard_scrambled(n, step)
         made = self.rules[n](step)
+        if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
+            made = opaque(step)
         if self.rules[n] in (move, pick):
             self._note_parts(step, made)
         if self.rules[n] is move:
@@ -130,11 +126,12 @@ class _Follower(Runner):
         )  # fmt: skip
 
     def _guard_in_place(self, n: fx.Node, step: Step) -> None:
-        if not n.args or not isinstance(n.args[0], fx.Node) or not _is_in_place(n, self.net):
+        if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
-        changed = n.args[0]
-        if any(self.order[user] > self.order[n] for user in changed.users):
-            for labels in step.labels:
+        same = find_views(n.args[0], self.rules, self.values)
+        if any(self.order[user] > self.order[n] for node in same for user in node.users):
+            seen = [self.values[node.name] for node in same]
+            for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
                 self.ledger.block(
                     labels.ids,
                     f"changed in place by {n.name} and read again afterwards",
@@ -226,11 +223,3 @@ def _keep_ambiguous_parameters(ledger: Ledger) -> None:
         parts = [ids for (other, _), ids in ledger.dims.items() if other == name]
         for ids in [*parts, ledger.elements.get(name, ledger.new_atoms(0))]:
             ledger.block(ids, f"{name!r} is used in two ways", "use it in one way")
-
-
-def _is_in_place(n: fx.Node, net: nn.Module) -> bool:
-    if n.op == "call_module":
-        return bool(getattr(find_module(net, str(n.target)), "inplace", False))
-    name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or n.target in _IN_PLACE or n.kwargs.get("inplace") is True

@@ -84,9 +84,10 @@ def _rehearse_mode(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> No
     if found and not _find_difference(meant, run(forward)):
         raise TracingError(
             f"cannot follow the forward of {type(net).__name__}: on the example inputs its trace "
-            f"{found}. It decides on something that a trace does not hold, such as type(x), an "
-            "error that it catches, or a forward that was put into the instance. Move that into "
-            "a submodule of its own and name it in leaves=[...]: it is then called as it is"
+            f"{found}. It does something that a trace does not hold, such as asking for type(x), "
+            "catching an error, += on a view of another tensor, or a forward that was put into "
+            "the instance. Move that into a submodule of its own and name it in leaves=[...]: it "
+            "is then called as it is"
         )
 
 

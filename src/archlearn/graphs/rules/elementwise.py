@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
 from archlearn.graphs.step import Step, fixed_out, opaque
@@ -26,7 +26,9 @@ def unary(step: Step) -> Any:
     if len(step.labels) > 1:
         return mixed(step)
     state = step.x.state
-    if not _maps_zero_to_zero(step):
+    if any(_is_computed(value, node) for value, node in _arguments(step)):
+        state = torch.tensor(UNKNOWN).expand(state.shape)
+    elif not _maps_zero_to_zero(step):
         state = replaced(state, ZERO, CONSTANT)
     return Labels(step.x.ids, state)
 
@@ -78,8 +80,8 @@ def combine(step: Step, state_rule: StateRule) -> Any:
     if not any(firm):
         return opaque(step)
     base = spread[firm.index(True)]
-    states = [_state_of(value, shape) for value in [*step.args, *step.kwargs.values()]]
-    place = [i for i, value in enumerate([*step.args, *step.kwargs.values()]) if _is(value)]
+    states = [_state_of(value, node, shape) for value, node in _arguments(step)]
+    place = [i for i, (value, _) in enumerate(_arguments(step)) if _is(value)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
         if is_firm:
             step.ledger.tie(base, ids)
@@ -103,9 +105,22 @@ def _is(value: Any) -> bool:
     return isinstance(value, Labels)
 
 
-def _state_of(value: Any, shape: torch.Size) -> Tensor:
+def _arguments(step: Step) -> list[tuple[Any, Any]]:
+    """Return the arguments of a call, each with the node that it comes from, or itself."""
+    values = [*step.args, *step.kwargs.values()]
+    return list(zip(values, [*step.node.args, *step.node.kwargs.values()], strict=True))
+
+
+def _is_computed(value: Any, node: Any) -> bool:
+    """Return whether a number is another one for images of another size."""
+    return isinstance(node, fx.Node) and isinstance(value, int | float)
+
+
+def _state_of(value: Any, node: Any, shape: torch.Size) -> Tensor:
     if isinstance(value, Labels):
         return value.state.broadcast_to(shape)
+    if _is_computed(value, node):
+        return torch.tensor(UNKNOWN)
     return torch.tensor(ZERO if isinstance(value, int | float) and value == 0 else CONSTANT)
 
 

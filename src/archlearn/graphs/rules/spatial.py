@@ -7,6 +7,9 @@ from torch import Tensor
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
 from archlearn.graphs.step import Step, opaque
 
+# Where the dimensions and keepdim stand in a call, if not second and third.
+_PLACES = {"var": (1, 3), "std": (1, 3), "norm": (2, 3)}
+
 
 def pool(step: Step) -> Any:
     """Pool over space; zero stays zero, and a constant stays one unless zeros are counted in."""
@@ -39,7 +42,10 @@ def reduce(step: Step) -> Any:
 
 
 def along_dim(step: Step) -> Any:
-    """A function along one dimension (softmax, cumsum) that channels must not lie along."""
+    """A function along one dimension (softmax, cumsum) that channels must not lie along.
+
+    A sum of constants differs from place to place, and a softmax of them with the image's size.
+    """
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
     dim = getattr(step.module, "dim", None) if step.node.op == "call_module" else None
@@ -47,13 +53,17 @@ def along_dim(step: Step) -> Any:
     n = step.x.ids.dim()
     if not isinstance(dim, int) or dim % n in varying(step.x.ids):
         return opaque(step)
-    return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
+    state = step.x.state
+    if "soft" in _name_of(step).lower():
+        state = replaced(state, ZERO, UNKNOWN)
+    return Labels(step.x.ids, replaced(state, CONSTANT, UNKNOWN))
 
 
 def _reduce(step: Step, keeps_constants: bool) -> Any:
-    dims = step.argument(1, "dim", step.kwargs.get("axis"))
-    keepdim = bool(step.argument(2, "keepdim", False))
-    if not isinstance(step.out, Tensor) or dims is None or isinstance(dims, Labels):
+    of_dims, of_keepdim = _PLACES.get(_name_of(step), (1, 2))
+    dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
+    keepdim = bool(step.argument(of_keepdim, "keepdim", False))
+    if not isinstance(step.out, Tensor) or not _are_dims(dims):
         return opaque(step)
     n = step.x.ids.dim()
     chosen = {dim % n for dim in (dims if isinstance(dims, tuple | list) else (dims,))}
@@ -68,9 +78,19 @@ def _reduce(step: Step, keeps_constants: bool) -> Any:
     return Labels(ids, state)
 
 
+def _are_dims(dims: Any) -> bool:
+    each = dims if isinstance(dims, tuple | list) else (dims,)
+    return len(each) > 0 and all(type(dim) is int for dim in each)
+
+
+def _name_of(step: Step) -> str:
+    if step.node.op == "call_module":
+        return type(step.module).__name__
+    return getattr(step.node.target, "__name__", str(step.node.target))
+
+
 def _n_space(step: Step) -> int:
-    name = type(step.module).__name__ if step.node.op == "call_module" else ""
-    name = name or getattr(step.node.target, "__name__", str(step.node.target))
+    name = _name_of(step)
     for n in (1, 2, 3):
         if f"{n}d" in name:
             return n
@@ -80,16 +100,14 @@ def _n_space(step: Step) -> int:
 def _keeps_constants(step: Step) -> bool:
     if step.node.op == "call_module":
         module = step.module
-        name = type(module).__name__
         padding = getattr(module, "padding", 0)
         counted = getattr(module, "count_include_pad", True)
         ceil = getattr(module, "ceil_mode", False)
     else:
-        name = getattr(step.node.target, "__name__", str(step.node.target))
         padding = step.argument(3, "padding", 0)
         counted = step.argument(5, "count_include_pad", True)
         ceil = step.argument(4, "ceil_mode", False)
-    plain = name.lower().replace("_", "")
+    plain = _name_of(step).lower().replace("_", "")
     if "lp" in plain:
         return False
     if "avg" not in plain or "adaptive" in plain:
