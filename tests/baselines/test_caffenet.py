@@ -9,12 +9,13 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn.baselines.fastfood import reduce_by_fastfood
 from archlearn.baselines.l1_diagonal import add_diagonals, diagonals, reduce_by_diagonals
-from archlearn.baselines.methods import Method
+from archlearn.baselines.methods import Method, is_within
 from archlearn.baselines.neuron_pruning import reduce_by_merging
 from archlearn.baselines.ranks import reduce_by_svd
 from archlearn.baselines.scratch import start_anew
+from archlearn.baselines.sparse_groups import learn_sparse_groups
 from archlearn.baselines.svd import factorise, quarter_ranks
-from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning
+from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, reduce_evenly
 from archlearn.gating import width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
 
@@ -68,6 +69,19 @@ def test_l0_gates_fold_in_front_of_the_normalisation(net: nn.Module) -> None:
     model.eval()
     torch.testing.assert_close(small(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-4)
     assert al.count_costs(small).parameters < 0.5 * al.count_costs(net, IMAGES).parameters
+
+
+def test_sparse_learning_pulls_on_all_layers_and_prunes(net: nn.Module) -> None:
+    pytest.importorskip("torch_pruning")
+    sparse = learn_sparse_groups(net, IMAGES).train()
+    (0.0 * sparse(IMAGES).sum()).backward()
+    for name, parameter in sparse.network.named_parameters():
+        if name.endswith("weight"):
+            assert parameter.grad is not None
+            assert bool((parameter.grad != 0).any()), name
+    budget = al.count_costs(net, IMAGES).parameters // 2
+    pruned = reduce_evenly(sparse.network.eval(), IMAGES, budget)
+    assert is_within(al.count_costs(pruned, IMAGES).parameters, budget)
 
 
 def test_training_anew(net: nn.Module) -> None:

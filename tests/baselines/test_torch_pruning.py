@@ -81,6 +81,21 @@ def test_the_penalty_has_the_gradient_that_torch_pruning_adds(with_norm: bool) -
         torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_channels_that_groups_read_are_pulled_by_their_own_weights() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten())
+    with torch.no_grad():
+        net[0].weight.zero_()
+        # two filters read channels 0 and 1, the other two read 2 and 3
+        read = torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+        net[2].weight.copy_(read[:, :, None, None])
+    GroupPenalty(net, torch.zeros(1, 1, 1, 1), strength=0.1)(net).backward()
+    # channels of lengths 0, 2, 3 and 4: the weakest is pulled 16 times as hard as the strongest
+    pulls = torch.tensor([[16.0, 16**0.5]] * 2 + [[16**0.25, 1.0]] * 2)
+    found = net.get_parameter("2.weight").grad
+    assert found is not None
+    torch.testing.assert_close(found[:, :, 0, 0], 0.1 * pulls * read)
+
+
 class Sum(nn.Module):
     def forward(self, network: nn.Module) -> Tensor:
         return 3.0 * network.get_parameter("weight").sum()

@@ -3,7 +3,8 @@
 Torch-Pruning's GroupNormPruner adds `reg * 16^s * w` to the gradient of every weight of a channel,
 where s goes from 0 for the strongest channel of a group to 1 for the weakest. That is the gradient
 of a penalty, which here rides on the network's output; a test holds it to Torch-Pruning's own
-numbers.
+numbers. Where a convolution has groups, Torch-Pruning 1.6.1 raises an IndexError; here each channel
+is pulled by the weights that read it.
 """
 
 import copy
@@ -22,11 +23,16 @@ STEEPNESS = 16.0
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One weight of a group; its indices and channels are buffers under `key`."""
+    """One weight of a group; its indices and channels are buffers under `key`.
+
+    Attributes:
+        n_parts: Parts of the weight that read different channels: those of a grouped convolution.
+    """
 
     weight: str
     dim: int
     key: str
+    n_parts: int
 
 
 class GroupPenalty(nn.Module):
@@ -60,8 +66,9 @@ class GroupPenalty(nn.Module):
 
     def _square(self, network: nn.Module, part: _Part, n_channels: int) -> Tensor:
         """Return the squared length of what a weight holds for each channel."""
-        weight = network.get_parameter(part.weight).movedim(part.dim, 0)
-        lines = weight.reshape(len(weight), -1).square().sum(1)
+        parts = network.get_parameter(part.weight).chunk(part.n_parts)
+        moved = [weight.movedim(part.dim, 0) for weight in parts]
+        lines = torch.cat([each.reshape(len(each), -1).square().sum(1) for each in moved])
         indices, channels = self.get_buffer(f"i{part.key}"), self.get_buffer(f"c{part.key}")
         # Selected, not indexed: the gradient of that asks nothing of the host.
         chosen = lines.index_select(0, indices)
@@ -73,7 +80,9 @@ class GroupPenalty(nn.Module):
         self.register_buffer(f"c{key}", torch.tensor(item.root_idxs), persistent=False)
         dim = _dim(item)
         assert dim is not None
-        return _Part(f"{names[item.dep.target.module]}.weight", dim, key)
+        layer = item.dep.target.module
+        n_parts = getattr(layer, "groups", 1) if dim == 1 else 1
+        return _Part(f"{names[layer]}.weight", dim, key, n_parts)
 
 
 def learn_sparse_groups(
