@@ -12,7 +12,7 @@ from archlearn.errors import InputError
 from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint, draw_blueprint
 from archlearn.graphs.ledger import Reason
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
-from archlearn.graphs.links import Link, find_link
+from archlearn.graphs.links import Link, find_link, join_links
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import ExampleInputs, Leaf
@@ -132,7 +132,7 @@ def _names(site: Site) -> set[str]:
 def _find_links(
     net: nn.Module, blueprint: Blueprint, wanted: Callable[[Site], bool]
 ) -> tuple[dict[str, Link], dict[str, Reason]]:
-    found: dict[str, list[Link | str]] = {}
+    found: dict[str, dict[int, Link | str]] = {}
     for place, graph in enumerate(blueprint.graphs):
         for site in blueprint.sites[place]:
             link = (
@@ -146,15 +146,15 @@ def _find_links(
                 and not _fits_norm(graph, net, blueprint, link)
             ):
                 link = "its BatchNorm does not normalise the layer's features"
-            found.setdefault(site.name, []).append(link)
+            found.setdefault(site.name, {})[place] = link
     links: dict[str, Link] = {}
     reasons: dict[str, Reason] = {}
     for name, each in found.items():
-        refusal = next((link for link in each if isinstance(link, str)), None)
-        if refusal is not None:
-            reasons[name] = Reason(refusal, _DEPTH_FIX)
-        elif isinstance(each[0], Link):
-            links[name] = each[0]
+        joined = join_links(blueprint.graphs, each)
+        if isinstance(joined, Link):
+            links[name] = joined
+        else:
+            reasons[name] = Reason(joined, _DEPTH_FIX)
     return links, reasons
 
 

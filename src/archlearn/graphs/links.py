@@ -1,6 +1,7 @@
 """A link is a layer, its activation and the layer behind: what could become one layer."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -17,6 +18,7 @@ from archlearn.graphs.lookups import find_module
 from archlearn.graphs.sites import Site
 
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+OTHERWISE = "its layers are called otherwise in training and evaluation"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -28,14 +30,15 @@ class Link:
         first: The layer in front.
         second: The layer behind.
         norms: BatchNorms between the two, in order.
-        nodes: The calls that a merge removes: all behind the first, the second included.
+        nodes: The calls that a merge removes from each graph: all behind the first, the second
+            included.
     """
 
     site: str
     first: str
     second: str
     norms: tuple[str, ...]
-    nodes: tuple[str, ...]
+    nodes: tuple[tuple[str, ...], ...]
 
 
 def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]) -> Link | str:
@@ -61,8 +64,36 @@ def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[st
         first=str(first.target),
         second=str(second.target),
         norms=tuple(str(n.target) for n in norms),
-        nodes=(*(n.name for n in between), second.name),
+        nodes=((*(n.name for n in between), second.name),),
     )
+
+
+def join_links(graphs: Sequence[fx.Graph], found: Mapping[int, Link | str]) -> Link | str:
+    """Return the link that a site stands in wherever its layers are called, or why there is none.
+
+    Args:
+        graphs: The evaluation graph and, where it differs, the training graph.
+        found: What was found in each graph that has the site.
+    """
+    links: list[Link] = []
+    for link in found.values():
+        if isinstance(link, str):
+            return link
+        links.append(link)
+    one = links[0]
+    if any(
+        (link.first, link.second, link.norms) != (one.first, one.second, one.norms)
+        for link in links
+    ):
+        return OTHERWISE
+    layers = {one.first, one.second, *one.norms}
+    nodes: list[tuple[str, ...]] = []
+    for place, graph in enumerate(graphs):
+        link = found.get(place)
+        if not isinstance(link, Link) and any(str(n.target) in layers for n in graph.nodes):
+            return OTHERWISE
+        nodes.append(link.nodes[0] if isinstance(link, Link) else ())
+    return replace(one, nodes=tuple(nodes))
 
 
 def _walk_back(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | str:

@@ -51,10 +51,10 @@ class Carrier:
         layer: Any = find_module(self.net, links[0].first)
         for link in links:
             layer = self._join(layer, link)
-        for graph in self.graphs:
+        for place, graph in enumerate(self.graphs):
             by_name = {n.name: n for n in graph.nodes}
-            nodes = [by_name[name] for link in links for name in link.nodes if name in by_name]
-            self._leave_out(graph, nodes)
+            names = [name for link in links for name in link.nodes[place]]
+            self._leave_out(graph, [by_name[name] for name in names if name in by_name])
         self._set(links[0].first, layer)
 
     def _join(self, layer: Any, link: Link) -> Any:
