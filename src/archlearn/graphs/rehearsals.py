@@ -18,34 +18,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from archlearn.errors import InputError, TracingError, first_line
+from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.inputs import ExampleInputs, values_for
-from archlearn.graphs.lookups import has_hooks
-from archlearn.graphs.remnants import look_at, restoring
+from archlearn.graphs.remnants import Remnants, look_at, restoring
 from archlearn.graphs.runs import Runner
-from archlearn.graphs.shapes import guess_layer
+from archlearn.graphs.stand_ins import Notes, standing_in
 from archlearn.graphs.tracing import Traces
 from archlearn.modes import evaluating
 
-_NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6, "equal_nan": True}
-
-
-@dataclass(slots=True)
-class _Notes:
-    """What layers read in one run, and what the run returned.
-
-    Attributes:
-        layers: The layers that were called, in order.
-        read: One number for what each of them read.
-        returned: All tensors of the result.
-        error: Why there is none.
-    """
-
-    layers: list[str] = field(default_factory=list)
-    read: list[Tensor] = field(default_factory=list)
-    returned: list[Tensor] = field(default_factory=list)
-    error: Exception | None = None
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 
 
 def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
@@ -58,30 +40,96 @@ def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
         TracingError: If a graph does something else.
     """
     with evaluating(net):
-        _rehearse_mode(net.eval(), traces.evaluation, inputs)
+        _rehearse_mode(_Stage(net.eval(), traces.evaluation, inputs))
         if traces.asks_mode:
-            _rehearse_mode(net.train(), traces.graphs[-1], inputs)
+            _rehearse_mode(_Stage(net.train(), traces.graphs[-1], inputs))
 
 
-def _rehearse_mode(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> None:
-    is_bare, before = Runner(net, graph).may_guess, look_at(net)
+def serves(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+    """Return whether a compact model's own `forward` is known to do what its graphs do.
 
-    def run(call: Callable[[ExampleInputs], Any]) -> _Notes:
-        with restoring(net, before):
-            return _run(net, call, inputs, is_bare=is_bare)
+    It is not known of a model that calls something unknown, which is not run at all. The model is
+    left as it was.
 
-    def forward(given: ExampleInputs) -> Any:
-        return net(*given.args, **given.kwargs)
+    Raises:
+        SurgeryError: If the graph for evaluation does not run.
+    """
+    with evaluating(net):
+        stage = _Stage(net.eval(), traces.evaluation, inputs)
+        if not stage.is_bare or _find_difference(stage.run_forward(), _try(stage)):
+            return False
+    return not differs_in_training(net, traces, inputs)
 
-    traced = run(lambda given: fx.Interpreter(net, graph=graph).run(*values_for(graph, given)))
-    meant = run(forward)
+
+def differs_in_training(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+    """Return whether a model's `forward` is known to do something else than its graph in training.
+
+    No certificate says that: it compares models in evaluation mode.
+    """
+    if not traces.asks_mode:
+        return False
+    with evaluating(net):
+        stage = _Stage(net.train(), traces.graphs[-1], inputs)
+        if not stage.is_bare:
+            return False
+        return bool(_find_difference(stage.run_forward(), stage.run_graph()))
+
+
+def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
+    """Run a compact model's graph for evaluation, without its layers, if nothing is unknown in it.
+
+    Raises:
+        SurgeryError: If it does not run: layers do not fit each other.
+    """
+    with evaluating(net):
+        stage = _Stage(net.eval(), traces.evaluation, inputs)
+        if stage.is_bare:
+            _try(stage)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A model in one mode, and the graph that was traced in it.
+
+    Attributes:
+        is_bare: Whether layers are stood in for: no call is unknown.
+    """
+
+    net: nn.Module
+    graph: fx.Graph
+    inputs: ExampleInputs
+    is_bare: bool = field(init=False)
+    before: list[Remnants] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_bare = Runner(self.net, self.graph).may_guess
+        self.before = look_at(self.net)
+
+    def run_graph(self) -> Notes:
+        """Run the graph, and leave the model as it was."""
+        graph = self.graph
+        return self._run(
+            lambda given: fx.Interpreter(self.net, graph=graph).run(*values_for(graph, given))
+        )
+
+    def run_forward(self) -> Notes:
+        """Run the model itself, and leave it as it was."""
+        return self._run(lambda given: self.net(*given.args, **given.kwargs))
+
+    def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
+        with restoring(self.net, self.before):
+            return _run(self.net, call, self.inputs, is_bare=self.is_bare)
+
+
+def _rehearse_mode(stage: _Stage) -> None:
+    net, traced, meant = stage.net, stage.run_graph(), stage.run_forward()
     if meant.error is not None and not net.training:
         raise InputError(
             f"the model does not run on the example inputs: {first_line(meant.error)}. Give "
             "inputs that model(...) takes, on the device and in the dtype of the model"
         ) from meant.error
     found = _find_difference(meant, traced)
-    if found and not _find_difference(meant, run(forward)):
+    if found and not _find_difference(meant, stage.run_forward()):
         raise TracingError(
             f"cannot follow the forward of {type(net).__name__}: on the example inputs its trace "
             f"{found}. It does something that a trace does not hold, such as asking for type(x), "
@@ -91,7 +139,17 @@ def _rehearse_mode(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> No
         )
 
 
-def _find_difference(meant: _Notes, traced: _Notes) -> str:
+def _try(stage: _Stage) -> Notes:
+    traced = stage.run_graph()
+    if traced.error is not None:
+        raise SurgeryError(
+            "the compact model does not run on the example inputs: "
+            f"{first_line(traced.error)}; keep the gated one, and report the model"
+        ) from traced.error
+    return traced
+
+
+def _find_difference(meant: Notes, traced: Notes) -> str:
     """Return what a trace does that was not meant, or ''."""
     if meant.error is not None or traced.error is not None:
         both = meant.error is not None and traced.error is not None
@@ -99,79 +157,38 @@ def _find_difference(meant: _Notes, traced: _Notes) -> str:
     for place, (first, second) in enumerate(zip(meant.layers, traced.layers, strict=False)):
         if first != second:
             return f"calls {second!r} where forward calls {first!r}"
-        if not torch.allclose(meant.read[place], traced.read[place], **_NEAR):
+        if not _is_near(meant.read[place], traced.read[place]):
             return f"gives {first!r} other numbers to read"
     if len(meant.layers) != len(traced.layers):
         return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"
     same = len(meant.returned) == len(traced.returned) and all(
-        one.shape == two.shape and one.dtype is two.dtype and torch.allclose(one, two, **_NEAR)
+        one.shape == two.shape
+        and one.dtype is two.dtype
+        and torch.allclose(one, two, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
         for one, two in zip(meant.returned, traced.returned, strict=True)
     )
     return "" if same else "returns something else"
 
 
+def _is_near(one: float, two: float) -> bool:
+    """Return what `torch.allclose` would say of two numbers."""
+    if one == two or (math.isnan(one) and math.isnan(two)):
+        return True
+    return math.isfinite(two) and abs(one - two) <= _ABSOLUTE + _RELATIVE * abs(two)
+
+
 def _run(
     net: nn.Module, call: Callable[[ExampleInputs], Any], inputs: ExampleInputs, *, is_bare: bool
-) -> _Notes:
-    notes = _Notes()
-    standing_in = _standing_in(net, notes) if is_bare else evaluating()
+) -> Notes:
+    notes = Notes()
+    layers = standing_in(net, notes) if is_bare else evaluating()
     try:
-        with torch.no_grad(), _same_chance(inputs), standing_in, warnings.catch_warnings():
+        with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are for whoever calls the model
             notes.returned = _tensors_in(call(inputs.copy()))
     except Exception as error:
         notes.error = error
     return notes
-
-
-@contextmanager
-def _standing_in(net: nn.Module, notes: _Notes) -> Generator[None]:
-    """Let layers whose results are known but for their numbers be stood in for."""
-    replaced: list[nn.Module] = []
-    for place, (name, module) in enumerate(net.named_modules()):
-        if module._parameters and not has_hooks(module) and "forward" not in vars(module):
-            vars(module)["forward"] = _stand_in(module, name, place, notes)
-            replaced.append(module)
-    try:
-        yield
-    finally:
-        for module in replaced:
-            del vars(module)["forward"]
-
-
-def _stand_in(module: Any, name: str, place: int, notes: _Notes) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        x = args[0] if len(args) == 1 and not kwargs else None
-        guessed = guess_layer(module, x) if isinstance(x, Tensor) else None
-        if guessed is None or x is None:
-            return type(module).forward(module, *args, **kwargs)
-        notes.layers.append(name)
-        notes.read.append(torch.dot(_flat(x), _weights(x.numel(), x)))
-        if guessed is x:
-            return x * (1.0 + 0.01 * (place % 50))
-        level = (1.0 + 0.5 * torch.sin(notes.read[-1] + place)).to(x.dtype)
-        return _weights(guessed.numel(), x).to(x.dtype).view(guessed.shape) * level
-
-    return forward
-
-
-def _flat(x: Tensor) -> Tensor:
-    flat = x.reshape(-1)
-    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-
-
-_TABLES: dict[Any, Tensor] = {}
-
-
-def _weights(n: int, like: Tensor) -> Tensor:
-    """Return n positive numbers around one, the same whenever they are asked for."""
-    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
-    found = _TABLES.get((dtype, like.device))
-    if found is None or len(found) < n:
-        places = torch.arange(2 ** math.ceil(math.log2(max(n, 2))), dtype=torch.float64)
-        found = (0.5 + torch.frac(places * 0.6180339887498949)).to(like.device, dtype)
-        _TABLES[dtype, like.device] = found
-    return found[:n]
 
 
 @contextmanager

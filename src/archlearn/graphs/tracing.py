@@ -50,7 +50,7 @@ class Traces:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         packed = [pack_graph(graph) for graph in self.graphs]
-        return _unpack, (packed, self.opaque, self.answers)
+        return _unpack, (packed, self.opaque, self.answers, self.asks_mode)
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
@@ -58,9 +58,11 @@ class Traces:
         return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
 
 
-def _unpack(packed: list[Packed], opaque: dict[str, str], answers: dict[str, str]) -> Traces:
+def _unpack(
+    packed: list[Packed], opaque: dict[str, str], answers: dict[str, str], asks_mode: bool = True
+) -> Traces:
     graphs = [unpack_graph(each) for each in packed]
-    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, opaque, answers)
+    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, opaque, answers, asks_mode)
 
 
 def trace(

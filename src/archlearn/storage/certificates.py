@@ -21,12 +21,14 @@ def write_certificate(model: nn.Module) -> str | None:
 
 
 def restore_certificate_(model: nn.Module, text: str | None) -> None:
-    """Give a model the certificate that its file holds, if there is one.
+    """Give a model the certificate that its file holds, or None if there is none.
 
     Raises:
         FileError: If it has not exactly the fields of a certificate.
     """
     if text is None:
+        if not hasattr(model, "certificate"):  # nothing of the user's may have that name
+            vars(model)["certificate"] = None
         return
     found = decode(parse_json(text), _refuse_node)
     data = cast(dict[str, Any], found) if isinstance(found, dict) else {}

@@ -1,0 +1,85 @@
+"""Layers are stood in for while a run is watched: what they read matters, not what they compute.
+
+A stand-in notes one number for what its layer reads, and returns something of the right shape that
+hangs on that number, on the layer and on the place of each element.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.graphs.lookups import has_hooks
+from archlearn.graphs.shapes import guess_layer
+
+
+@dataclass(slots=True)
+class Notes:
+    """What layers read in one run, and what the run returned.
+
+    Attributes:
+        layers: The layers that were called, in order.
+        read: One number for what each of them read.
+        returned: All tensors of the result.
+        error: Why there is none.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    read: list[float] = field(default_factory=list)
+    returned: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@contextmanager
+def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
+    """Let layers whose results are known but for their numbers be stood in for."""
+    replaced: list[nn.Module] = []
+    for place, (name, module) in enumerate(net.named_modules()):
+        if module._parameters and not has_hooks(module) and "forward" not in vars(module):
+            vars(module)["forward"] = _stand_in(module, name, place, notes)
+            replaced.append(module)
+    try:
+        yield
+    finally:
+        for module in replaced:
+            del vars(module)["forward"]
+
+
+def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        guessed = guess_layer(module, x) if isinstance(x, Tensor) else None
+        if guessed is None or x is None:
+            return type(module).forward(module, *args, **kwargs)
+        read = float(torch.dot(_flat(x), _weights(x.numel(), x)))
+        notes.layers.append(name)
+        notes.read.append(read)
+        if guessed is x:
+            return x * (1.0 + 0.01 * (place % 50))
+        level = 1.0 + 0.5 * math.sin(read + place) if math.isfinite(read) else read
+        return _weights(guessed.numel(), x).to(x.dtype).view(guessed.shape) * level
+
+    return forward
+
+
+def _flat(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+
+_TABLES: dict[Any, Tensor] = {}
+
+
+def _weights(n: int, like: Tensor) -> Tensor:
+    """Return n positive numbers around one, the same whenever they are asked for."""
+    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+    found = _TABLES.get((dtype, like.device))
+    if found is None or len(found) < n:
+        places = torch.arange(2 ** math.ceil(math.log2(max(n, 2))), dtype=torch.float64)
+        found = (0.5 + torch.frac(places * 0.6180339887498949)).to(like.device, dtype)
+        _TABLES[dtype, like.device] = found
+    return found[:n]
