@@ -7,9 +7,11 @@ from typing import Any, cast
 
 from torch import fx, nn
 
+from archlearn.errors import InputError
 from archlearn.packing import Packed, compile_graph, pack_graph, unpack_graph
 
 GRAPHS = "_archlearn_graphs"
+MODE_READERS = "_archlearn_mode_readers"
 _RECIPE = "_archlearn_recipe"
 
 
@@ -35,10 +37,25 @@ def generate_class(
 def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(evaluate)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in getattr(self, MODE_READERS, ()):
+            _check_mode(self, name)
         run = self._train if self.training else self._evaluate
         return run(*args, **kwargs)
 
     return forward
+
+
+def _check_mode(model: nn.Module, name: str) -> None:
+    """Refuse a submodule in another mode: what it decides by its own is part of the graphs."""
+    module = model.get_submodule(name)
+    if module.training is not model.training:
+        own, other = ("training", "evaluation")[:: 1 if module.training else -1]
+        raise InputError(
+            f"{name!r} is in {own} mode, but the model is in {other} mode, and what {name!r} does "
+            "by its mode was followed with the model's; use nn.Dropout there in place of "
+            "F.dropout(x, training=self.training), or name it in leaves=[...] of add_gates: "
+            "layers of torch and leaves keep their own modes"
+        )
 
 
 @functools.cache

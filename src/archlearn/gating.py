@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from archlearn import hard_concrete
 from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
+from archlearn.classes import MODE_READERS
 from archlearn.copies import copy_model
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
@@ -76,6 +77,8 @@ def add_gates(
     add_store_(gated, store)
     graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
     bind_graphs_(gated, graphs, "Gated")
+    if choice.blueprint.traces.mode_readers:
+        setattr(gated, MODE_READERS, choice.blueprint.traces.mode_readers)
     return gated
 
 

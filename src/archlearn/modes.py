@@ -1,6 +1,6 @@
 """A model is looked at in evaluation mode, and left in the mode it was in."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,16 +20,34 @@ def evaluating(*models: nn.Module) -> Generator[None]:
             module.training = training
 
 
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Return whether each submodule is in training mode, by name."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def set_modes_(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Put a model into the mode of another one, and submodules of the same name into theirs."""
+    model.train(modes[""])
+    for name, module in model.named_modules():
+        module.training = modes.get(name, modes[""])
+
+
 class ModeReads:
-    """Notices whether anything asks a module for its mode while a network is traced."""
+    """Notices whether anything asks a module for its mode while a network is traced.
+
+    Attributes:
+        readers: The modules that were asked.
+    """
 
     def __init__(self) -> None:
         self.seen = False
+        self.readers: set[nn.Module] = set()
 
     def __get__(self, module: Any, owner: type) -> Any:
         if module is None:
             raise AttributeError("training")
         self.seen = True
+        self.readers.add(module)
         return vars(module)["training"]
 
     def __set__(self, module: Any, training: bool) -> None:
@@ -57,9 +75,11 @@ def noticing_mode_reads(net: nn.Module) -> Generator[ModeReads]:
 def unnoticed() -> Generator[None]:
     """Let reads of `training` pass that are not made by a `forward` that is traced."""
     reads = vars(nn.Module).get("training")
-    seen = isinstance(reads, ModeReads) and reads.seen
+    if not isinstance(reads, ModeReads):
+        yield
+        return
+    before = reads.seen, set(reads.readers)
     try:
         yield
     finally:
-        if isinstance(reads, ModeReads):
-            reads.seen = seen
+        reads.seen, reads.readers = before

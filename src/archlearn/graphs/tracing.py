@@ -40,6 +40,7 @@ class Traces:
         opaque: Submodules that could not be followed, with the reason.
         answers: Lines that asked about shapes, with what the example inputs answered.
         asks_mode: Whether anything asked whether the model is in training.
+        mode_readers: The submodules that were asked for theirs while their calls were followed.
     """
 
     evaluation: fx.Graph
@@ -47,6 +48,7 @@ class Traces:
     opaque: dict[str, str]
     answers: dict[str, str] = field(default_factory=dict)
     asks_mode: bool = False
+    mode_readers: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         packed = [pack_graph(graph) for graph in self.graphs]
@@ -88,9 +90,13 @@ def trace(
             evaluation, answers = _trace_mode(net, inputs, marked, opaque)
         if not reads.seen:
             return Traces(evaluation, None, opaque, answers)
-        training, more = _trace_mode(net.train(), inputs, marked, opaque)
+        net.train()
+        with noticing_mode_reads(net) as more_reads:
+            training, more = _trace_mode(net, inputs, marked, opaque)
     same = _fingerprint(evaluation) == _fingerprint(training)
-    return Traces(evaluation, None if same else training, opaque, answers | more, True)
+    readers = reads.readers | more_reads.readers
+    names = tuple(name for name, module in net.named_modules() if name and module in readers)
+    return Traces(evaluation, None if same else training, opaque, answers | more, True, names)
 
 
 def _trace_mode(

@@ -15,7 +15,7 @@ from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.inserting import copy_graph
-from archlearn.modes import evaluating
+from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
 from archlearn.stores import STORE, find_store, remove_store_
@@ -73,7 +73,7 @@ def compact(
     store = find_store(model)
     if store is not None and store.kind != "binary":
         return _compact_scaled(model, plan, inputs, certified=certified)
-    training = model.training
+    modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)
         made = write_plan(model, decision, plan.pay if plan else "parameters")
@@ -94,7 +94,8 @@ def compact(
             certificate = _finish_uncertified_(small, inputs, traces, changed)
         setattr(small, CERTIFICATE, certificate)
         setattr(small, EXAMPLE, inputs)
-    return small.train(training)
+    set_modes_(small, modes)
+    return small
 
 
 def _compact_scaled(
