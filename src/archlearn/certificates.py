@@ -191,6 +191,8 @@ def _difference(one: list[Tensor], two: list[Tensor]) -> float:
     for a, b in zip(one, two, strict=True):
         if a.shape != b.shape:
             raise CertificateError(f"outputs of shape {tuple(a.shape)} and {tuple(b.shape)}")
+        if a.is_complex() and b.is_complex():
+            a, b = (torch.view_as_real(each.resolve_conj()) for each in (a, b))
         worst = max(worst, _relative(a, b.to(a.dtype) if b.is_floating_point() else b))
     return worst
 

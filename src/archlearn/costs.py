@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError
-from archlearn.graphs.lookups import check_made
+from archlearn.graphs.lookups import check_made, find_reference
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.modes import evaluating
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
@@ -92,8 +92,10 @@ def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInpu
 
 def place_inputs(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
     """Return inputs on the model's device, floating ones in its dtype."""
-    reference = next(iter(model.parameters()), None)
+    reference = find_reference(model)
     if reference is None:
         return inputs
     moved = inputs.to(reference.device)
+    if not reference.is_floating_point():
+        return moved
     return moved.to(reference.dtype, floating_only=True)

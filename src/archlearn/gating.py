@@ -14,6 +14,7 @@ from archlearn.classes import MODE_READERS
 from archlearn.copies import copy_model
 from archlearn.errors import InputError
 from archlearn.graphs.cost_table import build_cost_table
+from archlearn.graphs.lookups import find_reference
 from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.graphs.weights import put_weights_back_
@@ -72,8 +73,9 @@ def add_gates(
         find_writers(choice.blueprint, gated)
     store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
-    reference = next(iter(gated.parameters()))
-    store.to(device=reference.device, dtype=reference.dtype)
+    reference = find_reference(gated)
+    assert reference is not None  # or nothing could be learnt
+    store.to(reference if reference.is_floating_point() else reference.real)
     add_store_(gated, store)
     graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
     bind_graphs_(gated, graphs, "Gated")

@@ -18,12 +18,19 @@ def tensors_of(net: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def widen(net: nn.Module) -> dict[Tensor, Tensor]:
-    """Return the numbers of each floating parameter and buffer that is not double yet."""
+    """Return the numbers of each real or complex parameter and buffer that is not double yet."""
     return {
-        tensor: tensor.detach().double()
+        tensor: tensor.detach().to(widened(tensor.dtype))
         for _, tensor in tensors_of(net)
-        if tensor.is_floating_point() and tensor.dtype is not torch.float64
+        if widened(tensor.dtype) is not tensor.dtype
     }
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which such numbers are computed in double precision."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 _DEPTH = [0]  # how many exchanges are under way
@@ -54,7 +61,7 @@ class _Widening(TorchFunctionMode):
 
     def _widen(self, value: Any) -> Any:
         is_own = isinstance(value, torch.dtype) and value in self.dtypes
-        return torch.float64 if is_own else value
+        return widened(value) if is_own else value
 
 
 @contextmanager

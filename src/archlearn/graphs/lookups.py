@@ -27,6 +27,15 @@ def find_tensor(net: nn.Module, name: str) -> Tensor:
     return getattr(find_module(net, owner), attribute)
 
 
+def find_reference(net: nn.Module) -> Tensor | None:
+    """Return a parameter that says where a model is, and in which precision it computes.
+
+    Complex parameters and integers say nothing about the latter.
+    """
+    found = list(net.parameters())
+    return next((p for p in found if p.is_floating_point()), next(iter(found), None))
+
+
 def first_names(net: nn.Module) -> dict[str, str]:
     """Return the first name of each parameter and buffer, by all its names."""
     first: dict[int, str] = {}

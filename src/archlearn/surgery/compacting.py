@@ -205,11 +205,11 @@ def _certify_own(comparison: Comparison) -> Certificate | None:
 
 def _cast_(net: nn.Module, dtypes: dict[str, torch.dtype]) -> dict[Tensor, Tensor]:
     """Give a model its own precision back; return the numbers that it had in double."""
-    default = next(iter(dtypes.values()))
+    default = next(dtype for dtype in dtypes.values() if dtype.is_floating_point)
     doubles: dict[Tensor, Tensor] = {}
     for name, tensor in tensors_of(net):
-        dtype = dtypes.get(name, default)
-        if tensor.is_floating_point() and tensor.dtype is not dtype:
+        dtype = dtypes.get(name, default if tensor.is_floating_point() else tensor.dtype)
+        if tensor.dtype is not dtype:
             doubles[tensor] = tensor.data
             tensor.data = tensor.data.to(dtype)
     return doubles
