@@ -31,7 +31,7 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     merged.weight.copy_(second.weight @ first.weight)
     if has_bias:
         merged.bias.copy_(bias_or_zero(second) + second.weight @ bias_or_zero(first))
-    return merged
+    return _freeze_as_(merged, first, second)
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def merge_convolutions(first: Any, second: Any) -> Any:
     if has_bias:
         summed = second.weight.flatten(2).sum(2)
         merged.bias.copy_(bias_or_zero(second) + summed @ bias_or_zero(first))
-    return merged
+    return _freeze_as_(merged, first, second)
 
 
 @torch.no_grad()
@@ -94,7 +94,7 @@ def fold_batch_norm(layer: Any, norm: Any) -> Any:
         shift = shift + norm.bias
     folded.weight.copy_(layer.weight * scale.reshape(-1, *[1] * (layer.weight.dim() - 1)))
     folded.bias.copy_(shift)
-    return folded
+    return _freeze_as_(folded, layer, norm)
 
 
 def check_convolutions(first: Any, second: Any) -> None:
@@ -134,6 +134,11 @@ def copy_layer(layer: Any, with_bias: bool) -> Any:
     if with_bias:
         made.bias = nn.Parameter(bias_or_zero(layer).clone())
     return made
+
+
+def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:
+    """Let a merged layer learn if any of its parts did."""
+    return merged.requires_grad_(any(p.requires_grad for part in parts for p in part.parameters()))
 
 
 def _compose(first: Any, second: Any, steps: list[int], dilation: list[int]) -> Tensor:

@@ -25,10 +25,11 @@ def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
         module: Any = find_module(net, name.rpartition(".")[0])
         if parametrize.is_parametrized(module):
             computed = {key: getattr(module, key).detach() for key in module.parametrizations}
+            learns = any(p.requires_grad for p in module.parametrizations.parameters())
             del module.parametrizations
             module.__class__ = type(module).__bases__[0]
             for key, value in computed.items():
-                module.register_parameter(key, nn.Parameter(value.clone()))
+                module.register_parameter(key, nn.Parameter(value.clone(), learns))
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def shift_biases_(
         layer: Any = find_module(net, name)
         kept = shift[rows.get(f"{name}.weight", list(range(len(shift))))]
         if layer.bias is None:
-            layer.bias = nn.Parameter(kept.clone())
+            layer.bias = nn.Parameter(kept.clone(), layer.weight.requires_grad)
         else:
             layer.bias += kept
 
