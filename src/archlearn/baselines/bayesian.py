@@ -12,9 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from archlearn.errors import InputError
+from archlearn.baselines.studies import Sampler, import_optuna, is_gone, name_worker, open_study
 
 N_TRAININGS = 20
 """As many as the paper made."""
@@ -74,23 +73,16 @@ class Search:
             seed: Of the sampler.
             file: The SQLite file; None keeps the study in memory.
         """
-        optuna = _import_optuna()
-        self._optuna, self._seed = optuna, seed
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        self._states = optuna.trial.TrialState
+        self._states = import_optuna().trial.TrialState
         self._space = space
-        self._study = optuna.create_study(
-            study_name=name,
-            storage=None if file is None else f"sqlite:///{file}",
-            direction="minimize",
-            load_if_exists=True,
-        )
+        self._study = open_study(name, file)
+        self._study.sampler = Sampler(seed, N_RANDOM)
 
     def add(self, training: Training) -> None:
         """Take note of a training that was proposed elsewhere."""
-        IntDistribution = self._optuna.distributions.IntDistribution  # noqa: N806
-        trial = self._optuna.trial.create_trial(
+        optuna = import_optuna()
+        IntDistribution = optuna.distributions.IntDistribution  # noqa: N806
+        trial = optuna.trial.create_trial(
             params={name: training.widths[name] for name in self._space.most},
             distributions={
                 name: IntDistribution(1, most) for name, most in self._space.most.items()
@@ -106,16 +98,13 @@ class Search:
     def propose(self) -> Proposal:
         """Return widths to train next. They follow from the seed and what is known so far."""
         started = time.perf_counter()
-        # A study that is gone on with must not draw its first random widths again.
-        mixed = 1009 * self._seed + len(self._study.get_trials(deepcopy=False))
-        sampler = self._optuna.samplers.GPSampler(seed=mixed, n_startup_trials=N_RANDOM)
-        self._study.sampler = sampler
         trial = self._study.ask()
         searched = {
             name: trial.suggest_int(name, 1, most) for name, most in self._space.most.items()
         }
         seconds = time.perf_counter() - started
         trial.set_user_attr("search_seconds", seconds)
+        trial.set_user_attr("worker", name_worker())
         return Proposal(
             number=trial.number, widths={**self._space.fixed, **searched}, seconds=seconds
         )
@@ -149,14 +138,24 @@ class Search:
         states = (self._states.COMPLETE, self._states.RUNNING)
         return max(0, n_trainings - len(self._study.get_trials(deepcopy=False, states=states)))
 
-    def drop_abandoned(self, older_than: float = _ABANDONED_AFTER) -> int:
-        """Give up trainings that were begun so many seconds ago; return how many.
+    def has_enough_without(self, proposal: Proposal, n_trainings: int) -> bool:
+        """Return whether workers that asked before this proposal train as many as are wanted."""
+        states = (self._states.COMPLETE, self._states.RUNNING)
+        trials = self._study.get_trials(deepcopy=False, states=states)
+        return sum(trial.number < proposal.number for trial in trials) >= n_trainings
 
-        A worker that was killed leaves its training unfinished, and another would wait for it.
+    def drop_abandoned(self, older_than: float = _ABANDONED_AFTER) -> int:
+        """Give up trainings of workers that were killed; return how many.
+
+        Those of another machine are given up so many seconds after they were begun.
         """
         limit = datetime.datetime.now() - datetime.timedelta(seconds=older_than)
         running = self._study.get_trials(deepcopy=False, states=(self._states.RUNNING,))
-        abandoned = [trial for trial in running if trial.datetime_start <= limit]
+        abandoned = [
+            trial
+            for trial in running
+            if trial.datetime_start <= limit or is_gone(trial.user_attrs.get("worker", ""))
+        ]
         for trial in abandoned:
             self._study.tell(trial.number, state=self._states.FAIL)
         return len(abandoned)
@@ -198,15 +197,3 @@ def trainings_to_reach(trainings: Sequence[Training], objective: float) -> int |
         if best <= objective:
             return count
     return None
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError(
-            "Bayesian optimisation needs optuna, which is not installed; "
-            "pip install 'archlearn[bench]'"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
