@@ -85,7 +85,7 @@ def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
 
 
 def test_a_name_like_no_other_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(al.InputError, match=r"'zzz'\] fits no .*: one.act, one.down, one.up"):
+    with pytest.raises(al.InputError, match=r"'zzz'\] fits no .*them: one.down, one.up"):
         learnt({"zzz": Learn.WIDTH})
 
 

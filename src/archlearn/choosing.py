@@ -117,11 +117,12 @@ class _Wishes:
 
     def _unknown(self, key: str) -> str:
         known = sorted({name for site in self.seen.values() for name in _names(site)})
+        sites = sorted({site.name for site in self.seen.values()})
         close = difflib.get_close_matches(key, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
             f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
-            f"front of them: {', '.join(known[:20])}"
+            f"front of them: {', '.join(sites[:20])}"
         )
 
 

@@ -29,6 +29,11 @@ class FileError(ArchlearnError, ValueError):
     """A model file is truncated, foreign, of a later version, or not allowed."""
 
 
+def with_article(name: str) -> str:
+    """Return a name with "a" or "an" in front of it."""
+    return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
+
+
 def first_line(error: BaseException) -> str:
     """Return what an error says, without the notes that tracing adds to it."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -12,7 +12,7 @@ from archlearn.binding import bind_graphs_, is_bound, unwrap
 from archlearn.choosing import choose
 from archlearn.classes import MODE_READERS
 from archlearn.copies import copy_model
-from archlearn.errors import InputError
+from archlearn.errors import InputError, with_article
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.lookups import find_reference
 from archlearn.graphs.rehearsals import rehearse
@@ -115,6 +115,10 @@ def parameter_groups(
     Gates have their own rate and neither weight decay nor momentum: a gate's binary value may
     flip back within a step or two, and momentum would carry it past.
 
+    An adaptive optimiser (Adam) divides each gradient by its own size, so a gate would move by its
+    rate at every step, however weak the force, and strengths would mean little. Give it the first
+    group, and the second one to `torch.optim.SGD`.
+
     Args:
         model: A model with gates.
         lr: The rate of the weights.
@@ -172,8 +176,8 @@ def _choose_start(kind: str, start: float | None) -> float:
 def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
     if unwrap(net) is not net:
         raise InputError(
-            f"the model is wrapped in a {type(net).__name__}; give the model as it was before "
-            "torch.compile or DDP, and wrap the gated copy"
+            f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
+            "before torch.compile or DDP, and wrap the gated copy"
         )
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")

@@ -194,3 +194,11 @@ def test_a_certificate_that_would_be_false_is_not_given() -> None:
 def test_a_model_without_gates_is_refused() -> None:
     with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
         al.compact(Net(), example_inputs=X)
+
+
+def test_a_model_without_gates_is_told_to_get_some() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    small = al.compact(al.add_gates(net, torch.zeros(1, 4)))
+    for model in (net, small):
+        with pytest.raises(al.InputError, match="the model has no gates; call add_gates on it"):
+            al.compact(model)

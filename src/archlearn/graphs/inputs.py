@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, with_article
 from archlearn.precision import is_exchanged
 
 
@@ -37,8 +37,9 @@ class ExampleInputs:
         if isinstance(example_inputs, Mapping):
             return cls((), dict(example_inputs))
         raise InputError(
-            f"example_inputs is a {type(example_inputs).__name__}; give a tensor, a tuple of "
-            "arguments, or a dict of keyword arguments, as one call of the model takes them"
+            f"example_inputs is {with_article(type(example_inputs).__name__)}; give a tensor, a "
+            "tuple of arguments, or a dict of keyword arguments, as one call of the model takes "
+            "them"
         )
 
     def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":

@@ -10,7 +10,7 @@ from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import Certificate, Comparison
 from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
-from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line
+from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
@@ -21,7 +21,7 @@ from archlearn.scaling import fold_scales
 from archlearn.stores import STORE, find_store, remove_store_
 from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.constants import find_shifts
-from archlearn.surgery.deciding import Decision, decide
+from archlearn.surgery.deciding import Decision, check_gates, decide
 from archlearn.surgery.narrowing import (
     make_plain_,
     narrowed_tensors,
@@ -66,9 +66,10 @@ def compact(
     model = unwrap(model)
     if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
         raise InputError(
-            f"plan is a {type(plan).__name__}; give a Plan from archlearn.plan(model), and "
-            "example inputs as example_inputs=..."
+            f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
+            "and example inputs as example_inputs=..."
         )
+    check_gates(model)
     inputs = known_inputs(model, example_inputs)
     store = find_store(model)
     if store is not None and store.kind != "binary":

@@ -10,7 +10,7 @@ from archlearn.costs import known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gates import is_open, open_gates
 from archlearn.graphs.blueprint import Blueprint
-from archlearn.stores import STORE, find_store
+from archlearn.stores import STORE, GateStore, find_store
 from archlearn.tristate import TriState, check_gate
 
 
@@ -29,8 +29,19 @@ class Decision:
     linear: tuple[str, ...]
 
 
+def check_gates(model: nn.Module) -> None:
+    """Raise if a model has no gates, neither of ours nor placed by hand.
+
+    Raises:
+        InputError: If so.
+    """
+    if not any(isinstance(module, GateStore | TriState) for module in model.modules()):
+        raise InputError("the model has no gates; call add_gates on it first")
+
+
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     """Read the gates of a model."""
+    check_gates(model)
     store = find_store(model)
     if store is None:
         return _decide_by_hand(model, example_inputs)
@@ -53,8 +64,6 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
 
 def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
     by_hand = {n: m for n, m in model.named_modules() if isinstance(m, TriState)}
-    if not by_hand:
-        raise InputError("the model has no gates; call add_gates on it first")
     for name, site in by_hand.items():
         for gate in (site.width, site.depth):
             if gate is not None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from archlearn.errors import with_article
 from archlearn.graphs.labels import ZERO, Labels, pointwise
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.elementwise import prelu, unary
@@ -66,7 +67,7 @@ def _activate(step: Step) -> Any:
     if isinstance(module, TriState) and not isinstance(module.activation, known):
         return opaque(
             step,
-            f"{step.node.target!r} wraps a {name}, which may mix channels",
+            f"{step.node.target!r} wraps {with_article(name)}, which may mix channels",
             "wrap an activation that treats every element alike",
         )
     if name.lower() == "prelu":
