@@ -93,6 +93,18 @@ class Ledger:
             self.dims[name, dim] = self.new_atoms(find_tensor(self.net, name).shape[dim])
         return self.dims[name, dim]
 
+    def tie_dim(self, name: str, dim: int, ids: Tensor) -> None:
+        """Record that a parameter's dimension stays or goes with other atoms, one by one.
+
+        If nothing is known of that dimension yet, those are its atoms from now on.
+        """
+        name = self.canonical(name)
+        known = self.dims.get((name, dim))
+        if known is None and find_tensor(self.net, name).shape[dim] == len(ids):
+            self.dims[name, dim] = ids
+        else:
+            self.tie(self.dim(name, dim), ids)
+
     def raw(self, name: str) -> Labels:
         """Return labels of a parameter or buffer that `forward` uses as it is."""
         name = self.canonical(name)

@@ -29,7 +29,7 @@ def linear(step: Step) -> Any:
     else:
         rows, out_state = _within_groups(step, op, ids, state)
     if op.bias is not None:
-        step.ledger.tie(step.ledger.dim(op.bias, 0), rows)
+        step.ledger.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
 
 
@@ -43,7 +43,7 @@ def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:
 
 
 def _dense(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    step.ledger.tie(ids, step.ledger.dim(op.weight, op.in_dim))
+    step.ledger.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
     rows = step.ledger.dim(op.weight, op.out_dim)
     return rows, torch.full_like(rows, UNKNOWN)

@@ -18,7 +18,7 @@ def within_channel(step: Step) -> Any:
     ids, _ = step.ledger.read(step.x, _channel_dim(step, type(module).__name__))
     for attribute in _OF_BATCH_NORM:
         if getattr(module, attribute, None) is not None:
-            step.ledger.tie(step.ledger.dim(f"{step.node.target}.{attribute}", 0), ids)
+            step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
