@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.baselines.bayesian import Search, Space
 from archlearn.baselines.fastfood import reduce_by_fastfood
 from archlearn.baselines.l1_diagonal import add_diagonals, diagonals, reduce_by_diagonals
 from archlearn.baselines.methods import Method, is_within
@@ -16,6 +17,7 @@ from archlearn.baselines.scratch import start_anew
 from archlearn.baselines.sparse_groups import learn_sparse_groups
 from archlearn.baselines.svd import factorise, quarter_ranks
 from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, reduce_evenly
+from archlearn.baselines.widths import find_widths, start_at_widths
 from archlearn.gating import width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
 
@@ -82,6 +84,22 @@ def test_sparse_learning_pulls_on_all_layers_and_prunes(net: nn.Module) -> None:
     budget = al.count_costs(net, IMAGES).parameters // 2
     pruned = reduce_evenly(sparse.network.eval(), IMAGES, budget)
     assert is_within(al.count_costs(pruned, IMAGES).parameters, budget)
+
+
+def test_bayesian_optimisation_proposes_networks(net: nn.Module) -> None:
+    pytest.importorskip("optuna")
+    widths = find_widths(net, IMAGES)
+    # channels that are read or written in two groups go in pairs: all of the convolutions' here
+    assert widths == {"conv1": 6, "conv2": 16, "conv3": 24, "conv4": 24, "conv5": 16,
+                      "fc6": 512, "fc7": 512}  # fmt: skip
+    search = Search("a", Space(most=widths, fixed={}), seed=0)
+    for _ in range(7):
+        proposal = search.propose()
+        model = start_at_widths(net, IMAGES, proposal.widths, seed=0)
+        assert model(IMAGES).shape == (2, 10)
+        assert model.get_parameter("fc7.weight").shape[0] == proposal.widths["fc7"]
+        search.tell(proposal, sum(proposal.widths.values()) / 1000, train_seconds=1.0)
+    assert len({tuple(training.widths.values()) for training in search.history()}) == 7
 
 
 def test_training_anew(net: nn.Module) -> None:

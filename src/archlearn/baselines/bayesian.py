@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from archlearn.baselines.studies import Sampler, import_optuna, is_gone, name_worker, open_study
+from archlearn.baselines.studies import WORKER, Sampler, import_optuna, is_gone, open_study
 
 N_TRAININGS = 20
 """As many as the paper made."""
@@ -104,7 +104,6 @@ class Search:
         }
         seconds = time.perf_counter() - started
         trial.set_user_attr("search_seconds", seconds)
-        trial.set_user_attr("worker", name_worker())
         return Proposal(
             number=trial.number, widths={**self._space.fixed, **searched}, seconds=seconds
         )
@@ -125,7 +124,10 @@ class Search:
         return [
             Training(
                 number=trial.number,
-                widths={**self._space.fixed, **trial.params},
+                widths={
+                    **self._space.fixed,
+                    **{name: trial.params[name] for name in self._space.most},
+                },
                 objective=float(trial.value),
                 search_seconds=trial.user_attrs["search_seconds"],
                 train_seconds=trial.user_attrs["train_seconds"],
@@ -154,7 +156,7 @@ class Search:
         abandoned = [
             trial
             for trial in running
-            if trial.datetime_start <= limit or is_gone(trial.user_attrs.get("worker", ""))
+            if trial.datetime_start <= limit or is_gone(trial.user_attrs.get(WORKER, ""))
         ]
         for trial in abandoned:
             self._study.tell(trial.number, state=self._states.FAIL)

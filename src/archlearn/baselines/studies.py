@@ -9,6 +9,8 @@ from typing import Any
 
 from archlearn.errors import InputError
 
+WORKER = "worker"
+"""Under this a study holds who trains."""
 _N_ATTEMPTS = 8
 _SECONDS_BETWEEN = 0.25
 _LOCKED_FOR = 60.0
@@ -28,7 +30,8 @@ class Sampler:
         self._own = self._make(0)
 
     def before_trial(self, study: Any, trial: Any) -> None:
-        """Take note of the training that is to be proposed; optuna calls this first."""
+        """Take note of the training that is to be proposed, and of who asks; comes first."""
+        study._storage.set_trial_user_attr(trial._trial_id, WORKER, name_worker())
         self._own = self._make(trial.number)
         self._own.before_trial(study, trial)
 

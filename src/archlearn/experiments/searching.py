@@ -1,27 +1,30 @@
 """A worker of a search: `python -m archlearn.experiments.searching --file study.db --panel b`.
 
 Several workers, on one machine or on many that see the same file, share one study; a worker that
-was stopped is started again with the same words, and goes on.
+was stopped is started again with the same words, and goes on. Any network can be searched.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from archlearn.baselines.bayesian import (
     N_TRAININGS,
     Proposal,
     Search,
+    Space,
     measure_objective,
 )
+from archlearn.baselines.widths import find_widths, start_at_widths
 from archlearn.errors import ArchlearnError
+from archlearn.experiments.contests import Contest
 from archlearn.experiments.figure_4 import BATCH_SIZE, EPOCHS, PRICE
-from archlearn.experiments.recipes import train_plainly
 from archlearn.experiments.scales import FULL, Scale
-from archlearn.experiments.searches import PANELS, WIDTHS, name_model
+from archlearn.experiments.searches import PANELS
 from archlearn.training.teams import Run, train_team
 
+_INTERRUPTED = 130
 Train = Callable[[Proposal], tuple[float, float]]
 """Trains the widths of a proposal; returns the objective and the seconds it took."""
 
@@ -31,10 +34,12 @@ def work_on(search: Search, train: Train, n_trainings: int = N_TRAININGS) -> int
 
     A training that fails is given up at once, so that no other worker waits for it.
     """
-    search.drop_abandoned()
     count = 0
-    while search.n_left(n_trainings):
+    while _is_wanted(search, n_trainings):
         proposal = search.propose()
+        if search.has_enough_without(proposal, n_trainings):
+            search.give_up(proposal)
+            break
         try:
             objective, seconds = train(proposal)
         except BaseException:
@@ -45,26 +50,72 @@ def work_on(search: Search, train: Train, n_trainings: int = N_TRAININGS) -> int
     return count
 
 
-def train_widths(proposal: Proposal, scale: Scale, seed: int) -> tuple[float, float]:
-    """Train a LeNet of these widths; return its objective and the seconds it took."""
-    settings = train_plainly(scale, seed, model=name_model(proposal.widths))
-    (outcome,) = train_team([Run(row=f"training {proposal.number}", settings=settings)])
-    n_neurons = sum(outcome.widths[layer] for layer in WIDTHS)
-    return measure_objective(outcome.train_loss, n_neurons, PRICE), outcome.seconds
+def _is_wanted(search: Search, n_trainings: int) -> bool:
+    """Return whether another training is to be made, be it that a killed worker began one."""
+    search.drop_abandoned()
+    return search.n_left(n_trainings) > 0
+
+
+def choose_space(widths: Mapping[str, int], panel: str) -> Space:
+    """Return what is searched of a network: its last width in panel a, all widths in panel b."""
+    last = list(widths)[-1]
+    most = {name: width for name, width in widths.items() if panel == "b" or name == last}
+    fixed = {name: width for name, width in widths.items() if name not in most}
+    return Space(most=most, fixed=fixed)
+
+
+def train_widths(proposal: Proposal, contest: Contest, seed: int) -> tuple[float, float]:
+    """Train a network of these widths and say so; return its objective and the seconds it took."""
+    large = contest.fresh_network(seed)
+    network = start_at_widths(large, contest.example(), proposal.widths, seed)
+    settings = contest.plain(seed, contest.scale.epochs)
+    name = f"training {proposal.number + 1}"
+    (outcome,) = train_team([Run(row=name, settings=settings, network=network)])
+    n_neurons = sum(list(outcome.widths.values())[:-1])
+    objective = measure_objective(outcome.train_loss, n_neurons, PRICE)
+    sys.stdout.write(f"{name}: {_write(proposal.widths)}, objective {objective:.4f}\n")
+    sys.stdout.flush()
+    return objective, outcome.seconds
 
 
 def main(words: list[str]) -> int:
     """Work on a study until it is done; return the exit code."""
+    given = _parse(words)
+    try:
+        return _work(given)
+    except ArchlearnError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped: interrupted; the same command goes on from there\n")
+        return _INTERRUPTED
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m archlearn.experiments.searching")
     parser.add_argument("--file", type=Path, required=True, help="the study's SQLite file")
-    parser.add_argument("--panel", choices=[panel.name for panel in PANELS], default="a")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--panel",
+        choices=[panel.name for panel in PANELS],
+        default="a",
+        help="a searches the last hidden width, b all widths",
+    )
+    parser.add_argument("--model", default="lenet")
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--limit", type=int, help="use only so many train examples")
-    parser.add_argument("--trainings", type=int, default=N_TRAININGS)
-    given = parser.parse_args(words)
-    panel = next(panel for panel in PANELS if panel.name == given.panel)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=_count, default=EPOCHS)
+    parser.add_argument("--limit", type=_count, help="use only so many train examples")
+    parser.add_argument("--trainings", type=_count, default=N_TRAININGS)
+    return parser.parse_args(words)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def _work(given: argparse.Namespace) -> int:
     scale = Scale(
         name=FULL.name,
         seeds=(given.seed,),
@@ -73,18 +124,22 @@ def main(words: list[str]) -> int:
         limit=given.limit,
         batch_size=BATCH_SIZE,
     )
-    try:
-        name = f"{given.panel} {given.seed}"
-        search = Search(name, panel.space(), seed=given.seed, file=given.file)
-        count = work_on(search, lambda p: train_widths(p, scale, given.seed), given.trainings)
-    except ArchlearnError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    best = min(search.history(), key=lambda training: training.objective)
-    widths = "-".join(str(best.widths[layer]) for layer in WIDTHS)
-    sys.stdout.write(f"{count} trainings here, {len(search.history())} in all; ")
-    sys.stdout.write(f"best: {widths} with an objective of {best.objective:.4f}\n")
+    contest = Contest(model=given.model, budgets=(), scale=scale)
+    widths = find_widths(contest.fresh_network(given.seed), contest.example())
+    # Trainings of other data or lengths are no part of the same study.
+    name = f"{given.model} {given.data} {given.limit} {given.epochs} {given.panel} {given.seed}"
+    search = Search(name, choose_space(widths, given.panel), seed=given.seed, file=given.file)
+    count = work_on(search, lambda p: train_widths(p, contest, given.seed), given.trainings)
+    sys.stdout.write(f"{count} trainings here, {len(search.history())} in all")
+    if search.history():
+        best = min(search.history(), key=lambda training: training.objective)
+        sys.stdout.write(f"; best: {_write(best.widths)} with an objective of {best.objective:.4f}")
+    sys.stdout.write("\n")
     return 0
+
+
+def _write(widths: Mapping[str, int]) -> str:
+    return "-".join(map(str, widths.values()))
 
 
 if __name__ == "__main__":
