@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 from archlearn.graphs.in_place import find_views, is_in_place
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
 from archlearn.graphs.ledger import Ledger, Reason
+from archlearn.graphs.questions import describes
 from archlearn.graphs.rules.activations import activate
 from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.movement import as_selection, call_on_places, move, pick
@@ -108,7 +109,7 @@ class _Follower(Runner):
         return made
 
     def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels:
-        rules = {self.rules.get(user, opaque) for user in n.users}
+        rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if opaque in rules:
             self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
         if rules <= {opaque, linear}:

@@ -13,6 +13,9 @@ from torch.fx.proxy import Attribute
 from archlearn.graphs.sources import is_ours
 from archlearn.graphs.texts import is_message
 
+_SIZES = ("shape", "ndim")
+_COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
+
 
 class Asking:
     """What a traced value adds to fx: questions that the example inputs can answer."""
@@ -70,12 +73,20 @@ class Asking:
 class AskingProxy(Asking, fx.Proxy):
     """A traced value."""
 
-    def __getattr__(self, k: str) -> "AskingAttribute":
-        return AskingAttribute(self, k)
+    def __getattr__(self, k: str) -> Any:
+        own = self.tracer.own_parameter(self) if k in _SIZES else None
+        return AskingAttribute(self, k) if own is None else getattr(own, k)
 
 
 class AskingAttribute(Asking, Attribute):
     """An attribute of a traced value."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a method; of a parameter, those that ask for its sizes are answered at once."""
+        own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None
+        if own is None:
+            return super().__call__(*args, **kwargs)
+        return getattr(own, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
         return AskingAttribute(self, k)

@@ -87,6 +87,13 @@ def topic_of(node: fx.Node) -> int | None:
     return max(known) if known and len(known) == len(topics) else None
 
 
+def describes(user: fx.Node, node: fx.Node) -> bool:
+    """Return whether a call reads of a tensor only what type it has and where it is."""
+    if user.op == "call_method" and user.target in ("to", "type_as"):
+        return user.args[0] is not node
+    return topic_of(user) == KIND
+
+
 Asked = fx.Node | tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 

@@ -14,6 +14,7 @@ from archlearn.graphs.inputs import (
     check_argument,
     is_plain,
 )
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.proxies import AskingProxy, parts_of
 from archlearn.graphs.questions import (
     REFUSALS,
@@ -61,6 +62,14 @@ class Follower(fx.Tracer):
         self._inputs, self._answers = inputs, answers
         self._can_answer = inputs is not None and inputs.are_real
         self.answered: dict[str, str] = {}
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """Return the calls of a model, without parameters that were only asked for their sizes."""
+        graph = super().trace(root, concrete_args)
+        for node in reversed(graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                graph.erase_node(node)
+        return graph
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module is called as it is."""
@@ -112,6 +121,13 @@ class Follower(fx.Tracer):
         for guard in to_guard(node, what, answer.value):
             self._guard(node, guard)
         return answer.value
+
+    def own_parameter(self, proxy: Any) -> nn.Parameter | None:
+        """Return the parameter that a traced value is as it stands, whose sizes are known."""
+        if proxy.node.op != "get_attr":
+            return None
+        owner, _, attribute = str(proxy.node.target).rpartition(".")
+        return find_module(self.root, owner)._parameters.get(attribute)
 
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
