@@ -21,7 +21,7 @@ class Sampler:
     """Optuna's GPSampler, seeded anew for each training.
 
     What it draws follows from its seed and the number of the training. So workers that ask at the
-    same time are given different widths, and a study that is gone on with does not repeat itself.
+    same time do not draw the same, and a study that is gone on with does not repeat itself.
     """
 
     def __init__(self, seed: int, n_random: int) -> None:
