@@ -1,6 +1,7 @@
 """What `forward` runs under is kept: without gradients, or in a precision of its own."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import archlearn as al
+from archlearn.gating import width_gates
 from archlearn.graphs.tracing import ExampleInputs, trace
 
 X = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
@@ -158,3 +160,31 @@ def test_models_may_be_traced_in_several_threads() -> None:
         thread.join()
     assert len(counts) == 16
     assert [torch.arange, torch.is_autocast_enabled, torch.autocast.__enter__] == own
+
+
+class Masked(nn.Module):
+    """Adds the least number of the tensor's type where a mask is zero, as Hugging Face does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        bias = (1.0 - mask.to(x.dtype)) * torch.finfo(x.dtype).min
+        x = (x @ x.transpose(1, 2) + bias[:, None]).softmax(-1) @ x
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_the_least_number_of_a_type_is_a_call(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 3, 6), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    net = Masked()
+    model = al.add_gates(net, (x, mask)).eval()
+    torch.testing.assert_close(model(x, mask), net(x, mask))
+    with torch.no_grad():
+        width_gates(model)["up"][::2] = 0.1
+    al.save(al.compact(model), tmp_path / "small.safetensors")
+    small = al.load(tmp_path / "small.safetensors")
+    torch.testing.assert_close(small(x, mask), model(x, mask))
+    half = al.compact(model.bfloat16())
+    assert bool(half(x.bfloat16(), mask).isfinite().all())

@@ -29,6 +29,7 @@ ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (
     "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
+    "finfo", "iinfo",
 )  # fmt: skip
 
 
@@ -36,8 +37,9 @@ _CREATORS = (
 def plain_context() -> Generator[None]:
     """Trace with gradients and without autocast, and see what torch.fx does not.
 
-    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])` becomes a call. A
-    part that is computed again for its gradients is followed like any other.
+    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])` and
+    `torch.finfo(x.dtype)` become calls. A part that is computed again for its gradients is
+    followed like any other.
     """
     with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
         yield

@@ -29,9 +29,9 @@ broadcast_tensors broadcast_to bucketize cat cdist ceil celu celu_ channel_shuff
 clamp_max clamp_min clip clone column_stack concat concatenate conv1d conv2d conv3d
 conv_transpose1d conv_transpose2d conv_transpose3d cos cosh cosine_similarity count_nonzero cross
 cummax cummin cumprod cumsum diag diag_embed diagonal diff div divide dot dropout dropout_ dstack
-einsum elu_ embedding empty_like eq erf exp expm1 eye feature_dropout flatten flip fliplr flipud
-floor floor_divide fmod frac full full_like gather ge greater group_norm gt hardshrink hstack
-index_select inner instance_norm inverse isfinite isinf isnan kron layer_norm le lerp less
+einsum elu_ embedding empty_like eq erf exp expm1 eye feature_dropout finfo flatten flip fliplr
+flipud floor floor_divide fmod frac full full_like gather ge greater group_norm gt hardshrink hstack
+index_select inner instance_norm inverse iinfo isfinite isinf isnan kron layer_norm le lerp less
 linspace log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
 logical_xor logit logsumexp lt masked_fill masked_select matmul max max_pool1d maximum mean
 median meshgrid min minimum mm movedim moveaxis mul multiply mv nan_to_num narrow ne neg norm
@@ -74,9 +74,10 @@ uniform_ unsqueeze unsqueeze_ var view view_as where zero_
 """
 METHODS = frozenset(_METHODS.split())
 
-ATTRIBUTES = frozenset(
-    {"shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "requires_grad", "values", "indices"}
-)
+ATTRIBUTES = frozenset({
+    "shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "requires_grad", "values", "indices",
+    "min", "max", "eps", "tiny",
+})  # fmt: skip
 
 # Functions that torchvision marks as leaves of a trace; looked up only where it can be imported.
 _TORCHVISION = {
