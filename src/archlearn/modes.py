@@ -17,7 +17,8 @@ def evaluating(*models: nn.Module) -> Generator[None]:
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training is not training:
+                module.training = training
 
 
 def modes_of(model: nn.Module) -> dict[str, bool]:

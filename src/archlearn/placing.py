@@ -74,7 +74,7 @@ def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, l
 def _groups_in(blueprint: Blueprint, labels: object) -> list[int]:
     if not isinstance(labels, Labels):
         return []
-    return blueprint.group_of[blueprint.root[labels.ids]].unique().tolist()
+    return blueprint.groups_among(blueprint.root[labels.ids])
 
 
 def _groups_at_mixed_sites(blueprint: Blueprint, place: int) -> set[int]:
@@ -82,7 +82,7 @@ def _groups_at_mixed_sites(blueprint: Blueprint, place: int) -> set[int]:
     for site in blueprint.sites[place]:
         channels = blueprint.channels_of(place, site)
         if channels is not None and site.node in blueprint.gated[place]:
-            groups = blueprint.group_of[channels].unique().tolist()
+            groups = blueprint.groups_among(channels)
             barred |= set(groups) if len(groups) > 1 else set()
     return barred
 
@@ -98,7 +98,7 @@ def _read(
     dim = labels.ids.dim() + op.channel_dim
     ids, state = core(labels.ids, labels.state, dim)
     channels = blueprint.root[ids[0]]
-    groups = blueprint.group_of[channels].unique().tolist()
+    groups = blueprint.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
     zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
     if not plain or not zero or is_called_again(node) or op.layer in blueprint.sharing:
@@ -114,7 +114,7 @@ def _count_activations(blueprint: Blueprint, place: int) -> Counter[int]:
         if channels is not None and site.node in blueprint.gated[place]:
             shape = blueprint.followed[place].values[site.node].shape
             size = math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
-            counts.update(dict.fromkeys(blueprint.group_of[channels].unique().tolist(), size))
+            counts.update(dict.fromkeys(blueprint.groups_among(channels), size))
     return counts
 
 

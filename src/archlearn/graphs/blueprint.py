@@ -9,6 +9,8 @@ from torch import Tensor, fx, nn
 
 from archlearn.graphs.channels import Followed, follow
 from archlearn.graphs.draws import putting_back
+from archlearn.graphs.groups import Group as Group
+from archlearn.graphs.groups import find_groups, number_groups
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.remnants import restoring
 from archlearn.graphs.sites import Site, find_sites
@@ -19,19 +21,6 @@ Dims = dict[tuple[str, int], Tensor]
 NO_CHANNELS = Reason("no layer's channels reach it", "nothing is needed")
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Channels of one kind: they pass the same sites and live in the same parameters.
-
-    Attributes:
-        name: The first site that they pass.
-        channels: The smallest atom of each, in the order of that site.
-    """
-
-    name: str
-    channels: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +70,14 @@ class Blueprint:
         """Return how many of the given channels belong to each group."""
         return torch.bincount(self.group_of[channels] + 1, minlength=len(self.groups) + 1)[1:]
 
+    def groups_among(self, channels: Tensor) -> list[int]:
+        """Return the groups that the given channels belong to, in order; -1 stands for none."""
+        groups = self.group_of[channels]
+        if groups.numel() == 0:
+            return []
+        low, high = torch.aminmax(groups)
+        return [int(low)] if torch.equal(low, high) else groups.unique().tolist()
+
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
         """Return the channels of a site, or None if none of ours reach it."""
         found = self.followed[graph].sites.get(site.node)
@@ -126,7 +123,7 @@ def _draw(
         ledger, followed = follow(net, traces.graphs, inputs, chosen)
         root = ledger.roots()
     reasons = _find_reasons(ledger, root, followed)
-    dims = {key: root[ids] for key, ids in ledger.dims.items()}
+    dims = _find_roots(root, ledger.dims)
     elements = {name: root[ids] for name, ids in ledger.elements.items()}
     at_sites = [
         (site.name, root[followed[place].sites[site.node].ids])
@@ -134,8 +131,10 @@ def _draw(
         for site in found
         if site.node in chosen[place] and site.node in followed[place].sites
     ]
-    homes = [*dims.values(), *elements.values(), *_parts(followed, root)]
-    groups = _find_groups(root, reasons, homes, at_sites)
+    # Dimensions with the very same channels tell no more than one of them does.
+    different = {id(channels): channels for channels in dims.values()}
+    homes = [*different.values(), *elements.values(), *_parts(followed, root)]
+    groups = find_groups(root, reasons, homes, at_sites)
     return Blueprint(
         inputs=inputs,
         traces=traces,
@@ -146,10 +145,22 @@ def _draw(
         elements=elements,
         gated=chosen,
         groups=groups,
-        group_of=_number_groups(root, groups),
+        group_of=number_groups(root, groups),
         reasons=reasons,
         sharing=ledger.sharing,
     )
+
+
+def _find_roots(root: Tensor, dims: Dims) -> Dims:
+    """Return the channels of dimensions; those with the same atoms have one tensor for them."""
+    known: dict[Any, Tensor] = {}
+    found: Dims = {}
+    for key, ids in dims.items():
+        memory = (ids.data_ptr(), len(ids), ids.stride())
+        if memory not in known:
+            known[memory] = root[ids]
+        found[key] = known[memory]
+    return found
 
 
 def _lonely_squashing(
@@ -196,53 +207,3 @@ def _parts(followed: tuple[Followed, ...], root: Tensor) -> Iterable[Tensor]:
     for each in followed:
         for parts in each.parts:
             yield root[parts]
-
-
-def _find_groups(
-    root: Tensor,
-    reasons: dict[int, Reason],
-    homes: list[Tensor],
-    at_sites: list[tuple[str, Tensor]],
-) -> tuple[Group, ...]:
-    """Put together the channels that pass the same sites and live in the same parameters.
-
-    The set of a channel's homes is told by the sum of random numbers, one for each home.
-    """
-    generator = torch.Generator().manual_seed(0)
-    signature = torch.zeros(len(root), dtype=torch.long)
-    learnable = torch.zeros(len(root), dtype=torch.bool)
-    for _, channels in at_sites:
-        learnable[channels] = True
-    learnable[torch.tensor(list(reasons), dtype=torch.long)] = False
-    all_homes = [*homes, *[channels for _, channels in at_sites]]
-    keys = torch.randint(2**62, (len(all_homes),), generator=generator)
-    for key, channels in zip(keys, all_homes, strict=True):
-        signature[channels] = signature[channels] + key
-    fresh: list[Tensor] = []
-    names: list[str] = []
-    for name, channels in at_sites:
-        new = channels[learnable[channels]]
-        learnable[new] = False
-        fresh.append(new)
-        names += [name] * new.numel()
-    return tuple(_name_groups(torch.cat([*fresh, root[:0]]), signature, names))
-
-
-def _name_groups(channels: Tensor, signature: Tensor, names: list[str]) -> Iterable[Group]:
-    """Yield a group for each signature, in the order of the channels."""
-    _, kind = torch.unique(signature[channels], return_inverse=True)
-    order = torch.argsort(kind, stable=True)
-    parts = torch.split(order, torch.bincount(kind).tolist())
-    used: dict[str, int] = {}
-    for places in sorted(parts, key=lambda places: int(places[0])):
-        name = names[int(places[0])]
-        used[name] = used.get(name, 0) + 1
-        numbered = name if used[name] == 1 else f"{name}/{used[name]}"
-        yield Group(numbered, torch.tensor(list(dict.fromkeys(channels[places].tolist()))))
-
-
-def _number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
-    group_of = torch.full((len(root),), -1)
-    for place, group in enumerate(groups):
-        group_of[group.channels] = place
-    return group_of

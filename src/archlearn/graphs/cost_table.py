@@ -46,9 +46,10 @@ def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
     positions = count_positions(blueprint, net)
     sizes = blueprint.group_sizes()
     rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
+    counts = _Counts(blueprint, sizes)
     for name, parameter in net.named_parameters():
-        first, first_fixed = _count_dim(blueprint, sizes, (name, 0), parameter)
-        second, second_fixed = _count_dim(blueprint, sizes, (name, 1), parameter)
+        first, first_fixed = counts.of_dim((name, 0), parameter)
+        second, second_fixed = counts.of_dim((name, 1), parameter)
         rest = math.prod(parameter.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
     firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
@@ -83,12 +84,21 @@ def _places(op: LinearOp, labels: Any) -> int:
     return math.prod(size for dim, size in enumerate(shape) if dim != channel)
 
 
-def _count_dim(
-    blueprint: Blueprint, sizes: Tensor, key: tuple[str, int], parameter: Tensor
-) -> tuple[Tensor, float]:
-    size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
-    channels = blueprint.dims.get(key)
-    if channels is None:
-        return torch.zeros(len(sizes)), float(size)
-    found = blueprint.count_by_group(channels)
-    return found / sizes, float(size - found.sum())
+class _Counts:
+    """Counts channels by group, once for all dimensions with the same channels."""
+
+    def __init__(self, blueprint: Blueprint, sizes: Tensor) -> None:
+        self.blueprint, self.sizes = blueprint, sizes
+        self.known: dict[int, tuple[Tensor, int]] = {}
+
+    def of_dim(self, key: tuple[str, int], parameter: Tensor) -> tuple[Tensor, float]:
+        """Return indices for each channel of each group, and how many indices always stay."""
+        size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
+        channels = self.blueprint.dims.get(key)
+        if channels is None:
+            return torch.zeros(len(self.sizes)), float(size)
+        if id(channels) not in self.known:
+            found = self.blueprint.count_by_group(channels)
+            self.known[id(channels)] = (found / self.sizes, int(found.sum()))
+        share, n = self.known[id(channels)]
+        return share, float(size - n)

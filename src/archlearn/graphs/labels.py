@@ -55,27 +55,34 @@ def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
 
 def varying(ids: Tensor) -> list[int]:
     """Return the dimensions along which labels are not all the same."""
-    return [
-        dim
-        for dim in range(ids.dim())
-        if ids.shape[dim] > 1 and ids.stride(dim) != 0 and _varies(core(ids, ids, dim)[0])
-    ]
+    strides = ids.stride()
+    wide = [dim for dim, size in enumerate(ids.shape) if size > 1 and strides[dim] != 0]
+    return [dim for dim in wide if _varies(_lines(ids, dim, strides))]
 
 
 def _varies(lines: Tensor) -> bool:
-    return not torch.equal(lines[:, 1:], lines[:, :-1])
+    n = lines.shape[1] - 1
+    return not torch.equal(lines.narrow(1, 1, n), lines.narrow(1, 0, n))
 
 
 def core(ids: Tensor, state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return ids and state as matrices with `dim` last and everything repeated left out."""
-    for other in range(ids.dim()):
-        if other != dim % ids.dim() and ids.stride(other) == 0 and state.stride(other) == 0:
-            ids, state = (
-                ids.narrow(other, 0, min(1, ids.shape[other])),
-                state.narrow(other, 0, min(1, state.shape[other])),
-            )
-    n = ids.shape[dim]
-    return ids.movedim(dim, -1).reshape(-1, n), state.movedim(dim, -1).reshape(-1, n)
+    strides = tuple(map(max, ids.stride(), state.stride()))
+    return _lines(ids, dim, strides), _lines(state, dim, strides)
+
+
+def _lines(tensor: Tensor, dim: int, strides: tuple[int, ...]) -> Tensor:
+    """Return a matrix with `dim` last, of one index of each other dimension with a stride of 0."""
+    shape = tensor.shape
+    dim %= len(shape)
+    others = [place for place in range(len(shape)) if place != dim and shape[place] != 1]
+    if all(strides[place] == 0 and shape[place] > 0 for place in others):
+        # Most labels vary along one dimension only; this is quicker than to narrow all others.
+        return tensor.as_strided((1, shape[dim]), (0, tensor.stride(dim)))
+    for place in others:
+        if strides[place] == 0:
+            tensor = tensor.narrow(place, 0, min(1, shape[place]))
+    return tensor.movedim(dim, -1).reshape(-1, shape[dim])
 
 
 def pointwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -101,6 +108,9 @@ def select(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
 
 def replaced(state: Tensor, old: int, new: int) -> Tensor:
     """Return a state with one value in place of another."""
+    if state.numel() and not any(state.stride()):  # one value for all
+        value = int(state.as_strided((), ()))
+        return torch.tensor(new).expand(state.shape) if value == old else state
     return pointwise(lambda values: torch.where(values == old, new, values), state)
 
 

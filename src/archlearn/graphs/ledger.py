@@ -124,8 +124,9 @@ class Ledger:
     def read(self, labels: Labels, dim: int) -> tuple[Tensor, Tensor]:
         """Return atom and state for each index of a dimension, tying what shares an index."""
         ids, state = core(labels.ids, labels.state, dim)
-        if len(ids) > 1:
-            self.tie(ids[:1].expand_as(ids), ids)
+        if len(ids) == 1:
+            return ids[0], state[0]
+        self.tie(ids[:1].expand_as(ids), ids)
         return ids[0], state.amax(0)
 
     def roots(self) -> Tensor:

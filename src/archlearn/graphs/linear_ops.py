@@ -112,7 +112,7 @@ def layer_of(node: fx.Node) -> str:
 def is_called_again(node: fx.Node) -> bool:
     """Return whether the module that a node calls is called elsewhere, too."""
     calls = node.graph.find_nodes(op="call_module", sort=False)
-    return sum(call.target == node.target for call in calls) > 1
+    return [call.target for call in calls].count(node.target) > 1
 
 
 def _module_kind(module: nn.Module) -> tuple[str, int] | None:

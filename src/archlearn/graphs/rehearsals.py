@@ -40,7 +40,7 @@ def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
         TracingError: If a graph does something else.
     """
     with evaluating(net):
-        _rehearse_mode(_Stage(net.eval(), traces.evaluation, inputs))
+        _rehearse_mode(_Stage(net, traces.evaluation, inputs))
         if traces.asks_mode:
             _rehearse_mode(_Stage(net.train(), traces.graphs[-1], inputs))
 
@@ -55,7 +55,7 @@ def serves(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
         SurgeryError: If the graph for evaluation does not run.
     """
     with evaluating(net):
-        stage = _Stage(net.eval(), traces.evaluation, inputs)
+        stage = _Stage(net, traces.evaluation, inputs)
         if not stage.is_bare or _find_difference(stage.run_forward(), _try(stage)):
             return False
     return not differs_in_training(net, traces, inputs)
@@ -82,7 +82,7 @@ def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
         SurgeryError: If it does not run: layers do not fit each other.
     """
     with evaluating(net):
-        stage = _Stage(net.eval(), traces.evaluation, inputs)
+        stage = _Stage(net, traces.evaluation, inputs)
         if stage.is_bare:
             _try(stage)
 

@@ -4,6 +4,7 @@ A trace is made by such a call, and what is left then would never be left again.
 leaves something is called as it is, and whatever is looked at by running is put back.
 """
 
+import operator
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -38,16 +39,19 @@ class Remnants:
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
         now = _attributes(self.module)
-        for name in [*self.attributes, *now]:
-            if name not in now or name not in self.attributes:
+        if not _is_identical(self.attributes, now):
+            for name in [*self.attributes, *now]:
+                if name not in now or name not in self.attributes:
+                    return name
+                if not _is_same(self.attributes[name], now[name]):
+                    return name
+        for name, contents in self.contents.items():
+            if not _is_same(contents, _contents(now[name])):
                 return name
-            if not _is_same(self.attributes[name], now[name]):
-                return name
-            if name in self.contents and not _is_same(self.contents[name], _contents(now[name])):
-                return name
-        for name in [*self.buffers, *self.module._buffers]:
-            if self.buffers.get(name) is not self.module._buffers.get(name):
-                return name
+        if not _is_identical(self.buffers, self.module._buffers):
+            for name in [*self.buffers, *self.module._buffers]:
+                if self.buffers.get(name) is not self.module._buffers.get(name):
+                    return name
         changed = (n for n, (version, _) in self.numbers.items() if version != self._version(n))
         return next(changed, "")
 
@@ -121,6 +125,11 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if name not in _OF_TORCH and name != "_buffers" and not name.startswith(_CONSTANTS)
     }
+
+
+def _is_identical(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Return at once whether two dictionaries have the same keys and the very same values."""
+    return one.keys() == two.keys() and all(map(operator.is_, map(one.get, two), two.values()))
 
 
 def _version(tensor: Tensor) -> int:

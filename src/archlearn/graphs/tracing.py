@@ -85,7 +85,6 @@ def trace(
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with ONE_THREAD, evaluating(net):
-        net.eval()
         with noticing_mode_reads(net) as reads:
             evaluation, answers = _trace_mode(net, inputs, marked, opaque)
         if not reads.seen:
