@@ -24,7 +24,11 @@ from archlearn.training.tables import override
 from archlearn.training.teams import Run, train_team
 from archlearn.training.turns import SilentTeamObserver
 
-SEEDS = {"first": (100, 101), "second": (100, 101, 102, 103, 104), "third": (100, 101, 102, 103, 104)}
+SEEDS = {
+    "first": (100, 101),
+    "second": (100, 101, 102, 103, 104),
+    "third": (100, 101, 102, 103, 104),
+}
 FEWER_SEEDS = 103
 """Large networks take longer: they have the seeds below this."""
 COMMON = {"epochs": 80, "batch_size": 250, "start_after": 0.04, "freeze_for": 0.68}
