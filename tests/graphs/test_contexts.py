@@ -1,5 +1,6 @@
 """What `forward` runs under is kept: without gradients, or in a precision of its own."""
 
+import pickle
 import threading
 from pathlib import Path
 
@@ -188,3 +189,11 @@ def test_the_least_number_of_a_type_is_a_call(tmp_path: Path) -> None:
     torch.testing.assert_close(small(x, mask), model(x, mask))
     half = al.compact(model.bfloat16())
     assert bool(half(x.bfloat16(), mask).isfinite().all())
+
+
+def test_a_model_that_asks_for_limits_of_a_type_can_be_pickled() -> None:
+    x, mask = torch.randn(2, 3, 6), torch.ones(2, 3)
+    model = al.add_gates(Masked(), (x, mask)).eval()
+    again = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(again(x, mask), model(x, mask), rtol=0, atol=0)
+    assert al.compact(again).certificate is not None

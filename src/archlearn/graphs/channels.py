@@ -58,9 +58,12 @@ class _Follower(Runner):
         self.order = {node: place for place, node in enumerate(graph.nodes)}
 
     def result(self) -> Followed:
-        """Return what became of labels in this graph."""
+        """Return what became of labels in this graph, without what cannot be pickled."""
+        limits = [
+            n for n, value in self.values.items() if isinstance(value, torch.finfo | torch.iinfo)
+        ]
         return Followed(
-            self.values,
+            self.values | dict.fromkeys(limits),
             self.sites,
             self.other_multiply_adds,
             tuple(self.parts),
