@@ -122,3 +122,25 @@ def test_counting_leaves_the_model_alone() -> None:
 def test_a_model_that_does_not_know_its_inputs_asks_for_them() -> None:
     with pytest.raises(al.InputError, match="Linear does not know its inputs; give example_inputs"):
         al.count_costs(nn.Linear(2, 2))
+
+
+class LearntStart(nn.Module):
+    """Hands a view of its own parameter to a submodule: torch's counter cannot take that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(1, 1, 4))
+        self.memory, self.hidden, self.last = nn.GRU(3, 4), nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.memory(x, self.start.expand(-1, x.shape[1], -1))
+        return self.last(torch.relu(self.hidden(x)))
+
+
+def test_views_of_parameters_may_be_handed_to_submodules() -> None:
+    x, net = torch.randn(5, 2, 3), LearntStart()
+    of_memory, of_layers = 5 * 2 * 3 * 4 * (3 + 4), 5 * 2 * (4 * 6 + 6 * 2)
+    assert al.count_costs(net, x).multiply_adds == of_memory + of_layers
+    model = al.add_gates(net, x)
+    assert al.count_costs(al.compact(model)) == al.plan(model).after
+    assert all(parameter.requires_grad for parameter in net.parameters())

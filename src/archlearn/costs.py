@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError
+from archlearn.graphs.contexts import frozen
 from archlearn.graphs.lookups import check_made, find_reference
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.modes import evaluating
@@ -59,7 +60,7 @@ def count_parameters(model: nn.Module) -> int:
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     """Return the multiply-adds of one run in evaluation mode."""
     counter: Any = FlopCounterMode(display=False)
-    with evaluating(model), torch.no_grad(), counter:
+    with evaluating(model), torch.no_grad(), frozen(model), counter:
         model(*inputs.args, **inputs.kwargs)
     return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
 

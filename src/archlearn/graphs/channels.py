@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from archlearn.graphs.contexts import frozen
 from archlearn.graphs.in_place import find_views, is_in_place
 from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
 from archlearn.graphs.ledger import Ledger, Reason
@@ -211,7 +212,7 @@ def follow(
     """
     ledger = Ledger(net)
     followed: list[Followed] = []
-    with torch.no_grad():
+    with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
             follower.run(*values_for(graph, inputs.copy()))

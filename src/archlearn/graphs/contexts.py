@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from archlearn.graphs.questions import Refusal
 from archlearn.graphs.sources import is_ours
@@ -43,6 +43,23 @@ def plain_context() -> Generator[None]:
     """
     with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+@contextmanager
+def frozen(net: nn.Module) -> Generator[None]:
+    """Let no parameter learn for a while.
+
+    A view of one that does is taken for a result with gradients, even where there are none, and
+    torch's counter of operations fails when a submodule is called with it.
+    """
+    learning = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    try:
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
