@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from archlearn.experiments.comparing import FULL, QUICK
 from tests.cli.commands import assert_refused, run
 
 SMALL = [
@@ -18,7 +19,11 @@ NAME = "compare-lenet-digits-28"
     ("arguments", "answer"),
     [
         ("compare --methods svg", "there is no method 'svg'; choose of archlearn;"),
-        ("compare --budget 5k", "write numbers of parameters, as 5000,10000"),
+        ("compare --budget 5k", "write different numbers of parameters, as 5000,10000"),
+        ("compare --budget 5000,5000", "write different numbers of parameters"),
+        ("compare --budget ²", "--budget '²': write different numbers"),
+        ("compare --methods svd;svd", "'svd' is there twice"),
+        ("compare --seeds 0,1000", "strengths are chosen on seed 1000; count others"),
         ("compare --epochs 1", "give 2 at least"),
         (
             "compare --quick --data digits:28 --budget 20000,10",
@@ -37,6 +42,17 @@ def test_what_is_wrong_is_answered_with_what_to_do_before_anything_is_trained(
 ) -> None:
     output = assert_refused(arguments, answer, tmp_path)
     assert "runs to make" not in output
+
+
+def test_budgets_that_no_method_reaches_are_answered_with_what_to_do(tmp_path: Path) -> None:
+    words = "compare --quick --data digits:28 --epochs 2 --budget 10000 --methods fastfood --out r"
+    assert_refused(words, "none of fastfood reaches 10,000 parameters; ask for more", tmp_path)
+    assert not (tmp_path / "r" / f"{NAME}.json").exists()
+
+
+def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
+    _, output = run(["compare", "--help"], tmp_path)
+    assert f"[default: {FULL.epochs}, or {QUICK.epochs} if quick]" in output
 
 
 def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
     epochs = {m: groups[name_result(m, BUDGET)][0].epochs for m in reached}
     assert epochs[OURS] == epochs["l0 gates"] == epochs["l1 diagonal"] == epochs["svd"] == 2
     assert epochs["even widths from scratch"] == epochs[SCRATCH] == 4
+    # two epochs are enough for two of its four rounds
+    rounds = [rows[0].epochs for name, rows in groups.items() if "iterative" in name]
+    assert rounds == [1, 1]
     (large,) = groups["large network"]
     assert large.epochs == 2
     assert large.parameters == 431_080

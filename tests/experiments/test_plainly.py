@@ -34,8 +34,13 @@ def test_an_experiment_is_made_shown_and_written(
     [
         (experiments.main, ["tabel-1"], "did you mean 'table-1'?"),
         (experiments.main, ["table-1", "--seeds", "1,1"], "write different numbers with commas"),
-        (comparing.main, ["--budget", "many"], "write numbers of parameters, as 5000,10000"),
+        (comparing.main, ["--budget", "many"], "write different numbers of parameters"),
         (comparing.main, ["--methods", "svd;magic"], "magic"),
+        (
+            comparing.main,
+            ["--quick", "--data", "digits:28", "--budget", "10"],
+            "lenet has 431,080 parameters, and 89 with one channel",
+        ),
     ],
 )
 def test_what_is_wrong_is_answered_before_anything_is_trained(

@@ -118,6 +118,18 @@ def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
     assert [row[2] for row in costs.rows] == ["yes", "yes"]
 
 
+def test_the_table_says_where_seeds_are_missing() -> None:
+    rows = results(OURS, [99.0, 99.2]) + results("l0 gates", [98.0])
+    accuracies, _ = VERDICT.tabulate(VERDICT.derive(rows))
+    assert accuracies.rows[0][1] == "**99.10 ± 0.14**"
+    assert accuracies.rows[1][1] == "98.00 ± 0.00 (1 of 2 seeds)"
+
+
+def test_a_comparison_in_which_nothing_reached_a_budget_is_none() -> None:
+    with pytest.raises(InputError, match="reaches 1,000 or 2,000 parameters; ask for more"):
+        VERDICT.derive([make_row(LARGE)])
+
+
 def test_the_figure_has_errors() -> None:
     derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
     (curve,) = read_curves(derived)
@@ -131,7 +143,15 @@ def test_errors_far_above_the_least_are_left_to_the_table() -> None:
     far = VERDICT.derive(results(OURS, [99.5]) + results("svd", [40.0], 2000))
     # eight times 0.5 %
     assert draw_comparison(near).axes[0].get_ylim()[1] < 2.0
-    assert draw_comparison(far).axes[0].get_ylim()[1] == pytest.approx(4.0)
+    figure = draw_comparison(far)
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(4.0)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [OURS, "svd (above)"]
+
+
+def test_the_figure_is_ticked_at_the_budgets() -> None:
+    derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
+    assert draw_comparison(derived).axes[0].get_xticks().tolist() == [1000, 2000]
 
 
 SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
@@ -213,7 +233,7 @@ def test_what_was_typed_is_read() -> None:
     )
     assert budgets == (5000, 300)
     assert (scale.seeds, scale.data, scale.epochs) == ((3, 4), "fashion-mnist", 9)
-    with pytest.raises(InputError, match="write numbers of parameters"):
+    with pytest.raises(InputError, match="write different numbers of parameters"):
         choose_contest(quick=True, budgets="5k", seeds=None, data="mnist")
     with pytest.raises(InputError, match="give 2 at least"):
         choose_contest(quick=True, budgets=None, seeds=None, data="mnist", epochs=1)

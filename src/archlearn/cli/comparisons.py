@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from archlearn.baselines.methods import TOLERANCE
-from archlearn.baselines.sizes import Sizes
 from archlearn.cli.experimenting import make_watcher
 from archlearn.experiments.comparing import (
     choose_contest,
@@ -19,13 +17,11 @@ from archlearn.experiments.contenders import Contender
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
 from archlearn.experiments.earlier import check_earlier_comparison
-from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.files import Results, write_results
 from archlearn.experiments.ordering import choose_folder
 from archlearn.experiments.pages import describe_results, write_page
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.training.errors import DataError, SettingsError
+from archlearn.experiments.refusals import check_contest
+from archlearn.training.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,31 +79,6 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     with make_watcher() as watcher:
         results = conduct(order, watcher)
     _conclude(experiment, results, asked.folder)
-
-
-def check_contest(contest: Contest) -> None:
-    """Refuse data without classes and budgets out of reach, before anything is trained.
-
-    Raises:
-        SettingsError: If a budget is below the network with a channel a layer, or not below the
-            whole network.
-        DataError: If the data have no classes.
-    """
-    if find_dataset(contest.plain(0, 1)).task == "regression":
-        raise DataError(
-            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
-            "with classes (archlearn data lists them)"
-        )
-    network, example = contest.fresh_network(0), contest.example()
-    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
-    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
-    most = sum(parameter.numel() for parameter in network.parameters())
-    for budget in contest.budgets:
-        if least > (1 + TOLERANCE) * budget or budget >= most:
-            raise SettingsError(
-                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
-                "one channel in each layer; choose budgets in between"
-            )
 
 
 def draw_comparison_anew(asked: Asked) -> None:

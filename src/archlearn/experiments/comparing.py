@@ -16,13 +16,14 @@ from pathlib import Path
 
 from archlearn.experiments.conducting import Order
 from archlearn.experiments.contenders import CONTENDERS, Contender
-from archlearn.experiments.contests import Contest
+from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Experiment
 from archlearn.experiments.earlier import check_earlier_comparison
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.ordering import choose_folder, parse_seeds
 from archlearn.experiments.plainly import carry_out
 from archlearn.experiments.refereeing import Referee
+from archlearn.experiments.refusals import check_contest
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import Verdict
 from archlearn.training.errors import SettingsError
@@ -85,9 +86,11 @@ def find_contenders(names: str | None) -> tuple[Contender, ...]:
             logger.warning("left out, as they need archlearn[bench]: %s", "; ".join(missing))
         return tuple(each for name, each in known.items() if name not in missing)
     wanted = [name.strip() for name in names.split(";")]
-    for name in wanted:
+    for place, name in enumerate(wanted):
         if name not in known:
             raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(known)}")
+        if name in wanted[:place]:
+            raise SettingsError(f"--methods {names!r}: {name!r} is there twice; name it once")
     return tuple(known[name] for name in wanted)
 
 
@@ -97,21 +100,38 @@ def choose_contest(
     """Return scale and budgets that were asked for.
 
     Raises:
-        SettingsError: If one of them is no list of numbers, or there are too few epochs.
+        SettingsError: If one of them is no list of different numbers, or there are too few epochs.
     """
     scale = replace(QUICK if quick else FULL, data=data)
     if seeds is not None:
-        scale = replace(scale, seeds=parse_seeds(seeds))
+        scale = replace(scale, seeds=_parse_counted(seeds))
     if epochs is not None:
         if epochs < 2:
             raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
         scale = replace(scale, epochs=epochs)
     if budgets is None:
         return scale, QUICK_BUDGETS if quick else BUDGETS
-    parts = [part.strip() for part in budgets.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise SettingsError(f"--budget {budgets!r}: write numbers of parameters, as 5000,10000")
-    return scale, tuple(int(part) for part in parts)
+    return scale, _parse_budgets(budgets)
+
+
+def _parse_counted(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed; strengths are chosen on another one."""
+    seeds = parse_seeds(text)
+    if CALIBRATION_SEED in seeds:
+        raise SettingsError(
+            f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
+        )
+    return seeds
+
+
+def _parse_budgets(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    budgets = tuple(int(part) for part in parts if part.isdecimal())
+    if len(budgets) < len(parts) or len(set(budgets)) < len(budgets) or min(budgets) < 1:
+        raise SettingsError(
+            f"--budget {text!r}: write different numbers of parameters, as 5000,10000"
+        )
+    return budgets
 
 
 def main(words: list[str]) -> int:
@@ -142,6 +162,7 @@ def _order(given: argparse.Namespace, words: list[str]) -> Order:
     experiment = make_experiment(given.model, given.data, budgets, contenders)
     folder = choose_folder(given.out, quick=given.quick)
     contest = Contest(model=given.model, budgets=budgets, scale=scale)
+    check_contest(contest)
     check_earlier_comparison(folder, experiment.name, contest, [each.name for each in contenders])
     return Order(
         experiment=experiment,

@@ -33,6 +33,6 @@ def choose_folder(out: Path | None, *, quick: bool) -> Path:
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Return the seeds that were typed with commas between them."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts) or len(set(parts)) < len(parts):
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
     return tuple(int(part) for part in parts)

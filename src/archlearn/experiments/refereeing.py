@@ -147,7 +147,7 @@ class Referee:
         return [
             _round(contest, each, finished, budget, number)
             for each in self._pruned()
-            if number < each.rounds
+            if number < _count_rounds(contest, each)
             for budget in self._budgets
             for finished in done
             if _is_ready(contest, each, finished, budget, number)
@@ -197,23 +197,30 @@ def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run
 
 def _is_ready(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> bool:
     """Return whether a finished run is the one that a round goes on from."""
-    before = LARGE if number == 0 else _name_round(each, budget, number - 1)
+    before = LARGE if number == 0 else _name_round(contest, each, budget, number - 1)
     return finished.row.row == before and finished.row.seed in contest.scale.seeds
 
 
 def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> Pending:
     """Return the training that follows one round of pruning; rounds share the epochs evenly."""
-    left = each.rounds - number
+    rounds = _count_rounds(contest, each)
+    left = rounds - number
     target = round(finished.row.parameters * (budget / finished.row.parameters) ** (1 / left))
-    ends = [contest.last_epochs * done // each.rounds for done in (number, number + 1)]
+    ends = [contest.last_epochs * done // rounds for done in (number, number + 1)]
     return Pending(
-        row=_name_round(each, budget, number),
-        settings=contest.plain(finished.row.seed, max(1, ends[1] - ends[0])),
+        row=_name_round(contest, each, budget, number),
+        settings=contest.plain(finished.row.seed, ends[1] - ends[0]),
         make=reduce_pruned(each, contest, finished, target),
     )
 
 
-def _name_round(each: Pruned, budget: int, number: int) -> str:
+def _count_rounds(contest: Contest, each: Pruned) -> int:
+    """Return in how many rounds a method prunes: each has an epoch at least."""
+    return min(each.rounds, contest.last_epochs)
+
+
+def _name_round(contest: Contest, each: Pruned, budget: int, number: int) -> str:
     """Return the row of a round; the last one is the result."""
     row = name_result(each.name, budget)
-    return row if number == each.rounds - 1 else f"{row}, round {number + 1}"
+    last = number == _count_rounds(contest, each) - 1
+    return row if last else f"{row}, round {number + 1}"

@@ -3,8 +3,14 @@
 import tempfile
 from pathlib import Path
 
+from archlearn.baselines.methods import TOLERANCE
+from archlearn.baselines.sizes import Sizes
+from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
+from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.scales import Scale
+from archlearn.gating import add_gates, width_gates
+from archlearn.learning import Learn
 from archlearn.training.data.choosing import load_examples
 from archlearn.training.errors import DataError, SettingsError
 
@@ -41,3 +47,28 @@ def check_data(scale: Scale) -> None:
             "put its four files into the cache or a folder and say --data idx:DIR, or say "
             "--data digits:28 to run on scikit-learn's"
         )
+
+
+def check_contest(contest: Contest) -> None:
+    """Refuse data without classes and budgets out of reach, before anything is trained.
+
+    Raises:
+        SettingsError: If a budget is below the network with a channel a layer, or not below the
+            whole network.
+        DataError: If the data have no classes.
+    """
+    if find_dataset(contest.plain(0, 1)).task == "regression":
+        raise DataError(
+            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
+            "with classes (archlearn data lists them)"
+        )
+    network, example = contest.fresh_network(0), contest.example()
+    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
+    most = sum(parameter.numel() for parameter in network.parameters())
+    for budget in contest.budgets:
+        if least > (1 + TOLERANCE) * budget or budget >= most:
+            raise SettingsError(
+                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
+                "one channel in each layer; choose budgets in between"
+            )

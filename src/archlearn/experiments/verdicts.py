@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archlearn.baselines.methods import TOLERANCE, is_within
+from archlearn.baselines.methods import TOLERANCE, BudgetError, is_within
 from archlearn.experiments.calibrating import choose_strength, name_first
 from archlearn.experiments.contenders import OURS, SCRATCH, Contender, Learnt, Pruned
 from archlearn.experiments.contests import CALIBRATION_SEED
@@ -38,7 +38,11 @@ class Verdict:
         self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return what each method came to at each budget, and who was first."""
+        """Return what each method came to at each budget, and who was first.
+
+        Raises:
+            BudgetError: If no method reached any budget.
+        """
         groups = group([row for row in rows if row.seed != CALIBRATION_SEED])
         results: dict[str, dict[str, Any]] = {}
         for method in self._names:
@@ -48,6 +52,10 @@ class Verdict:
                 for budget, members in found.items()
                 if members
             }
+        if not any(results.values()):
+            names = ", ".join(each.name for each in self._contenders)
+            budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
+            raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
         budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
         return {"results": results, "ranks": budgets, "search": self._count_search(rows)}
 
@@ -204,4 +212,11 @@ def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> 
         return NOTHING
     first = derived["results"][derived["ranks"][budget][0]][budget]
     text = write_spread(numbers["accuracy"])
-    return f"**{text}**" if is_level(first, numbers) else text
+    text = f"**{text}**" if is_level(first, numbers) else text
+    n_seeds, n_all = len(numbers["seeds"]), _count_seeds(derived, budget)
+    return text if n_seeds == n_all else f"{text} ({n_seeds} of {n_all} seeds)"
+
+
+def _count_seeds(derived: Derived, budget: str) -> int:
+    """Return how many seeds were run: for some of them a method may come out too small."""
+    return max(len(each[budget]["seeds"]) for each in derived["results"].values() if budget in each)

@@ -19,7 +19,8 @@ class LineWatcher:
         """Say what is to be done."""
         self._started = self._said = time.monotonic()
         known = f", {n_known} are there already" if n_known else ""
-        self._write(f"{n_runs} runs to make{known}")
+        if n_runs or n_known:
+            self._write(f"{n_runs} runs to make{known}")
 
     def advanced(self, done: int, of: int) -> None:
         """Say how far the runs are, not too often."""

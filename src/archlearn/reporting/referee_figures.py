@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from archlearn.reporting.paper_panels import FONT_SIZE, name_axes, new_panels, style_of
-from archlearn.reporting.scales import tick_logarithmic_
+from archlearn.reporting.scales import tick_at_counts_, tick_logarithmic_
 
 LEADING = ("archlearn",)
 """Methods whose line is thick."""
@@ -52,6 +52,7 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
     """Draw the error of all methods against their parameters, both logarithmic."""
     figure, (axes,) = new_panels(1, height=5.6)
     curves = read_curves(derived)
+    most = _MOST_TIMES * min(error for curve in curves for error in curve.errors)
     for place, curve in enumerate(curves):
         thick = curve.method in LEADING
         low = [
@@ -66,16 +67,15 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
             capsize=2,
             markersize=6 if thick else 4,
             zorder=4 if thick else 3,
-            label=curve.method,
+            label=curve.method if min(curve.errors) <= most else f"{curve.method} (above)",
             **_style(place),
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    most = _MOST_TIMES * min((error for curve in curves for error in curve.errors), default=100.0)
     shown = [error for curve in curves for error in curve.errors if error <= most]
     if len(shown) < sum(len(curve.errors) for curve in curves):
         axes.set_ylim(0.85 * min(shown), most)
-    tick_logarithmic_(axes.xaxis, [x for curve in curves for x in curve.parameters])
+    tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
     tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1.5)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from archlearn.reporting.formats import format_short_count
@@ -41,6 +41,13 @@ def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
     factor = max(values) / min(values)
     steps = next((steps for largest, steps in _STEPS if factor <= largest), (1.0,))
     axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(_write_count))
+    axis.set_minor_locator(NullLocator())
+
+
+def tick_at_counts_(axis: Axis, counts: Sequence[int]) -> None:
+    """Tick an axis at these numbers and nowhere else."""
+    axis.set_major_locator(FixedLocator(sorted(counts)))
     axis.set_major_formatter(FuncFormatter(_write_count))
     axis.set_minor_locator(NullLocator())
 
