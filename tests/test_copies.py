@@ -1,10 +1,13 @@
 """A model is copied with whatever its calls left on it, and leaves its inputs alone."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.copies import copy_model
 from archlearn.gating import width_gates
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -63,3 +66,63 @@ def test_example_inputs_may_have_been_computed() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     small = al.compact(al.add_gates(net, x))
     torch.testing.assert_close(small(X), net(X))
+
+
+class Knowing(nn.Module):
+    """Knows the module that holds it, and one that another attribute holds, too."""
+
+    def __init__(self, owner: nn.Module, shared: nn.Module) -> None:
+        super().__init__()
+        self.known = [owner]
+        self.shared, self.again = shared, {"again": shared}
+        self.register_forward_hook(self.note)
+        self.sizes, self.mark = (1, 2), ([1], 2)
+
+    def note(self, *_: object) -> None:
+        self.n_calls = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(x)
+
+
+class WithState(nn.Linear):
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "left_out": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__({**state, "restored": True})
+
+
+class WithCopy(nn.Linear):
+    def __deepcopy__(self, memo: dict[int, object]) -> "WithCopy":
+        return self
+
+
+def test_a_copy_is_what_deepcopy_makes() -> None:
+    net = nn.Sequential(WithState(4, 4), WithCopy(4, 4))
+    net.add_module("part", Knowing(net, net[0]))
+    net[0].left_out = "a"
+    for copied in (copy_model(net), copy.deepcopy(net)):
+        part = copied.get_submodule("part")
+        assert part.known[0] is copied
+        assert part.shared is copied[0]
+        assert part.again["again"] is copied[0]
+        assert (part.sizes, part.mark) == ((1, 2), ([1], 2))
+        assert part.mark[0] is not net.get_submodule("part").mark[0]
+        assert copied[0] is not net[0]
+        assert (copied[0].left_out, copied[0].restored) == (None, True)
+        assert copied[1] is net[1]
+        copied(X)
+        assert part.n_calls == 1
+        assert not hasattr(net.get_submodule("part"), "n_calls")
+        assert torch.equal(copied[0].weight, net[0].weight)
+        assert copied[0].weight is not net[0].weight
+        assert list(vars(copied[0])) == [*vars(net[0]), "restored"]
+
+
+def test_what_is_known_already_is_not_copied() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    weight = nn.Parameter(torch.zeros(4, 4))
+    copied = copy_model(net, {id(net[0].weight): weight, id(net[1]): None})
+    assert copied[0].weight is weight
+    assert copied[1] is None

@@ -106,7 +106,7 @@ def certify(
                 f"the {place} model, {type(model).__name__}, does not run on the example inputs: "
                 f"{first_line(error)}; give inputs that both models take"
             ) from error
-    comparison = Comparison((first, second), widen(second), inputs, shrink)
+    comparison = Comparison((first, second), {}, inputs, shrink)
     return comparison.certify(tolerance)
 
 
@@ -115,7 +115,8 @@ class Comparison:
     """Two models, and what they are compared on.
 
     Attributes:
-        doubles: The numbers that the second has in double precision.
+        doubles: Numbers that the second has in double precision, if they are known better than in
+            its own.
         shrink: By how much images may be smaller and still meet every weight.
         is_derived: Whether the second was made from the first, so that the first need not run in
             its own precision, unless the second is far from what it gives in double precision.
@@ -137,7 +138,8 @@ class Comparison:
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64])
         with evaluating(*self.models):
-            doubles = {**widen(self.models[0]), **self.doubles}
+            first, second = self.models
+            doubles = {**widen(first), **widen(second, self.doubles), **self.doubles}
             found = self._try_quick(doubles, limits)
             if found is None:
                 found = [

@@ -2,9 +2,14 @@
 
 torch copies no tensor that was computed with gradients. A weight that `weight_norm` computes before
 each call is one, and so is what a module keeps to be looked at: such tensors are copied without.
+
+Most of what a module holds are numbers and empty dictionaries of hooks, which Python's own
+`copy.deepcopy` takes long for. So modules that are copied in the plain way are copied here, and
+`copy.deepcopy` is asked for the rest.
 """
 
 import copy
+import copyreg
 from collections import OrderedDict
 from typing import Any
 
@@ -13,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, str, type(None)})
+_WAYS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getnewargs__", "__getnewargs_ex__")
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -23,19 +29,52 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         memo: What is copied already, by identity, as for `copy.deepcopy`.
     """
     known = dict(memo or {})
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         for name, value in vars(module).items():
             if name not in _OF_TORCH:
                 _copy_computed_(value, known)
-            elif type(value) is OrderedDict and not value and not vars(value):
-                # A module has a dozen of these, for hooks; torch takes long to copy each.
-                known.setdefault(id(value), OrderedDict())
+    made: list[tuple[nn.Module, Any]] = []
+    for module in modules:
+        if id(module) not in known and _is_plain(type(module)):
+            known[id(module)] = type(module).__new__(type(module))
+            made.append((module, known[id(module)]))
+    for module, copied in made:  # each finds the others among what is known
+        state: Any = module.__getstate__()
+        if type(state) is dict:
+            state = {name: _copy(value, known) for name, value in state.items()}
+        else:
+            state = copy.deepcopy(state, known)
+        copied.__setstate__(state)
     return copy.deepcopy(model, known)
+
+
+def _is_plain(cls: type[nn.Module]) -> bool:
+    """Return whether instances are copied by their state, and nothing else."""
+    own = any(getattr(cls, way, None) is not getattr(object, way, None) for way in _WAYS)
+    return not own and cls not in copyreg.dispatch_table and not _slots_of(cls)
+
+
+def _slots_of(cls: type) -> Any:
+    find: Any = copyreg._slotnames  # pyright: ignore[reportAttributeAccessIssue]
+    return find(cls)
+
+
+def _copy(value: Any, known: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind in _SIMPLE or (kind is tuple and _SIMPLE.issuperset(map(type, value))):
+        return value
+    if kind is OrderedDict and not value and not vars(value):
+        return known.setdefault(id(value), OrderedDict())
+    if kind is set and not value:
+        return known.setdefault(id(value), set())
+    return copy.deepcopy(value, known)
 
 
 def _copy_computed_(value: Any, known: dict[int, Any]) -> None:
     """Copy all tensors among an attribute's value that were computed with gradients."""
-    if type(value) in _SIMPLE or (type(value) is tuple and _SIMPLE.issuperset(map(type, value))):
+    kind = type(value)
+    if kind in _SIMPLE or (kind is tuple and _SIMPLE.issuperset(map(type, value))):
         return
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor) and not leaf.is_leaf:

@@ -3,7 +3,7 @@
 Only the numbers are exchanged: no module is copied, and whoever holds a parameter still does.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,12 +17,17 @@ def tensors_of(net: nn.Module) -> list[tuple[str, Tensor]]:
     return [*net.named_parameters(), *net.named_buffers()]
 
 
-def widen(net: nn.Module) -> dict[Tensor, Tensor]:
-    """Return the numbers of each real or complex parameter and buffer that is not double yet."""
+def widen(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
+    """Return the numbers of each real or complex parameter and buffer that is not double yet.
+
+    Args:
+        net: A model.
+        known: Tensors that are left out.
+    """
     return {
         tensor: tensor.detach().to(widened(tensor.dtype))
         for _, tensor in tensors_of(net)
-        if widened(tensor.dtype) is not tensor.dtype
+        if widened(tensor.dtype) is not tensor.dtype and tensor not in known
     }
 
 

@@ -12,6 +12,7 @@ from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.graphs.inputs import CHECKS
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.inserting import copy_graph
@@ -116,7 +117,10 @@ def _compact_scaled(
 def _carry_out(
     gated: nn.Module, decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
-    """Return the compact model in double precision, its graphs, and whether they changed."""
+    """Return the compact model, its graphs, and whether they changed.
+
+    What surgery computes is in double precision still.
+    """
     blueprint = decision.choice.blueprint
     shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
@@ -141,7 +145,10 @@ def _carry_out(
 
 
 def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
-    """Return a copy in double precision without the gates and all that the plan drops."""
+    """Return a copy without the gates and all that the plan drops.
+
+    Layers whose numbers surgery will compute with are in double precision.
+    """
     computed = computed_tensors(gated, plan)
     if computed:
         with exchanging(widen(gated)):
@@ -149,11 +156,18 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
         make_plain_(gated, computed)
     memo = narrowed_tensors(gated, plan.narrowings)
     small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
-    for tensor, wide in widen(small).items():
-        tensor.data = wide
+    for name in _computed_layers(plan):
+        for tensor, wide in widen(find_module(small, name)).items():
+            tensor.data = wide
     small.__class__ = user_class(small)
     remove_store_(small)
     return small
+
+
+def _computed_layers(plan: Plan) -> list[str]:
+    """Return the layers whose numbers change: those that take constants or merge."""
+    merged = [name for m in plan.merges if m.made for name in (*m.layers, *m.norms)]
+    return [*merged, *[fold.layer for fold in plan.folds]]
 
 
 def _finish_(

@@ -40,14 +40,16 @@ class Cuts:
     def cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
         """Return the part of a tensor with these labels that stays, None if it is no box."""
         ids = labels.ids
-        repeated = [dim for dim in range(ids.dim()) if ids.stride(dim) == 0]
+        repeated = [dim for dim, stride in enumerate(ids.stride()) if stride == 0]
         for dim in repeated:
-            ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
+            if ids.shape[dim] > 1:
+                ids = ids.narrow(dim, 0, 1)
         gone = self.dropped[self.root[ids]]
         if not bool(gone.any()):
             return tensor
-        for dim in range(ids.dim()):
-            if dim not in repeated:
+        is_empty = bool(gone.all())
+        for dim, size in enumerate(ids.shape):
+            if dim not in repeated and (size > 1 or is_empty):
                 whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
                 kept = torch.nonzero(~whole).flatten()
                 gone, tensor = gone.index_select(dim, kept), select(tensor, dim, kept)

@@ -118,10 +118,12 @@ class _Sizes:
 
 def _narrowings(blueprint: Blueprint, dropped: Tensor) -> list[Narrowing]:
     found: list[Narrowing] = []
+    known: dict[int, tuple[int, ...]] = {}  # many dimensions have one tensor of channels
     for (name, dim), channels in blueprint.dims.items():
-        keep = ~dropped[channels]
-        if not bool(keep.all()):
-            kept = tuple(torch.nonzero(keep).flatten().tolist())
+        if id(channels) not in known:
+            known[id(channels)] = tuple(torch.nonzero(~dropped[channels]).flatten().tolist())
+        kept = known[id(channels)]
+        if len(kept) < len(channels):
             found.append(Narrowing(name, dim, len(channels), kept))
     for name, channels in blueprint.elements.items():
         gone = dropped[channels]
@@ -145,7 +147,10 @@ def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold
             if op is None or not isinstance(labels, Labels) or op.groups > 1:
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
-            gone = dropped[blueprint.root[ids[0]]] & (state.amax(0) == CONSTANT)
+            constant = state.amax(0) == CONSTANT
+            if not bool(constant.any()):
+                continue
+            gone = dropped[blueprint.root[ids[0]]] & constant
             if bool(gone.any()):
                 columns = tuple(torch.nonzero(gone).flatten().tolist())
                 found[op.layer] = Fold(op.layer, columns)
