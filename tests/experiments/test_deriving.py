@@ -148,20 +148,24 @@ def test_a_curve_has_settled_when_it_stays_near_its_end() -> None:
 
 
 def test_figure_3a_averages_over_the_grid() -> None:
-    def curve(row: str, *widths: int):
+    def curve(row: str, *widths: int, seed: int = 0):
         history = [
             {"step": 10 * i, "widths": {"conv1": 5, "fc1": w}, "gap": (w - widths[-1]) / 500}
             for i, w in enumerate(widths)
         ]
-        return make_row(row, history=history)
+        return make_row(row, seed, history=history)
 
     low, high = figure_3a.WIDTH_COSTS[0], figure_3a.WIDTH_COSTS[-1]
     weak, strong = figure_3a.BINARISING[0], figure_3a.BINARISING[-1]
     rows = [
-        curve(figure_3a.name_row(low, weak), 500, 300, 100),
-        curve(figure_3a.name_row(high, weak), 500, 100, 40),
-        curve(figure_3a.name_row(low, strong), 500, 120, 120),
-        curve(figure_3a.name_row(high, strong), 500, 60, 60),
+        curve(figure_3a.name_row(cost, binarise), *widths, seed=seed)
+        for seed in (0, 1)
+        for cost, binarise, widths in (
+            (low, weak, (500, 300, 100)),
+            (high, weak, (500, 100, 40)),
+            (low, strong, (500, 120, 120)),
+            (high, strong, (500, 60, 60)),
+        )
     ]
     derived = figure_3a.derive(rows)
     assert derived["final_by_cost"][f"{low:g}"]["mean"] == 110
@@ -171,7 +175,15 @@ def test_figure_3a_averages_over_the_grid() -> None:
     assert derived["last_layer_change_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["decided_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["decided_by_binarise"][f"{strong:g}"]["mean"] == 10
+    assert derived["last_change_ranks"] == {"correlation": -1.0, "n": 8}
     assert all(check.met for check in figure_3a.check(derived))
+
+
+def test_a_rank_correlation_of_few_runs_says_nothing() -> None:
+    derived = {"correlation": -1.0, "n": 4}
+    bound = figure_3a.check_ranks("last change", derived)
+    assert not bound.met
+    assert "-1.15" in bound.bound
 
 
 def test_figure_3a_looks_at_all_layers_and_at_the_third_one() -> None:

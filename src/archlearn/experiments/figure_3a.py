@@ -1,6 +1,7 @@
 """Figure 3a: how many neurons the third layer has while lambda 1 and lambda 3 do their work."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from archlearn.experiments.definitions import Check, Derived, Done, Experiment, 
 from archlearn.experiments.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn.experiments.rows import Row, group
 from archlearn.experiments.scales import Scale
-from archlearn.experiments.statistics import measure_spread
+from archlearn.experiments.statistics import correlate_ranks, measure_spread
 from archlearn.experiments.tabulating import write_counts
 from archlearn.training.teams import Run
 
@@ -16,7 +17,7 @@ WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
 """Lambda 3."""
 BINARISING = (1e-3, 1.5e-3, 2e-3)
 """Lambda 1. Above lambda 3 / 0.1 a gate that starts at 0.55 would be held open."""
-EPOCHS, N_SEEDS = 20, 3
+EPOCHS = 20
 FREEZE_FOR = 0.0
 """Gates move to the very end, so that one can see when they have settled."""
 THIRD_LAYER = "fc1"
@@ -24,6 +25,8 @@ SETTLED = 0.02
 """A layer has settled when it stays within this part of its initial width of its final one."""
 DECIDED = 0.02
 """Gates have decided when their mean distance from 0 or 1 stays below this."""
+N_ERRORS = 2.0
+"""A rank correlation of `n` runs is one if it is beyond so many of its errors, `1 / √(n − 1)`."""
 
 
 def name_row(cost: float, binarise: float) -> str:
@@ -34,7 +37,7 @@ def name_row(cost: float, binarise: float) -> str:
 def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
     del done
-    scale = scale.shorten(EPOCHS, N_SEEDS)
+    scale = scale.shorten(EPOCHS)
     middle = make_terms(WIDTH_COSTS[1], BINARISING[1])
     rate = choose_gate_rate(scale, middle)
     return [
@@ -79,6 +82,8 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
         "last_change_by_binarise": _average(pairs, "binarise", "last_changes"),
         "last_layer_change_by_binarise": _average(pairs, "binarise", "last_layer_changes"),
         "settled_by_binarise": _average(pairs, "binarise", "settled"),
+        "last_change_ranks": _correlate(pairs, "last_changes"),
+        "last_layer_change_ranks": _correlate(pairs, "last_layer_changes"),
     }
 
 
@@ -124,6 +129,15 @@ def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> 
     return {value: measure_spread(found).to_json() for value, found in values.items()}
 
 
+def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
+    """Return Spearman's correlation of lambda 1 and a number, over all runs."""
+    found = [(pair["binarise"], value) for pair in pairs for value in pair[number]]
+    if len(found) < 2:
+        return {"correlation": math.nan, "n": len(found)}
+    strengths, values = zip(*found, strict=True)
+    return {"correlation": correlate_ranks(strengths, values), "n": len(found)}
+
+
 def check(derived: Derived) -> list[Check]:
     """Return what figure 3a must show."""
     return [
@@ -131,6 +145,14 @@ def check(derived: Derived) -> list[Check]:
         _check_falling(
             "less λ1 keeps changing for longer: iteration of the last change, all layers",
             derived["last_change_by_binarise"],
+        ),
+        check_ranks(
+            "less λ1 keeps changing for longer: Spearman of λ1 and the last change, all layers",
+            derived["last_change_ranks"],
+        ),
+        check_ranks(
+            "the same by the third layer alone: Spearman of λ1 and its last change",
+            derived["last_layer_change_ranks"],
         ),
         _check_falling(
             "less λ1 keeps gates undecided for longer: iterations until they are binary",
@@ -152,6 +174,17 @@ def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
     written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
     falling = all(after < before for before, after in itertools.pairwise(means))
     return Check(what=what, measured=written, bound="falling", met=falling)
+
+
+def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
+    """Return whether a number falls with lambda 1, by more than chance would have it."""
+    bound = -N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
+    return Check(
+        what=f"{what}, {found['n']} runs",
+        measured=f"{found['correlation']:.2f}",
+        bound=f"≤ {bound:.2f} (two errors below 0)",
+        met=found["correlation"] <= bound,
+    )
 
 
 def tabulate(derived: Derived) -> list[Table]:

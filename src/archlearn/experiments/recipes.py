@@ -25,6 +25,9 @@ PLAIN_RATE_OF_AN_EXAMPLE = 2 * RATE_OF_AN_EXAMPLE
 found on validation data after most experiments had been made: smaller and more accurate."""
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
+SMALL_WEIGHT_DECAY = 2 * WEIGHT_DECAY
+"""Very small networks come out smaller and more accurate with twice that (the third grid of
+`benchmarks/choose_prices.py`)."""
 WARMUP_EPOCHS = 3.0
 MNIST_TRAIN = 60_000
 START_AFTER = 0.04
@@ -53,6 +56,7 @@ class Terms:
         depth_start: Where depth gates start; from one half on, layers start linear.
         largest_step: Furthest a gate moves in one step; 0 sets no bound.
         rate: Of the weights, by example in a batch.
+        weight_decay: Of the weights.
     """
 
     cost: float
@@ -67,6 +71,7 @@ class Terms:
     largest_step: float = 0.0
     leave: tuple[str, ...] = ()
     rate: float = RATE_OF_AN_EXAMPLE
+    weight_decay: float = WEIGHT_DECAY
 
 
 def baseline(scale: Scale, seed: int) -> RunSettings:
@@ -75,7 +80,12 @@ def baseline(scale: Scale, seed: int) -> RunSettings:
 
 
 def train_plainly(
-    scale: Scale, seed: int, *, model: str = "lenet", rate: float = RATE_OF_AN_EXAMPLE
+    scale: Scale,
+    seed: int,
+    *,
+    model: str = "lenet",
+    rate: float = RATE_OF_AN_EXAMPLE,
+    weight_decay: float = WEIGHT_DECAY,
 ) -> RunSettings:
     """Return the settings of training any network from scratch, at the rate of those learnt."""
     return RunSettings(
@@ -86,7 +96,7 @@ def train_plainly(
         batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
-        optimiser=_optimiser(scale, rate),
+        optimiser=_optimiser(scale, rate, weight_decay),
         gates=GateSettings(learn="nothing"),
     )
 
@@ -107,7 +117,7 @@ def learn_architecture(
         batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
-        optimiser=_optimiser(scale, terms.rate),
+        optimiser=_optimiser(scale, terms.rate, terms.weight_decay),
         gates=GateSettings(
             learn=terms.learn,
             leave=terms.leave,
@@ -139,10 +149,10 @@ def fine_tune(scale: Scale, seed: int) -> RunSettings:
     return train_plainly(shorter, seed, rate=FINE_TUNING_RATE_OF_AN_EXAMPLE)
 
 
-def _optimiser(scale: Scale, rate: float) -> OptimiserSettings:
+def _optimiser(scale: Scale, rate: float, weight_decay: float) -> OptimiserSettings:
     return OptimiserSettings(
         learning_rate=rate * scale.batch_size,
         momentum=MOMENTUM,
-        weight_decay=WEIGHT_DECAY,
+        weight_decay=weight_decay,
         warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
     )

@@ -48,7 +48,9 @@ def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return [
         Run(
             row=finished.row.row + NN,
-            settings=train_plainly(scale, finished.row.seed, rate=terms.rate),
+            settings=train_plainly(
+                scale, finished.row.seed, rate=terms.rate, weight_decay=terms.weight_decay
+            ),
             network=start_anew(finished.load_model(), finished.row.seed),
         )
         for finished in done

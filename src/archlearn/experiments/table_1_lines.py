@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from archlearn.experiments.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms
+from archlearn.experiments.recipes import PLAIN_RATE_OF_AN_EXAMPLE, SMALL_WEIGHT_DECAY, Terms
 from archlearn.experiments.tabulating import NOTHING
 
 BASELINE = "baseline"
@@ -68,7 +68,7 @@ LINES = (
     Line(
         row="AL3",
         terms=Terms(
-            learn="all", ratio=0.2, cost=5.4e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
+            learn="all", ratio=0.2, cost=5.15e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
         ),
         layers="(1,x)-(1,x)-(1,1)",
         architecture="16-40-10",
@@ -91,7 +91,13 @@ LINES = (
     ),
     Line(
         row="ours, smallest",
-        terms=Terms(learn="all", ratio=0.4, cost=3e-3, rate=PLAIN_RATE_OF_AN_EXAMPLE),
+        terms=Terms(
+            learn="all",
+            ratio=0.4,
+            cost=2.6e-3,
+            rate=PLAIN_RATE_OF_AN_EXAMPLE,
+            weight_decay=SMALL_WEIGHT_DECAY,
+        ),
         layers="(1,x)-(1,x)-(1,1)",
         reach=99.0,
         at_most=2_800,
