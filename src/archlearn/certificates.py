@@ -14,6 +14,7 @@ from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.draws import cuda_devices
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.watching import Watch
+from archlearn.graphs.weights import untouched
 from archlearn.modes import evaluating
 from archlearn.precision import exchanging, widen
 from archlearn.trials import Trial, plain_trials, quick_trials
@@ -120,6 +121,7 @@ class Comparison:
         shrink: By how much images may be smaller and still meet every weight.
         is_derived: Whether the second was made from the first, so that the first need not run in
             its own precision, unless the second is far from what it gives in double precision.
+        movers: Modules that may change when they are called; they are put back after each call.
     """
 
     models: tuple[nn.Module, nn.Module]
@@ -127,6 +129,7 @@ class Comparison:
     inputs: ExampleInputs
     shrink: float
     is_derived: bool = False
+    movers: tuple[str, ...] = ("",)
 
     def certify(self, tolerance: float | None = None) -> Certificate:
         """Compare the models in evaluation mode, in their own precision and in float64.
@@ -175,14 +178,14 @@ class Comparison:
         single = trial.inputs.to(_dtype(first), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
-            wide_outputs = _run(first, double)
-            wide = _difference(wide_outputs, _run(second, double))
+            wide_outputs = _run(first, double, self.movers)
+            wide = _difference(wide_outputs, _run(second, double, self.movers))
         if not doubles:
             return _Gap(wide, wide, trial.n_inputs)
-        outputs = _run(second, single)
+        outputs = _run(second, single, self.movers)
         own = _difference(wide_outputs, outputs) if self.is_derived else math.inf
         if not own <= allowed:
-            own = _difference(_run(first, single), outputs)
+            own = _difference(_run(first, single, self.movers), outputs)
         return _Gap(own, wide, trial.n_inputs)
 
 
@@ -212,9 +215,9 @@ def _relative(a: Tensor, b: Tensor) -> float:
     return gap / max(size, torch.finfo(a.dtype).tiny)
 
 
-def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
+def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
     devices = cuda_devices(inputs)
-    with torch.no_grad(), torch.random.fork_rng(devices):
+    with untouched(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(0)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(0)

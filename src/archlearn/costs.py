@@ -1,5 +1,6 @@
 """Costs are what a network weighs and what one run of it takes."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from archlearn.errors import InputError
 from archlearn.graphs.contexts import frozen
 from archlearn.graphs.lookups import check_made, find_reference
+from archlearn.graphs.remnants import restoring
 from archlearn.graphs.tracing import ExampleInputs
+from archlearn.graphs.weights import movers, untouched
 from archlearn.modes import evaluating
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.stores import GateStore, find_store
+from archlearn.stores import STORE, GateStore, find_store
 from archlearn.tristate import TriState
 
 EXAMPLE = "_archlearn_example"
@@ -60,7 +63,12 @@ def count_parameters(model: nn.Module) -> int:
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     """Return the multiply-adds of one run in evaluation mode."""
     counter: Any = FlopCounterMode(display=False)
-    with evaluating(model), torch.no_grad(), frozen(model), counter:
+    with ExitStack() as stack:
+        for gated in [m for m in model.modules() if STORE in m._modules]:
+            store: Any = getattr(gated, STORE)
+            stack.enter_context(untouched(gated, movers(store.choice.blueprint.traces, gated)))
+        for each in (evaluating(model), restoring(model), frozen(model), torch.no_grad(), counter):
+            stack.enter_context(each)
         model(*inputs.args, **inputs.kwargs)
     return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
 

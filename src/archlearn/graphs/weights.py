@@ -1,18 +1,26 @@
 """A gated model has the weights of the user's model, whatever `forward` does to them.
 
 Some models move one network a little towards another at each call. A trace would pass over that,
-so only a leaf may do it; what a leaf did while it was looked at is put back.
+so only a leaf may do it; what a leaf did while it was looked at is put back. So is what calls for
+certificates and costs change.
 """
 
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.errors import TracingError
 from archlearn.graphs.lookups import find_module
-from archlearn.graphs.remnants import LEFT, holds
+from archlearn.graphs.remnants import LEFT, Remnants, holds
 from archlearn.graphs.tracing import Traces
+
+_MOVE_STATISTICS: tuple[Any, ...] = (
+    F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm,
+)  # fmt: skip
 
 
 @torch.no_grad()
@@ -32,6 +40,38 @@ def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None
                 "submodule of its own that is named in leaves=[...] may do it"
             )
         parameter.data.copy_(own[name])
+
+
+def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
+    """Return the modules that may change when a model is called, "" for the whole of it."""
+    names: set[str] = set()
+    for graph in traces.graphs:
+        moves = any(node.target in _MOVE_STATISTICS for node in graph.nodes)
+        names |= {""} if moves else _leaves_of(graph, net)
+    return tuple(sorted(names))
+
+
+@contextmanager
+def untouched(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
+    """Put back whatever calls change in modules: weights, buffers, attributes.
+
+    Args:
+        net: A model.
+        names: Those that may change.
+    """
+    known = dict(net.named_modules())
+    modules = {m: None for name in names if name in known for m in known[name].modules()}
+    weights = [p for m in modules for p in m._parameters.values() if p is not None]
+    numbers = [p.detach().clone() for p in weights]
+    before = [Remnants(module) for module in modules]
+    try:
+        yield
+    finally:
+        for each in before:
+            each.put_back()
+        for weight, held in zip(weights, numbers, strict=True):
+            if _has_moved(weight.detach(), held):
+                weight.data.copy_(held)
 
 
 def _has_moved(now: Tensor, before: Tensor | None) -> bool:

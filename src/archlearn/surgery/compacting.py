@@ -15,6 +15,7 @@ from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
+from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import exchanging, tensors_of, widen
@@ -88,12 +89,16 @@ def compact(
         traces = replace(
             blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
         )
+        moving = movers(traces, small)
         if certified:
             shrink = blueprint.followed[0].shrink
-            comparison = Comparison((model, small), doubles, inputs, shrink, is_derived=True)
+            comparison = Comparison(
+                (model, small), doubles, inputs, shrink, is_derived=True, movers=moving
+            )
             certificate = _finish_(small, comparison, traces, changed)
         else:
-            certificate = _finish_uncertified_(small, inputs, traces, changed)
+            with untouched(small, moving):
+                certificate = _finish_uncertified_(small, inputs, traces, changed)
         setattr(small, CERTIFICATE, certificate)
         setattr(small, EXAMPLE, inputs)
     set_modes_(small, modes)
@@ -122,7 +127,8 @@ def _carry_out(
     What surgery computes is in double precision still.
     """
     blueprint = decision.choice.blueprint
-    shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
+    with untouched(gated, movers(blueprint.traces, gated)):
+        shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
