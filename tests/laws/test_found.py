@@ -97,6 +97,23 @@ STATISTICS = [
     ),
 ]
 
+# Weights that are computed had no price in multiply-adds: it was 0 / 0.
+COMPUTED = (
+    Program(
+        shape=(2, 7, 7),
+        blocks=(
+            Block("plain", 2, (172, 100, 159, 47, 235, 150, 108, 106, 16, 1)),
+            Block("plain", 6, (84, 64, 139, 137, 169, 128, 23, 122, 187, 38)),
+            Block("plain", 2, (84, 64, 139, 137, 169, 128, 23, 122, 187, 38)),
+            Block("local_response", 5, (138, 75, 76, 12, 63, 127, 79, 111, 224, 163)),
+            Block("pixels", 3, (84, 64, 139, 137, 169, 128, 23, 122, 187, 38)),
+        ),
+        head=Block("head", 2, (185, 55, 78, 128, 29, 207, 10, 45, 90, 137)),
+        seed=178,
+    ),
+    Gates(closed=0, whole=0, linear=3, seed=335),
+)
+
 
 @pytest.mark.parametrize(("program", "gates"), STATISTICS)
 def test_gates_as_they_start_change_nothing(program: Program, gates: Gates) -> None:
@@ -106,3 +123,7 @@ def test_gates_as_they_start_change_nothing(program: Program, gates: Gates) -> N
 @pytest.mark.parametrize(("program", "gates"), STATISTICS)
 def test_compacting_twice_is_compacting_once(program: Program, gates: Gates) -> None:
     checking.check_twice(program, gates)
+
+
+def test_the_penalty_has_the_gradient_of_small_differences() -> None:
+    checking.check_penalty(*COMPUTED)

@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.labels import Labels
 from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
 from archlearn.graphs.lookups import first_names
+from archlearn.modes import evaluating
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """One row a parameter: `coefficient · (first·kept + a) · (second·kept + b)`.
+    """One row a weight: `coefficient · (first·kept + a) · (second·kept + b)`.
 
     Attributes:
         first: Indices of the first dimension for each channel of each group.
@@ -42,15 +44,15 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
 
 
 def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
-    """Return the table for a network's parameters."""
+    """Return the table for a network's weights."""
     positions = count_positions(blueprint, net)
     sizes = blueprint.group_sizes()
     rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
     counts = _Counts(blueprint, sizes)
-    for name, parameter in net.named_parameters():
-        first, first_fixed = counts.of_dim((name, 0), parameter)
-        second, second_fixed = counts.of_dim((name, 1), parameter)
-        rest = math.prod(parameter.shape[2:])
+    for name, weight in _read_weights(net).items():
+        first, first_fixed = counts.of_dim((name, 0), weight)
+        second, second_fixed = counts.of_dim((name, 1), weight)
+        rest = math.prod(weight.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
     firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
     return CostTable(
@@ -61,6 +63,26 @@ def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
         torch.tensor(numbers, dtype=torch.float32),
         torch.tensor(macs, dtype=torch.float32),
     )
+
+
+def _read_weights(net: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters by name; computed weights instead of what they are computed from."""
+    weights: dict[str, Tensor] = dict(net.named_parameters())
+    for owner, module in list(net.named_modules()):
+        if parametrize.is_parametrized(module):
+            inside = f"{owner}.parametrizations." if owner else "parametrizations."
+            weights = {n: weight for n, weight in weights.items() if not n.startswith(inside)}
+            weights |= _compute(owner, module)
+    return weights
+
+
+@torch.no_grad()
+def _compute(owner: str, module: Any) -> dict[str, Tensor]:
+    # Some are computed otherwise in training mode, and move buffers then.
+    with evaluating(module):
+        return {
+            f"{owner}.{key}".lstrip("."): getattr(module, key) for key in module.parametrizations
+        }
 
 
 def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:
@@ -91,9 +113,9 @@ class _Counts:
         self.blueprint, self.sizes = blueprint, sizes
         self.known: dict[int, tuple[Tensor, int]] = {}
 
-    def of_dim(self, key: tuple[str, int], parameter: Tensor) -> tuple[Tensor, float]:
+    def of_dim(self, key: tuple[str, int], weight: Tensor) -> tuple[Tensor, float]:
         """Return indices for each channel of each group, and how many indices always stay."""
-        size = parameter.shape[key[1]] if parameter.dim() > key[1] else 1
+        size = weight.shape[key[1]] if weight.dim() > key[1] else 1
         channels = self.blueprint.dims.get(key)
         if channels is None:
             return torch.zeros(len(self.sizes)), float(size)
