@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.certificates import TOLERANCES
+from archlearn.gating import depth_gates
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -165,3 +166,45 @@ def test_every_precision_has_its_tolerance(dtype: torch.dtype) -> None:
 def test_models_without_parameters_are_refused() -> None:
     with pytest.raises(al.InputError, match="ReLU has no parameters; there is nothing to compare"):
         al.certify(nn.ReLU(), nn.ReLU(), X)
+
+
+class Decides(nn.Module):
+    """Returns numbers, and decisions that rounding may turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.last(torch.relu(self.first(x)))
+        return x, x.argmax(1)
+
+
+class DecidesOtherwise(Decides):
+    """Returns the same numbers, and other decisions."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x, _ = super().forward(x)
+        return x, x.argmin(1)
+
+
+def test_decisions_that_rounding_turns_are_those_of_double_precision() -> None:
+    x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    turned = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = al.add_gates(Decides().bfloat16(), x).eval()
+        with torch.no_grad():
+            depth_gates(model)["first"].fill_(0.9)
+        small = al.compact(model)
+        turned += int((small(x)[1] != model(x)[1]).sum())
+    assert turned > 0
+
+
+def test_other_decisions_are_noticed() -> None:
+    torch.manual_seed(0)
+    one = Decides()
+    other = DecidesOtherwise()
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(al.CertificateError, match="differ by inf in float64"):
+        al.certify(one, other, torch.randn(64, 8))

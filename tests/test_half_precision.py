@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import archlearn as al
 from archlearn.gating import depth_gates, width_gates
@@ -23,3 +24,18 @@ def test_half_precision_has_the_same_price(price: al.Price, kind: Any, dtype: to
     gates = [*width_gates(model).values(), *depth_gates(model).values()]
     assert all(gate.grad is not None and gate.grad.isfinite().all() for gate in gates)
     assert al.penalty(model.float(), strengths).item() == pytest.approx(whole, rel=0.02)
+
+
+def test_autocast_around_surgery_changes_nothing() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        model = al.add_gates(net, x)
+        with torch.no_grad():
+            width_gates(model)["0"][::2] = 0.1
+            depth_gates(model)["0"].fill_(0.9)
+        small = al.compact(model)
+        certificate = al.certify(model, small, x)
+        assert torch.is_autocast_enabled("cpu")
+    assert certificate.difference < 1e-5
+    torch.testing.assert_close(small(x), model(x))

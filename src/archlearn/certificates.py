@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from archlearn.errors import CertificateError, InputError, first_line
+from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.draws import cuda_devices
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.watching import Watch
@@ -77,6 +78,7 @@ class _Gap:
     n_inputs: int
 
 
+@without_autocast()
 def certify(
     first: nn.Module,
     second: nn.Module,
@@ -183,10 +185,23 @@ class Comparison:
         if not doubles:
             return _Gap(wide, wide, trial.n_inputs)
         outputs = _run(second, single, self.movers)
-        own = _difference(wide_outputs, outputs) if self.is_derived else math.inf
+        own = _difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
         if not own <= allowed:
-            own = _difference(_run(first, single, self.movers), outputs)
+            own = _difference_of_numbers(_run(first, single, self.movers), outputs)
         return _Gap(own, wide, trial.n_inputs)
+
+
+def _difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
+    """Return the difference without decisions (argmax, y > 0): rounding turns them.
+
+    In double precision they are compared.
+    """
+    pairs = [p for p in zip(one, two, strict=True) if not all(map(_is_decision, p))]
+    return _difference([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def _is_decision(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex())
 
 
 def _difference(one: list[Tensor], two: list[Tensor]) -> float:

@@ -13,6 +13,7 @@ from archlearn.choosing import choose
 from archlearn.classes import MODE_READERS
 from archlearn.copies import copy_model
 from archlearn.errors import InputError, with_article
+from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.lookups import find_reference
 from archlearn.graphs.rehearsals import rehearse
@@ -28,6 +29,7 @@ _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 
 
 @torch.inference_mode(False)
+@without_autocast()
 def add_gates(
     net: nn.Module,
     example_inputs: object,

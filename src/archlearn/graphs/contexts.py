@@ -6,7 +6,7 @@ A part that switches gradients off, or asks for autocast, is called as it is.
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +42,16 @@ def plain_context() -> Generator[None]:
     followed like any other.
     """
     with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def without_autocast() -> Generator[None]:
+    """Let models run in their own precision, whatever the caller runs his own code in."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 

@@ -11,6 +11,7 @@ from archlearn.certificates import Certificate, Comparison
 from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
@@ -38,6 +39,7 @@ CERTIFICATE = "certificate"
 
 
 @torch.inference_mode(False)
+@without_autocast()
 def compact(
     model: nn.Module,
     plan: Plan | None = None,
