@@ -22,7 +22,7 @@ from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.inputs import ExampleInputs, values_for
 from archlearn.graphs.remnants import Remnants, look_at, restoring
-from archlearn.graphs.runs import Runner
+from archlearn.graphs.runs import is_all_known, run_graph
 from archlearn.graphs.stand_ins import Notes, standing_in
 from archlearn.graphs.tracing import Traces
 from archlearn.modes import evaluating
@@ -102,14 +102,13 @@ class _Stage:
     before: list[Remnants] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.is_bare = Runner(self.net, self.graph).may_guess
+        self.is_bare = is_all_known(self.net, self.graph)
         self.before = look_at(self.net)
 
     def run_graph(self) -> Notes:
         """Run the graph, and leave the model as it was."""
-        graph = self.graph
         return self._run(
-            lambda given: fx.Interpreter(self.net, graph=graph).run(*values_for(graph, given))
+            lambda given: run_graph(self.net, self.graph, values_for(self.graph, given))
         )
 
     def run_forward(self) -> Notes:

@@ -19,6 +19,7 @@ LEFT = (
 )
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
+_CONTAINERS = (dict, list, set)
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -27,8 +28,11 @@ class Remnants:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.whole = dict(vars(module))
         self.attributes = _attributes(module)
-        self.contents = {k: _contents(v) for k, v in self.attributes.items() if _is_container(v)}
+        self.contents = {
+            k: _contents(v) for k, v in self.attributes.items() if type(v) in _CONTAINERS
+        }
         self.buffers = dict(module._buffers)
         self.numbers = {
             name: (_version(tensor), tensor.detach().clone())
@@ -38,15 +42,15 @@ class Remnants:
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
-        now = _attributes(self.module)
-        if not _is_identical(self.attributes, now):
+        if not _is_identical(self.whole, vars(self.module)):
+            now = _attributes(self.module)
             for name in [*self.attributes, *now]:
                 if name not in now or name not in self.attributes:
                     return name
                 if not _is_same(self.attributes[name], now[name]):
                     return name
         for name, contents in self.contents.items():
-            if not _is_same(contents, _contents(now[name])):
+            if not _is_same(contents, _contents(vars(self.module)[name])):
                 return name
         if not _is_identical(self.buffers, self.module._buffers):
             for name in [*self.buffers, *self.module._buffers]:
@@ -142,10 +146,6 @@ def holds(tensor: Tensor, numbers: Tensor) -> bool:
         return torch.equal(tensor, numbers)
     except RuntimeError:  # sparse tensors, and those without numbers, on the meta device
         return True
-
-
-def _is_container(value: Any) -> bool:
-    return type(value) in (dict, list, set)
 
 
 def _contents(container: Any) -> Any:

@@ -1,8 +1,11 @@
 """A network is run call by call; what is known of a call's result need not be computed."""
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx, nn
+from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import InputError, first_line
@@ -12,7 +15,7 @@ from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.rules.spatial import pool
 from archlearn.graphs.shapes import guess_output
-from archlearn.graphs.step import opaque
+from archlearn.graphs.step import Rule, call_node, opaque
 from archlearn.graphs.watching import Watch
 
 
@@ -30,15 +33,16 @@ class Runner(fx.Interpreter):
         super().__init__(net, graph=graph)
         self.net = net
         self.extra_traceback = False  # torch.fx would write pages behind our own errors
-        self.rules = {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
-        self.may_guess = not any(self._is_unknown(node) for node in self.rules)
+        self.rules = find_rules(net, graph)
+        self.may_guess = not any(_is_unknown(node, net, rule) for node, rule in self.rules.items())
         self.other_multiply_adds = 0
         self.watch = Watch()
 
     def run_call(self, n: fx.Node) -> Any:
         """Return what a call gives on the example inputs, or something like it."""
         try:
-            return self._run_unknown(n) if self._is_unknown(n) else self._run_known(n)
+            is_unknown = _is_unknown(n, self.net, self.rules.get(n))
+            return self._run_unknown(n) if is_unknown else self._run_known(n)
         except Exception as error:
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
             raise InputError(
@@ -68,6 +72,40 @@ class Runner(fx.Interpreter):
         with self.watch:
             return super().run_node(n)
 
-    def _is_unknown(self, n: fx.Node) -> bool:
-        rule = self.rules.get(n)
-        return rule is opaque or (rule is linear and read_linear_op(n, self.net) is None)
+
+def find_rules(net: nn.Module, graph: fx.Graph) -> dict[fx.Node, Rule]:
+    """Return how labels pass each call."""
+    return {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
+
+
+def is_all_known(net: nn.Module, graph: fx.Graph) -> bool:
+    """Return whether no call of a graph is unknown."""
+    found = find_rules(net, graph)
+    return not any(_is_unknown(node, net, rule) for node, rule in found.items())
+
+
+def _is_unknown(n: fx.Node, net: nn.Module, rule: Rule | None) -> bool:
+    return rule is opaque or (rule is linear and read_linear_op(n, net) is None)
+
+
+def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
+    """Return what a graph returns; what is not read any more is let go on the way."""
+    left, values = iter(inputs), dict[fx.Node, Any]()
+    last = {part: node for node in graph.nodes for part in node.all_input_nodes}
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "output":
+            return args[0]
+        if node.op == "placeholder":
+            values[node] = next(left)
+        elif node.op == "get_attr":
+            values[node] = operator.attrgetter(str(node.target))(net)
+        else:
+            values[node] = call_node(node, net, args, kwargs)
+        del args, kwargs
+        for part in node.all_input_nodes:
+            if last[part] is node:
+                values.pop(part, None)
+        if node not in last:
+            del values[node]
+    return None

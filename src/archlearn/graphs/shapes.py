@@ -5,6 +5,7 @@ no call is unknown. The costly calls of that run are left out: their results are
 """
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch import Tensor, fx, nn
 from archlearn.graphs.lookups import find_module, has_hooks
 
 _CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+_POOLS = {
+    nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3,
+    nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
+}  # fmt: skip
 _NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 _ACTIVATIONS = {
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
@@ -43,7 +48,32 @@ def guess_output(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Tenso
 def _guess_module(module: nn.Module, x: Tensor) -> Tensor | None:
     if has_hooks(module):
         return None
-    return x if type(module) in _ACTIVATIONS else guess_layer(module, x)
+    if type(module) in _ACTIVATIONS:
+        return x
+    return guess_layer(module, x) if module._parameters else guess_pool(module, x)
+
+
+def is_pool(module: nn.Module) -> bool:
+    """Return whether a module pools over windows, and does nothing else."""
+    return type(module) in _POOLS
+
+
+def guess_pool(module: Any, x: Tensor) -> Tensor | None:
+    """Return a tensor like what a pool would return, or None if it must be called."""
+    n_space = _POOLS.get(type(module))
+    if n_space is None or not x.is_floating_point() or x.dim() not in (n_space + 1, n_space + 2):
+        return None
+    if module.ceil_mode or getattr(module, "return_indices", False) or x.numel() == 0:
+        return None
+    lines = [
+        _each(getattr(module, name, 1), n_space)
+        for name in ("padding", "dilation", "kernel_size", "stride")
+    ]
+    pads, holes, kernels, steps = lines
+    if any(2 * pad > kernel for pad, kernel in zip(pads, kernels, strict=True)):
+        return None
+    sizes = _slide(x.shape[-n_space:], pads, holes, kernels, steps)
+    return None if min(sizes) < 1 else x.new_empty(*x.shape[:-n_space], *sizes)
 
 
 def guess_layer(module: nn.Module, x: Tensor) -> Tensor | None:
@@ -74,20 +104,31 @@ def _guess_convolution(module: Any, x: Tensor) -> Tensor | None:
         return None
     if x.dim() not in (n_space + 1, n_space + 2) or x.shape[-1 - n_space] != module.in_channels:
         return None
-    sizes = [
-        (size + 2 * pad - hole * (kernel - 1) - 1) // step + 1
-        for size, pad, hole, kernel, step in zip(
-            x.shape[-n_space:],
-            module.padding,
-            module.dilation,
-            module.kernel_size,
-            module.stride,
-            strict=True,
-        )
-    ]
+    sizes = _slide(
+        x.shape[-n_space:], module.padding, module.dilation, module.kernel_size, module.stride
+    )
     if min(sizes) < 1 or x.numel() == 0:
         return None
     return x.new_empty(*x.shape[: -1 - n_space], module.out_channels, *sizes)
+
+
+def _slide(
+    sizes: Sequence[int],
+    pads: Sequence[int],
+    holes: Sequence[int],
+    kernels: Sequence[int],
+    steps: Sequence[int],
+) -> list[int]:
+    """Return how many places a window has along each dimension."""
+    return [
+        (size + 2 * pad - hole * (kernel - 1) - 1) // step + 1
+        for size, pad, hole, kernel, step in zip(sizes, pads, holes, kernels, steps, strict=True)
+    ]
+
+
+def _each(value: Any, n: int) -> list[int]:
+    given = list(value) if isinstance(value, tuple | list) else [value]
+    return given * (n // len(given))
 
 
 def _is_like(one: Tensor, two: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.graphs.lookups import has_hooks
-from archlearn.graphs.shapes import guess_layer
+from archlearn.graphs.shapes import guess_layer, guess_pool, is_pool
 
 
 @dataclass(slots=True)
@@ -39,7 +39,8 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
     """Let layers whose results are known but for their numbers be stood in for."""
     replaced: list[nn.Module] = []
     for place, (name, module) in enumerate(net.named_modules()):
-        if module._parameters and not has_hooks(module) and "forward" not in vars(module):
+        may_be_guessed = module._parameters or is_pool(module)
+        if may_be_guessed and not has_hooks(module) and "forward" not in vars(module):
             vars(module)["forward"] = _stand_in(module, name, place, notes)
             replaced.append(module)
     try:
@@ -50,9 +51,11 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
 
 
 def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
+    guess = guess_layer if module._parameters else guess_pool
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
-        guessed = guess_layer(module, x) if isinstance(x, Tensor) else None
+        guessed = guess(module, x) if isinstance(x, Tensor) else None
         if guessed is None or x is None:
             return type(module).forward(module, *args, **kwargs)
         read = float(torch.dot(_flat(x), _weights(x.numel(), x)))
