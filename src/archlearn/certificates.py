@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from archlearn.differences import difference, difference_of_numbers
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.draws import cuda_devices
@@ -27,7 +28,7 @@ TOLERANCES = {
     torch.float16: 5e-2,
     torch.bfloat16: 1e-1,
 }
-
+_FEW = 64  # roundings that add up
 
 Doubles = Mapping[Tensor, Tensor]
 
@@ -141,7 +142,7 @@ class Comparison:
         """
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
-        limits = (allowed, TOLERANCES[torch.float64])
+        limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**widen(first), **widen(second, self.doubles), **self.doubles}
@@ -181,53 +182,14 @@ class Comparison:
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
             wide_outputs = _run(first, double, self.movers)
-            wide = _difference(wide_outputs, _run(second, double, self.movers))
+            wide = difference(wide_outputs, _run(second, double, self.movers))
         if not doubles:
             return _Gap(wide, wide, trial.n_inputs)
         outputs = _run(second, single, self.movers)
-        own = _difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
+        own = difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
         if not own <= allowed:
-            own = _difference_of_numbers(_run(first, single, self.movers), outputs)
+            own = difference_of_numbers(_run(first, single, self.movers), outputs)
         return _Gap(own, wide, trial.n_inputs)
-
-
-def _difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
-    """Return the difference without decisions (argmax, y > 0): rounding turns them.
-
-    In double precision they are compared.
-    """
-    pairs = [p for p in zip(one, two, strict=True) if not all(map(_is_decision, p))]
-    return _difference([a for a, _ in pairs], [b for _, b in pairs])
-
-
-def _is_decision(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex())
-
-
-def _difference(one: list[Tensor], two: list[Tensor]) -> float:
-    if len(one) != len(two):
-        raise CertificateError(f"one model returns {len(one)} tensors, the other {len(two)}")
-    worst = 0.0
-    for a, b in zip(one, two, strict=True):
-        if a.shape != b.shape:
-            raise CertificateError(f"outputs of shape {tuple(a.shape)} and {tuple(b.shape)}")
-        if a.is_complex() and b.is_complex():
-            a, b = (torch.view_as_real(each.resolve_conj()) for each in (a, b))
-        worst = max(worst, _relative(a, b.to(a.dtype) if b.is_floating_point() else b))
-    return worst
-
-
-def _relative(a: Tensor, b: Tensor) -> float:
-    if not (a.is_floating_point() and b.is_floating_point()):
-        return 0.0 if a.dtype is b.dtype and torch.equal(a, b) else float("inf")
-    if a.numel() == 0 or torch.equal(a, b):
-        return 0.0
-    same = (a.isnan() & b.isnan()) | (a == b)
-    gap = float(torch.where(same, torch.zeros_like(a), a - b).abs().max())
-    if not math.isfinite(gap):
-        return float("inf")
-    size = float(torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max())
-    return gap / max(size, torch.finfo(a.dtype).tiny)
 
 
 def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
@@ -240,6 +202,15 @@ def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",
         out = model(*given.args, **given.kwargs)
     leaves = tree_leaves(out)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return by how much models differ in double precision whose weights were rounded before.
+
+    Of a compact model that was just made, the weights are known in double precision.
+    """
+    rounded = min(_FEW * torch.finfo(dtype).eps, TOLERANCES.get(dtype, 0.0))
+    return max(TOLERANCES[torch.float64], rounded)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
