@@ -48,11 +48,18 @@ def test_the_first_is_first() -> None:
 
 
 def test_within_the_spread_of_first_is_enough_and_beyond_is_not() -> None:
-    # deviations: ours 0.141, theirs 0; gaps 0.1 and 0.2
-    near = VERDICT.derive(results(OURS, [99.0, 99.2]) + results("svd", [99.2, 99.2]))
-    far = VERDICT.derive(results(OURS, [99.0, 99.2]) + results("svd", [99.3, 99.3]))
+    # the first deviates by 0.141; gaps 0.1 and 0.2
+    near = VERDICT.derive(results(OURS, [99.1, 99.1]) + results("svd", [99.1, 99.3]))
+    far = VERDICT.derive(results(OURS, [99.0, 99.0]) + results("svd", [99.1, 99.3]))
     assert VERDICT.check(near)[0].met
     assert not VERDICT.check(far)[0].met
+
+
+def test_a_spread_of_its_own_makes_no_method_level_with_the_first() -> None:
+    derived = VERDICT.derive(results(OURS, [20.0, 90.0]) + results("svd", [90.1, 90.3]))
+    assert not VERDICT.check(derived)[0].met
+    accuracies, _ = VERDICT.tabulate(derived)
+    assert [row[1] for row in accuracies.rows] == ["55.00 ± 49.50", "**90.20 ± 0.14**"]
 
 
 def test_kin_are_no_rivals() -> None:
