@@ -194,3 +194,16 @@ def test_a_model_that_depends_on_data_is_refused_with_the_line() -> None:
     message = r"cannot follow the forward of Data: .*test_choosing.py:\d+ `return self.layer\(x\)"
     with pytest.raises(al.TracingError, match=message):
         al.add_gates(Data(), X)
+
+
+def test_products_written_by_hand_are_to_become_layers() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x @ self.into) @ self.out
+
+    with pytest.raises(al.InputError, match=r"unless a product by hand does .* an nn.Linear"):
+        al.add_gates(Product(), torch.ones(2, 3))

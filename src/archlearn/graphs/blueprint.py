@@ -18,7 +18,10 @@ from archlearn.graphs.tracing import ExampleInputs, Leaf, Traces, trace
 from archlearn.modes import evaluating
 
 Dims = dict[tuple[str, int], Tensor]
-NO_CHANNELS = Reason("no layer's channels reach it", "nothing is needed")
+NO_CHANNELS = Reason(
+    "no layer's channels reach it",
+    "nothing is needed, unless a product by hand does (x @ w, einsum): make it an nn.Linear",
+)
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
 
