@@ -10,12 +10,11 @@ from archlearn.experiments.definitions import Check, Experiment, Table
 from archlearn.experiments.files import Results, read_results
 from archlearn.experiments.pages import compose_body
 from archlearn.experiments.price_trials import (
+    LATER_TRIALS,
     NAME,
-    RATE_NAME,
-    RATE_TRIALS,
     TRIALS,
     read_trials,
-    tabulate_rates,
+    tabulate_later,
     tabulate_trials,
 )
 from archlearn.experiments.tabulating import write_markdown
@@ -63,13 +62,14 @@ def write_documentation(folder: Path, docs: Path) -> Path:
 
 
 def _add_trials(folder: Path, docs: Path) -> dict[str, Table]:
-    """Return the tables of the prices and rates tried, and copy the figure of the prices."""
+    """Return the tables of all that was tried, and copy the figure of the prices."""
     tables: dict[str, Table] = {}
     if (folder / TRIALS).is_file():
         _copy_figure(folder / f"{NAME}.svg", docs / FIGURES / f"{NAME}.svg")
         tables[NAME] = tabulate_trials(read_trials(folder / TRIALS))
-    if (folder / RATE_TRIALS).is_file():
-        tables[RATE_NAME] = tabulate_rates(folder / RATE_TRIALS)
+    for name, file in LATER_TRIALS.items():
+        if (folder / file).is_file():
+            tables[name] = tabulate_later(folder / file)
     return tables
 
 

@@ -12,8 +12,11 @@ from archlearn.experiments.tabulating import write_counts, write_spread
 
 TRIALS = "choosing_prices.jsonl"
 NAME = "choosing-prices"
-RATE_TRIALS = "choosing_prices_2.jsonl"
-RATE_NAME = "choosing-rates"
+LATER_TRIALS = {
+    "choosing-rates": "choosing_prices_2.jsonl",
+    "choosing-for-small": "choosing_prices_3.jsonl",
+}
+"""What else was tried, by the name of its table."""
 _PLAIN = re.compile(r"(all|width) (neuron|param) ([\d.e-]+)$")
 """Rows in which nothing but the price and what is learnt differs."""
 _WORDS = {"all": "width and depth", "width": "width", "neuron": "neurons", "param": "parameters"}
@@ -34,8 +37,8 @@ def _group(path: Path) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def tabulate_rates(path: Path) -> Table:
-    """Return one row for each price and rate of the second grid: means over its seeds."""
+def tabulate_later(path: Path) -> Table:
+    """Return one row for each thing that a later grid tried: means over its seeds."""
     rows = tuple(
         (
             name,
