@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import archlearn as al
 from tests.storage.networks import (
@@ -225,3 +226,23 @@ def test_the_answers_of_the_example_are_kept_in_the_file(tmp_path: Path) -> None
     assert torch.equal(loaded(x), net(x))
     with pytest.raises(al.InputError, match=r"what forward asks at .* is True, but"):
         loaded(x[0])
+
+
+class Judges(nn.Module):
+    """Returns its loss, as models of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.last(F.gelu(self.first(x)))
+        return {"loss": F.cross_entropy(x, labels), "logits": x}
+
+
+def test_a_model_that_returns_its_loss_is_saved(tmp_path: Path) -> None:
+    x, labels = torch.randn(5, 6), torch.randint(4, (5,))
+    small = al.compact(al.add_gates(Judges(), (x, labels)))
+    al.save(small, tmp_path / "judge.safetensors")
+    found = al.load(tmp_path / "judge.safetensors")(x, labels)
+    torch.testing.assert_close(found, small(x, labels))

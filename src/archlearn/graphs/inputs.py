@@ -62,18 +62,39 @@ class ExampleInputs:
         return ExampleInputs(args, kwargs, self.are_real)
 
 
+DEFAULT = "<default>"
+"""Stands in a graph for a default that it cannot hold, such as a function."""
+
+
+_ITS_DEFAULT = object()
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of `forward`, as it was in the example call.
 
     Attributes:
         is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
+        default: What it is where it is left out; None if it has no default.
     """
 
     name: str
     value: Any
     is_followed: bool
     by_keyword: bool
+    default: Any = None
+
+    def held(self) -> Any:
+        """Return the value as a graph can hold it, to be compared with that of another call."""
+        if is_plain(self.value):
+            return self.value
+        if self.value is self.default:
+            return DEFAULT
+        raise InputError(
+            f"the argument {self.name!r} is {with_article(type(self.value).__name__)}, which "
+            "cannot be compared with that of a later call; make it an attribute of the model, or "
+            "leave it out where it has a default"
+        )
 
 
 def bind_arguments(
@@ -98,7 +119,10 @@ def bind_arguments(
             parts = [(key, part, True) for key, part in value.items()]
         else:
             parts = [(name, value, kind is python_inspect.Parameter.KEYWORD_ONLY)]
-        arguments += [Argument(n, v, _holds_tensor(v), by) for n, v, by in parts]
+        default = signature.parameters[name].default
+        if default is python_inspect.Parameter.empty:
+            default = None
+        arguments += [Argument(n, v, _holds_tensor(v), by, default) for n, v, by in parts]
     return arguments
 
 
@@ -117,10 +141,23 @@ def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
 
 def check_argument(given: Any, fixed: Any, name: str) -> None:
     """Raise if an argument that was fixed when the model was traced is given otherwise."""
-    if given is not fixed and (isinstance(given, Tensor) or given != fixed):
+    if fixed == DEFAULT:
+        if given is None:
+            return
+        fixed = _ITS_DEFAULT
+    if given is not fixed and not _is_equal(given, fixed):
         raise InputError(
-            f"{name} is {given!r}, but the model was traced with {fixed!r}; put the value that "
-            "you use into example_inputs"
+            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; put the value "
+            "that you use into example_inputs"
+        )
+
+
+def check_given(given: Any, name: str) -> None:
+    """Raise if a tensor is left out that was given when the model was traced."""
+    if given is None:
+        raise InputError(
+            f"{name} is left out, but the model was traced with it; put into example_inputs what "
+            "you give to the model"
         )
 
 
@@ -133,13 +170,32 @@ def check_kind(given: Any, fixed: Any, name: str) -> None:
         check_argument(bool(given), fixed, name)
 
 
-CHECKS = (check_argument, check_kind)
+CHECKS = (check_argument, check_kind, check_given)
 """What a graph calls to refuse inputs that it was not traced for."""
 
 
 def is_plain(value: Any) -> bool:
     """Return whether a value can stand in a graph as it is."""
-    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
+    if isinstance(value, dict):
+        return all(is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, tuple | list):
+        return type(value) in (tuple, list, torch.Size) and all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device)
+
+
+def _is_equal(given: Any, fixed: Any) -> bool:
+    if isinstance(given, Tensor):
+        return False
+    try:
+        return bool(given == fixed)
+    except (RuntimeError, ValueError, TypeError):  # tensors and arrays inside
+        return False
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, Tensor) and value.dim():
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "its default" if value is _ITS_DEFAULT else repr(value)
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -12,6 +12,7 @@ from archlearn.graphs.inputs import (
     ExampleInputs,
     bind_arguments,
     check_argument,
+    check_given,
     is_plain,
 )
 from archlearn.graphs.lookups import find_module
@@ -191,10 +192,11 @@ class Follower(fx.Tracer):
             keywords: dict[str, Any] = {}
             for argument, proxy in zip(arguments, given, strict=True):
                 value = proxy if argument.is_followed else argument.value
-                if not argument.is_followed and is_plain(argument.value):
-                    self.create_proxy(
-                        "call_function", check_argument, (proxy, argument.value, argument.name), {}
-                    )
+                if not argument.is_followed:
+                    checked = (proxy, argument.held(), argument.name)
+                    self.create_proxy("call_function", check_argument, checked, {})
+                elif proxy.node.args:
+                    self.create_proxy("call_function", check_given, (proxy, argument.name), {})
                 if argument.by_keyword:
                     keywords[argument.name] = value
                 else:
@@ -206,6 +208,5 @@ class Follower(fx.Tracer):
     def _placeholder(self, argument: "Argument", before: "list[Argument]") -> fx.Proxy:
         if argument.is_followed and all(other.is_followed for other in before):
             return self.create_proxy("placeholder", argument.name, (), {})
-        value = argument.value if is_plain(argument.value) else None
-        default = None if argument.is_followed else value
+        default = argument.default if is_plain(argument.default) else None
         return self.create_proxy("placeholder", argument.name, (default,), {})

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
-from archlearn.graphs.inputs import check_argument, check_kind
+from archlearn.graphs.inputs import check_argument, check_given, check_kind
 
 Operation = Callable[..., Any]
 
@@ -45,18 +45,20 @@ unsqueeze var var_mean vstack where zeros zeros_like
 """
 
 _FUNCTIONAL = """
-adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-adaptive_max_pool3d _adaptive_max_pool1d _adaptive_max_pool2d _adaptive_max_pool3d alpha_dropout
-avg_pool1d avg_pool2d avg_pool3d batch_norm bilinear celu channel_shuffle conv1d conv2d conv3d
-conv_transpose1d conv_transpose2d conv_transpose3d cosine_similarity dropout dropout1d dropout2d
-dropout3d elu embedding feature_alpha_dropout fold gelu glu grid_sample affine_grid group_norm
-hardshrink hardsigmoid hardswish hardtanh instance_norm interpolate layer_norm leaky_relu
-leaky_relu_ linear local_response_norm log_softmax logsigmoid lp_pool1d lp_pool2d lp_pool3d
-max_pool1d max_pool2d max_pool3d _max_pool1d _max_pool2d _max_pool3d max_unpool1d max_unpool2d
-max_unpool3d mish multi_head_attention_forward normalize one_hot pad pairwise_distance
-pixel_shuffle pixel_unshuffle prelu relu relu6 relu_ rms_norm rrelu scaled_dot_product_attention
-selu sigmoid silu softmax softmin softplus softshrink softsign tanh tanhshrink threshold unfold
-upsample
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_max_pool1d
+adaptive_max_pool1d _adaptive_max_pool2d adaptive_max_pool2d _adaptive_max_pool3d
+adaptive_max_pool3d affine_grid alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm bilinear
+binary_cross_entropy binary_cross_entropy_with_logits celu channel_shuffle conv1d conv2d conv3d
+conv_transpose1d conv_transpose2d conv_transpose3d cosine_embedding_loss cosine_similarity
+cross_entropy dropout dropout1d dropout2d dropout3d elu embedding feature_alpha_dropout fold gelu
+glu grid_sample group_norm gumbel_softmax hardshrink hardsigmoid hardswish hardtanh huber_loss
+instance_norm interpolate kl_div l1_loss layer_norm leaky_relu leaky_relu_ linear
+local_response_norm log_softmax logsigmoid lp_pool1d lp_pool2d lp_pool3d margin_ranking_loss
+_max_pool1d max_pool1d _max_pool2d max_pool2d _max_pool3d max_pool3d max_unpool1d max_unpool2d
+max_unpool3d mish mse_loss multi_head_attention_forward nll_loss normalize one_hot pad
+pairwise_distance pixel_shuffle pixel_unshuffle prelu relu relu6 relu_ rms_norm rrelu
+scaled_dot_product_attention selu sigmoid silu smooth_l1_loss softmax softmin softplus softshrink
+softsign tanh tanhshrink threshold triplet_margin_loss unfold upsample
 """
 
 _METHODS = """
@@ -128,6 +130,7 @@ def all_operations() -> dict[str, Operation]:
         "getattr": getattr,
         "archlearn.check_argument": check_argument,
         "archlearn.check_kind": check_kind,
+        "archlearn.check_given": check_given,
     }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)

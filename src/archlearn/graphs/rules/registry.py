@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.linear_ops import is_linear_op
 from archlearn.graphs.lookups import find_module, has_hooks
 from archlearn.graphs.rules import elementwise, movement, norms, spatial
@@ -176,8 +177,7 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_ALONG, spatial.along_dim),
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
-    "check_argument": _number,
-    "check_kind": _number,
+    **dict.fromkeys([check.__name__ for check in CHECKS], _number),
     "getitem": movement.pick,
     "getattr": movement.attribute,
     "pad": movement.pad,
