@@ -50,7 +50,8 @@ def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, l
     reader, or where the weights are more than the activations.
     """
     readers: dict[int, list[Reader]] = {}
-    barred = _groups_at_mixed_sites(blueprint, place)
+    at_sites = _groups_at_sites(blueprint, place)
+    barred = {group for groups in at_sites.values() if len(groups) > 1 for group in groups}
     for node in blueprint.graphs[place].nodes:
         if not node.op.startswith("call"):
             continue
@@ -63,7 +64,7 @@ def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, l
                     readers.setdefault(group, []).append(reader)
         elif rule_for(node, net) is local_response:
             barred |= set(_groups_in(blueprint, blueprint.followed[place].values[node.name]))
-    activations = _count_activations(blueprint, place)
+    activations = _count_activations(blueprint, place, at_sites)
     return {
         group: found
         for group, found in readers.items()
@@ -77,14 +78,14 @@ def _groups_in(blueprint: Blueprint, labels: object) -> list[int]:
     return blueprint.groups_among(blueprint.root[labels.ids])
 
 
-def _groups_at_mixed_sites(blueprint: Blueprint, place: int) -> set[int]:
-    barred: set[int] = set()
+def _groups_at_sites(blueprint: Blueprint, place: int) -> dict[str, list[int]]:
+    """Return the groups that pass each gated site, by the name of its call."""
+    found: dict[str, list[int]] = {}
     for site in blueprint.sites[place]:
         channels = blueprint.channels_of(place, site)
         if channels is not None and site.node in blueprint.gated[place]:
-            groups = blueprint.groups_among(channels)
-            barred |= set(groups) if len(groups) > 1 else set()
-    return barred
+            found[site.node] = blueprint.groups_among(channels)
+    return found
 
 
 def _read(
@@ -106,15 +107,14 @@ def _read(
     return groups, Reader(node.name, op, channels)
 
 
-def _count_activations(blueprint: Blueprint, place: int) -> Counter[int]:
+def _count_activations(
+    blueprint: Blueprint, place: int, at_sites: dict[str, list[int]]
+) -> Counter[int]:
     """Return how many numbers each group's gates would act on behind its activations."""
     counts: Counter[int] = Counter()
-    for site in blueprint.sites[place]:
-        channels = blueprint.channels_of(place, site)
-        if channels is not None and site.node in blueprint.gated[place]:
-            shape = blueprint.followed[place].values[site.node].shape
-            size = math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
-            counts.update(dict.fromkeys(blueprint.groups_among(channels), size))
+    for node, groups in at_sites.items():
+        shape = blueprint.followed[place].values[node].shape
+        counts.update(dict.fromkeys(groups, math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)))
     return counts
 
 

@@ -40,12 +40,20 @@ def first_names(net: nn.Module) -> dict[str, str]:
     """Return the first name of each parameter and buffer, by all its names."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
-    for name, tensor in [
-        *net.named_parameters(remove_duplicate=False),
-        *net.named_buffers(remove_duplicate=False),
-    ]:
-        names[name] = first.setdefault(id(tensor), name)
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in _list_tensors(net, kind, ""):
+            names[name] = first.setdefault(id(tensor), name)
     return names
+
+
+def _list_tensors(module: nn.Module, kind: str, prefix: str) -> list[tuple[str, Tensor]]:
+    """Return all parameters or buffers by all their names, in torch's own order."""
+    own: dict[str, Tensor | None] = getattr(module, kind)
+    found = [(f"{prefix}{key}", tensor) for key, tensor in own.items() if tensor is not None]
+    for key, child in module._modules.items():
+        if child is not None:
+            found += _list_tensors(child, kind, f"{prefix}{key}.")
+    return found
 
 
 def sharing_layers(net: nn.Module) -> frozenset[str]:
