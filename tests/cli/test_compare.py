@@ -50,6 +50,34 @@ def test_budgets_that_no_method_reaches_are_answered_with_what_to_do(tmp_path: P
     assert not (tmp_path / "r" / f"{NAME}.json").exists()
 
 
+RESIDUAL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, n_outputs):
+        super().__init__()
+        self.first, self.again = nn.Linear(64, 9), nn.Linear(9, 9)
+        self.last = nn.Linear(9, n_outputs)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x.flatten(1)))
+        return self.last(torch.relu(x + self.again(x)))
+"""
+
+
+@pytest.mark.parametrize("method", ["l0 gates", "l1 diagonal"])
+def test_a_method_that_a_network_is_not_for_is_named(method: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(RESIDUAL)
+    words = ["compare", "--quick", "--data", "digits", "--model", "own:Net", "--budget", "500"]
+    code, output = run([*words, "--methods", f"svd; {method}"], tmp_path)
+    assert code == 1
+    assert f"error: {method} cannot be used with this network: " in output
+    assert "name the others with --methods" in output
+    code, output = run([*words, "--methods", "svd; neuron pruning", "--epochs", "2"], tmp_path)
+    assert code == 0, output
+
+
 def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
     _, output = run(["compare", "--help"], tmp_path)
     assert f"[default: {FULL.epochs}, or {QUICK.epochs} if quick]" in output

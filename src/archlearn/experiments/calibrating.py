@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from archlearn.baselines.methods import TOLERANCE
-from archlearn.experiments.contenders import Contender, Learnt, Strength, named
+from archlearn.experiments.contenders import Contender, Learnt, Strength
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
 from archlearn.experiments.definitions import Done, Work
-from archlearn.experiments.reducing import Pending, reduce_learnt, start_runs
+from archlearn.experiments.reducing import Pending, begin_learnt, reduce_learnt, start_runs
 from archlearn.experiments.rows import Row
 
 MARGIN = 1.15
@@ -31,7 +31,7 @@ def begin_trials(contest: Contest, contenders: Sequence[Contender]) -> list[Work
     """Return the first part of a run for every strength, on the calibration seed."""
     trial = contest.calibration()
     return [
-        named(each.begin(trial, CALIBRATION_SEED, strength), name_first(each, strength))
+        begin_learnt(each, trial, CALIBRATION_SEED, strength, name_first(each, strength))
         for each in contenders
         if isinstance(each, Learnt)
         for strength in trial.scale.pick(each.strengths)

@@ -1,12 +1,15 @@
 """A run may wait for its network, which is made from one that is trained already."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from archlearn.experiments.contenders import Learnt, Pruned
+from archlearn.baselines.methods import BudgetError
+from archlearn.errors import InputError
+from archlearn.experiments.contenders import Learnt, Pruned, Strength, named
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Done
 from archlearn.experiments.helping import Make, make_networks
@@ -23,6 +26,22 @@ class Pending:
     make: Make
 
 
+@contextmanager
+def naming(method: str) -> Generator[None]:
+    """Say which method it is that cannot be used with a network.
+
+    A budget out of reach is another matter, and passes as it is.
+    """
+    try:
+        yield
+    except BudgetError:
+        raise
+    except InputError as error:
+        raise InputError(
+            f"{method} cannot be used with this network: {error}; or name the others with --methods"
+        ) from error
+
+
 def start_runs(pending: Sequence[Pending]) -> list[Run]:
     """Return the runs with their networks; one that cannot reach its budget is left out."""
     networks = make_networks([each.make for each in pending])
@@ -31,6 +50,14 @@ def start_runs(pending: Sequence[Pending]) -> list[Run]:
         for each, network in zip(pending, networks, strict=True)
         if network is not None
     ]
+
+
+def begin_learnt(
+    contender: Learnt, contest: Contest, seed: int, strength: Strength, row: str
+) -> Run:
+    """Return the first part of a run that learns its widths."""
+    with naming(contender.name):
+        return named(contender.begin(contest, seed, strength), row)
 
 
 def reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: int) -> Make:
@@ -44,8 +71,10 @@ def reduce_pruned(contender: Pruned, contest: Contest, finished: Done, budget: i
 
 
 def _reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: int) -> nn.Module:
-    return contender.reduce(contest, finished.load_model(), budget)
+    with naming(contender.name):
+        return contender.reduce(contest, finished.load_model(), budget)
 
 
 def _reduce_pruned(contender: Pruned, contest: Contest, finished: Done, budget: int) -> nn.Module:
-    return contender.reduce(finished.load_model(), contest.example(), budget)
+    with naming(contender.name):
+        return contender.reduce(finished.load_model(), contest.example(), budget)

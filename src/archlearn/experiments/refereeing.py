@@ -21,12 +21,17 @@ from archlearn.experiments.contenders import (
     Learnt,
     Pruned,
     Strength,
-    named,
 )
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Done, Evaluation, Stage, Work
 from archlearn.experiments.helping import call_helpers
-from archlearn.experiments.reducing import Pending, reduce_learnt, reduce_pruned, start_runs
+from archlearn.experiments.reducing import (
+    Pending,
+    begin_learnt,
+    reduce_learnt,
+    reduce_pruned,
+    start_runs,
+)
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import LARGE, UNTUNED, name_result
 from archlearn.training.teams import Run
@@ -192,7 +197,7 @@ def _first_enough(attempts: Sequence[tuple[Strength, Done | None]], budget: int)
 
 
 def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run:
-    return named(each.begin(contest, seed, strength), name_first(each, strength))
+    return begin_learnt(each, contest, seed, strength, name_first(each, strength))
 
 
 def _is_ready(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> bool:
