@@ -48,9 +48,27 @@ class ByResult(Base):
         return (y, y) if type(x) is Tensor else y
 
 
+class Pooling(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.mean = nn.MaxPool2d(2, 1), nn.AvgPool2d(2, 1)
+
+
+class ByWhatIsPooled(Pooling):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(self.pool(-x if type(x) is Tensor else x))
+
+
+class ByAnotherPool(Pooling):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both((self.mean if type(x) is Tensor else self.pool)(x))
+
+
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
+        (ByWhatIsPooled, "gives 'pool' other numbers to read"),
+        (ByAnotherPool, "calls 'pool' where forward calls 'mean'"),
         (ByExactType, "gives 'first' other numbers to read"),
         (ByExactTypeInTraining, "gives 'first' other numbers to read"),
         (ByAnotherNorm, "calls 'norm' where forward calls 'other'"),
