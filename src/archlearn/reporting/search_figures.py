@@ -84,7 +84,13 @@ def draw_figure_4(derived: Mapping[str, Any]) -> Figure:
 
 def _draw(axes: Axes, x: Sequence[float], progress: Progress) -> None:
     search: dict[str, Any] = style_of(0) | {"markersize": 3.5}
-    axes.plot(x, progress.mean, linewidth=1.6, label="Bayesian optimisation, best so far", **search)
+    axes.plot(
+        x,
+        progress.mean,
+        linewidth=1.6,
+        label="Bayesian optimisation, best so far: mean and range",
+        **search,
+    )
     draw_band(axes, x, progress.least, progress.most, 0)
     mean = sum(progress.learnt) / len(progress.learnt)
     colour = style_of(1)["color"]
