@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,24 @@ def plain_context() -> Generator[None]:
     """
     with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+class ImportedMeanwhile(BaseException):
+    """Something of torch's was imported, and torch was put back for it: trace once more."""
+
+
+@dataclass(slots=True)
+class _Imports:
+    """Hears of each import before it is made: what is imported would keep what was exchanged."""
+
+    put_back: Callable[[], None]
+    seen: bool = False
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Put torch back if something of its own is imported by the thread that traces."""
+        if name.startswith("torch") and not self.seen:
+            self.seen = True
+            self.put_back()
 
 
 @contextmanager
@@ -87,15 +106,28 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
-    """Let owners have other attributes for a while."""
+    """Let owners have other attributes for a while.
+
+    Raises:
+        ImportedMeanwhile: If they got their own back before, because of an import.
+    """
     own = [getattr(owner, name) for owner, name, _ in made]
+
+    def put_back() -> None:
+        for (owner, name, _), function in zip(made, own, strict=True):
+            setattr(owner, name, function)
+
+    imports: Any = _Imports(put_back)
+    sys.meta_path.insert(0, imports)
     try:
         for owner, name, other in made:
             setattr(owner, name, other)
         yield
     finally:
-        for (owner, name, _), function in zip(made, own, strict=True):
-            setattr(owner, name, function)
+        sys.meta_path.remove(imports)
+        put_back()
+        if imports.seen:
+            raise ImportedMeanwhile
 
 
 class _CalledOnce:

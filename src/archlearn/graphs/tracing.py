@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
-from archlearn.graphs.contexts import ONE_THREAD, plain_context
+from archlearn.graphs.contexts import ONE_THREAD, ImportedMeanwhile, plain_context
 from archlearn.graphs.draws import Stand, check_draws, counting_draws
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
@@ -119,6 +119,8 @@ def _trace_mode(
                     check_draws(generators)
                     check_remnants(before)
                 is_strict = True  # once more, to find the module that does
+        except ImportedMeanwhile:
+            continue
         except Question as question:
             known[question.key] = find_answer(net, question, inputs or ExampleInputs((), {}))
         except UntraceableError as found:
