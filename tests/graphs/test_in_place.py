@@ -85,3 +85,28 @@ def test_a_change_that_nobody_else_sees_is_exact(network: type[Net]) -> None:
     small, x = al.compact(model), inputs()
     torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
     assert al.read_architecture(model).widths == (4, 3)
+
+
+class AsStatements(Net):
+    """Tensors are changed, and read by the names that they had."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        kept = x
+        x.relu_()
+        x.mul_(2.0)
+        kept.div_(3.0).add_(x)
+        return self.last(x)
+
+
+def test_statements_that_change_a_tensor_are_followed() -> None:
+    torch.manual_seed(0)
+    net = AsStatements().double()
+    model = al.add_gates(net, inputs()).eval()
+    x = inputs()
+    torch.testing.assert_close(model(x), net(x), rtol=0, atol=1e-12)
+    with torch.no_grad():
+        width_gates(model)["first"][::2] = 0.1
+    small = al.compact(model)
+    torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
+    assert al.read_architecture(model).widths == (4, 3)

@@ -166,3 +166,41 @@ class ByValue(Base):
 def test_what_may_change_is_refused(kind: type[nn.Module], why: str) -> None:
     with pytest.raises(al.TracingError, match=why):
         al.add_gates(kind(), torch.randn(4, 8, 8))
+
+
+class AsksForClasses(Base):
+    """Asks for the class of a traced value in all ways but `type`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        assert torch.is_tensor(hidden)
+        assert isinstance(hidden, Tensor | int)
+        assert isinstance(hidden, (list, Tensor))
+        assert not isinstance(hidden, nn.Parameter)
+        assert isinstance(hidden.shape, tuple)
+        assert issubclass(hidden.__class__, Tensor)
+        assert all(isinstance(each, Tensor) for each in (x, hidden))
+        match hidden:
+            case Tensor():
+                hidden = hidden * 2
+            case _:
+                raise TypeError(hidden)
+        assert isinstance(hidden.shape[0], int)
+        return self.last(hidden)
+
+
+def test_classes_are_those_of_the_example() -> None:
+    assert al.inspect(AsksForClasses(), torch.randn(2, 1, 8, 8)).rows[0].width
+
+
+class PicksByMask(Base):
+    """Torch's kernels look for scalars among the arguments, in memory: a traced value is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.where(x.mean((1, 2, 3), True) > 0, torch.relu(self.first(x)), 0.0)
+        hidden = torch.lerp(hidden, hidden, hidden.abs())
+        return self.last(torch.clamp(hidden, hidden.abs(), 2 * hidden.abs()))
+
+
+def test_traced_values_are_no_scalars_of_torch() -> None:
+    assert al.inspect(PicksByMask(), torch.randn(2, 1, 8, 8)).rows

@@ -29,6 +29,13 @@ class MethodReLU(Net):
 class ReadAgain(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.second(self.first(x).relu())
+        F.relu(x, inplace=True)
+        return self.head(x)
+
+
+class MethodAsStatement(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu())
         x.relu_()
         return self.head(x)
 
@@ -132,12 +139,13 @@ KINDS: tuple[Kind, ...] = (
     ),
     kind("method_relu", _functional(MethodReLU), IMAGE, (5, 7)),
     kind(
-        "method_relu_read_again",
+        "inplace_relu_read_again",
         _functional(ReadAgain),
         IMAGE,
         (5,),
         note="what is read again after a change in place is not followed",
     ),
+    kind("method_relu_as_statement", _functional(MethodAsStatement), IMAGE, (5, 7)),
     kind("inplace_relu", _functional(InplaceReLU), IMAGE, (5, 7)),
     kind("clamp_as_relu", _functional(ClampAsReLU), IMAGE, (7,), note="clamp is no activation"),
     kind("swish_by_hand", _functional(Swish), IMAGE, (5, 7)),

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.proxy import Attribute
 
 from archlearn.graphs.sources import is_ours
-from archlearn.graphs.texts import is_message
+from archlearn.graphs.texts import asks_for_class, is_message
 
 _SIZES = ("shape", "ndim")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
@@ -24,13 +24,18 @@ class Asking:
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class of the example's value, for `isinstance` in a user's code."""
+        """The class of the example's value, for `isinstance` in a user's code.
+
+        To torch's kernels, which ask for it as well, it is what it is: they would take it for a
+        tensor in memory.
+        """
         frame = sys._getframe(1)
-        if frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None:
+        is_asked = frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None
+        if is_asked and frame.f_back is not None:
             frame = frame.f_back
-        if is_ours(frame.f_code.co_filename):
+        if is_ours(frame.f_code.co_filename):  # torch itself asks thousands of times: be quick
             return type(self)
-        return self.tracer.class_of(self)
+        return self.tracer.class_of(self) if is_asked or asks_for_class(frame) else type(self)
 
     def __hash__(self) -> int:
         if is_ours(sys._getframe(1).f_code.co_filename):
@@ -85,11 +90,19 @@ class AskingAttribute(Asking, Attribute):
         """Call a method; of a parameter, those that ask for its sizes are answered at once."""
         own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None
         if own is None:
-            return super().__call__(*args, **kwargs)
+            made = super().__call__(*args, **kwargs)
+            if not _is_in_place(self.attr) or type(self.root) is not AskingProxy:
+                return made
+            self.root.node = made.node  # whoever reads the tensor by its name reads the result
+            return self.root
         return getattr(own, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
         return AskingAttribute(self, k)
+
+
+def _is_in_place(method: str) -> bool:
+    return method.endswith("_") and not method.endswith("__") and method != "requires_grad_"
 
 
 def parts_of(proxy: Any, n: int) -> Iterator[Any]:

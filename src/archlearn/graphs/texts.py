@@ -1,6 +1,11 @@
-"""The text of a size is a message, or something that `forward` decides by."""
+"""What a line of `forward` does with a traced value is told by the line itself.
+
+The text of a size is a message, or something to decide by; a class is asked for, or looked up.
+"""
 
 import ast
+import dis
+import itertools
 import linecache
 from functools import lru_cache
 from types import FrameType
@@ -23,6 +28,19 @@ def is_message(frame: FrameType) -> bool:
     called = statement.value.func
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     return name in _SPEAKING
+
+
+def asks_for_class(frame: FrameType) -> bool:
+    """Return whether a frame asks for a value's class by `isinstance`, `__class__` or `case`."""
+    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    if "CALL" not in instruction:
+        return instruction in ("LOAD_ATTR", "MATCH_CLASS")
+    places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(places, (None, None, None, None))
+    if line is None or column is None:
+        return False
+    text = linecache.getline(frame.f_code.co_filename, line).encode()[column:]
+    return text.startswith((b"isinstance", b"builtins.isinstance"))
 
 
 def _find_statement(path: str, line: int) -> ast.stmt | None:

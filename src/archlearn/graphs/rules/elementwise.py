@@ -69,6 +69,25 @@ def mixed(step: Step) -> Any:
     return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
 
 
+def where(step: Step) -> Any:
+    """Elements of one tensor or another: zero where both are, and else not known."""
+    of_mask = 0 if getattr(step.node.target, "__name__", "") == "where" else 1
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        worst = _worst([state for place, state in enumerate(states) if place != of_mask])
+        return torch.where(worst == ZERO, ZERO, UNKNOWN)
+
+    return combine(step, state_rule)
+
+
+def like(step: Step) -> Any:
+    """Zeros or ones in the shape of a tensor."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    is_zero = "zeros" in str(getattr(step.node.target, "__name__", step.node.target))
+    return Labels(step.x.ids, torch.tensor(ZERO if is_zero else CONSTANT).expand(step.x.shape))
+
+
 def combine(step: Step, state_rule: StateRule) -> Any:
     """Tie what stands at the same place; what is broadcast along channels must stay."""
     if not isinstance(step.out, Tensor):

@@ -93,30 +93,16 @@ _UNARY = [
     "softplus",
 ]
 _KEEP = [
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "to",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "type",
-    "type_as",
-    "cuda",
-    "cpu",
-    "stochastic_depth",
-    "drop_path",
-    "requires_grad_",
-    "data",
-]
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+    "to", "float", "double", "half", "bfloat16", "type", "type_as", "cuda", "cpu",
+    "stochastic_depth", "drop_path", "requires_grad_", "data",
+]  # fmt: skip
 _PRODUCT = ["mul", "multiply", "imul", "mul_"]
 _QUOTIENT = ["div", "divide", "truediv", "true_divide", "itruediv", "div_"]
 _TOTAL = ["add", "iadd", "add_", "sub", "subtract", "isub", "sub_", "rsub", "maximum", "minimum"]
-_MIXED = ["where", "lerp", "addcmul", "addcdiv", "hypot", "atan2", "fmod", "remainder", "floordiv"]
+_WHERE = ["where", "masked_fill", "masked_fill_"]
+_LIKE = ["zeros_like", "ones_like"]
+_MIXED = ["lerp", "addcmul", "addcdiv", "hypot", "atan2", "fmod", "remainder", "floordiv"]
 _POOLS = [
     "max_pool1d",
     "max_pool2d",
@@ -140,28 +126,12 @@ _MEANS = ["mean", "amax", "amin", "nanmean"]
 _REDUCTIONS = ["sum", "norm", "std", "var"]
 _ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
 _NUMBERS = [
-    "__len__",
-    "size",
-    "dim",
-    "numel",
-    "stride",
-    "is_floating_point",
-    "get_device",
-    "nelement",
+    "__len__", "size", "dim", "numel", "stride", "is_floating_point", "get_device", "nelement",
     "ndimension",
-]
+]  # fmt: skip
 _CREATION = [
-    "zeros",
-    "ones",
-    "full",
-    "arange",
-    "empty",
-    "rand",
-    "randn",
-    "tensor",
-    "linspace",
-    "eye",
-]
+    "zeros", "ones", "full", "arange", "empty", "rand", "randn", "tensor", "linspace", "eye",
+]  # fmt: skip
 
 _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_MOVES, movement.move),
@@ -171,6 +141,8 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_QUOTIENT, elementwise.quotient),
     **dict.fromkeys(_TOTAL, elementwise.total),
     **dict.fromkeys(_MIXED, elementwise.mixed),
+    **dict.fromkeys(_WHERE, elementwise.where),
+    **dict.fromkeys(_LIKE, elementwise.like),
     **dict.fromkeys(_POOLS, spatial.pool),
     **dict.fromkeys(_MEANS, spatial.mean),
     **dict.fromkeys(_REDUCTIONS, spatial.reduce),
