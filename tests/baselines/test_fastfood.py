@@ -116,6 +116,13 @@ def test_a_budget_is_met_or_refused() -> None:
         reduce_by_fastfood(LeNet(), DIGITS, 20_000)
 
 
+def test_the_seed_decides_the_fresh_weights() -> None:
+    first, again, other = (reduce_by_fastfood(LeNet(), DIGITS, 40_000, seed=n) for n in (1, 1, 2))
+    gauss = [net.get_parameter("fc1.gauss") for net in (first, again, other)]
+    assert torch.equal(gauss[0], gauss[1])
+    assert not torch.equal(gauss[0], gauss[2])
+
+
 def test_only_linear_layers_are_replaced() -> None:
     with pytest.raises(al.InputError, match=r"found conv1 \(Conv2d\), fc1 \(Linear\)"):
         replace_by_fastfood(LeNet(), ["conv1", "fc1"], 5)

@@ -100,6 +100,16 @@ def test_ranks_go_where_the_energy_is() -> None:
     assert choose_ranks(net, 100) == {"0": 3, "1": 2}
 
 
+@torch.no_grad()
+def test_no_layer_is_left_at_rank_one_for_the_others() -> None:
+    net = nn.Sequential(nn.Linear(40, 40, bias=False), nn.Linear(20, 20, bias=False))
+    for layer in net:
+        layer.weight.copy_(torch.eye(len(layer.weight)))
+    # ranks cost 80 and 40; log 2 / 80 of the first goes after log 2 / 40 and log 1.5 / 40 of the
+    # second, and before log 4/3 / 40
+    assert choose_ranks(net, 120 + 2 * 40 + 80) == {"0": 2, "1": 3}
+
+
 def test_a_rank_is_worth_what_it_holds_per_parameter() -> None:
     net = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 40, bias=False))
     with torch.no_grad():

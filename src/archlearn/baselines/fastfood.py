@@ -163,11 +163,17 @@ def choose_features(model: nn.Module, layers: Sequence[str], budget: int) -> int
     return low
 
 
-def reduce_by_fastfood(model: nn.Module, example: Tensor, budget: int) -> nn.Module:  # noqa: ARG001
+def reduce_by_fastfood(
+    model: nn.Module,
+    example: Tensor,  # noqa: ARG001
+    budget: int,
+    *,
+    seed: int = 0,
+) -> nn.Module:
     """Return the model with its fully connected layers but the last as one Fastfood layer."""
     layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if len(layers) < 2:
         raise BudgetError(
             "the model has fewer than two Linear layers; Fastfood replaces all but one"
         )
-    return replace_by_fastfood(model, layers, choose_features(model, layers, budget))
+    return replace_by_fastfood(model, layers, choose_features(model, layers, budget), seed=seed)

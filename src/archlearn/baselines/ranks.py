@@ -1,6 +1,7 @@
-"""Ranks are chosen greedily: the next one where it keeps most of a layer per parameter."""
+"""Ranks are chosen greedily: the next one goes where it adds most per parameter."""
 
 import heapq
+import math
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,9 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     """Return the rank of every layer for a number of parameters.
 
     All layers begin at rank 1. Then, again and again, the one layer gets another rank whose next
-    singular value holds the largest share of its energy per parameter, among those that still
-    fit. No layer gets a rank at which its two thin layers are as large as the whole one.
+    singular value raises the logarithm of its energy kept most per parameter, among those that
+    still fit: what is made large is the product over all layers, so that none is left at rank 1
+    for others. No layer gets a rank at which its two thin layers are as large as the whole one.
 
     Raises:
         BudgetError: If the layers at rank 1 are too large already.
@@ -61,8 +63,11 @@ def _energy_shares(layer: Factorisable) -> Tensor:
 
 
 def _worth(shares: Tensor, rank: int, layer: Factorisable) -> float:
-    """Return the share of energy that one more rank holds, per parameter."""
-    return shares[rank].item() / sum(matrix_shape(layer)) if rank < len(shares) else 0.0
+    """Return what one more rank adds to the logarithm of the energy kept, per parameter."""
+    if rank >= len(shares):
+        return 0.0
+    kept = shares[:rank].sum().clamp_min(torch.finfo(shares.dtype).tiny)
+    return math.log1p((shares[rank] / kept).item()) / sum(matrix_shape(layer))
 
 
 def _whole_rank(layer: Factorisable) -> int:

@@ -182,7 +182,7 @@ def _narrow_evenly(contest: Contest, seed: int, budget: int) -> nn.Module:
 
 
 def _begin_fastfood(contest: Contest, seed: int, budget: int) -> nn.Module:
-    return reduce_by_fastfood(contest.fresh_network(seed), contest.example(), budget)
+    return reduce_by_fastfood(contest.fresh_network(seed), contest.example(), budget, seed=seed)
 
 
 CONTENDERS: tuple[Contender, ...] = (
