@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from archlearn.errors import InputError
+from archlearn.errors import ArchlearnError, InputError, first_line
 from archlearn.graphs.contexts import frozen
 from archlearn.graphs.lookups import check_made, find_reference
 from archlearn.graphs.remnants import restoring
@@ -69,7 +69,15 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
             stack.enter_context(untouched(gated, movers(store.choice.blueprint.traces, gated)))
         for each in (evaluating(model), restoring(model), frozen(model), torch.no_grad(), counter):
             stack.enter_context(each)
-        model(*inputs.args, **inputs.kwargs)
+        try:
+            model(*inputs.args, **inputs.kwargs)
+        except ArchlearnError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{type(model).__name__} does not run on the example inputs: {first_line(error)}; "
+                "give them as one call of the model takes them"
+            ) from error
     return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
 
 

@@ -1,5 +1,10 @@
 """Every error says what was asked, what was found, and what to do."""
 
+import sys
+from typing import Any
+
+LARGEST = sys.float_info.max
+
 
 class ArchlearnError(Exception):
     """Whatever this package refuses to do."""
@@ -32,6 +37,14 @@ class FileError(ArchlearnError, ValueError):
 def with_article(name: str) -> str:
     """Return a name with "a" or "an" in front of it."""
     return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
+
+
+def lies_in(value: Any, low: float, high: float) -> bool:
+    """Return whether a value is a number from `low` to `high`; NaN is not."""
+    try:
+        return bool(low <= value <= high)
+    except (TypeError, RuntimeError, ValueError):  # a string, several numbers
+        return False
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Gates are put behind the activations of a copy of the user's model."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -8,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from archlearn import hard_concrete
-from archlearn.binding import bind_graphs_, is_bound, unwrap
+from archlearn.binding import bind_graphs_, is_bound
 from archlearn.choosing import choose
 from archlearn.classes import MODE_READERS
 from archlearn.copies import copy_model
-from archlearn.errors import InputError, with_article
+from archlearn.errors import InputError
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.lookups import find_reference
@@ -22,8 +21,16 @@ from archlearn.graphs.weights import put_weights_back_
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
 from archlearn.scaling import find_writers
-from archlearn.stores import GateKind, GateStore, add_store_, find_store
+from archlearn.stores import GateKind, GateStore, add_store_
 from archlearn.tristate import DEPTH_START, WIDTH_START, TriState
+from archlearn.wishes import (
+    check_learn,
+    check_leaves,
+    check_net,
+    check_rates,
+    check_rows,
+    check_starts,
+)
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 
@@ -62,12 +69,14 @@ def add_gates(
             real gate could not become part of the layer in front of it (kind "l0").
         TracingError: If the model's own `forward` depends on data.
     """
-    leaves = tuple(leaves)
     start = _choose_start(kind, width_start)
-    _check_gateable(net, start, depth_start)
-    _check_leaves(net, leaves)
+    check_net(net)
+    check_starts(start, depth_start)
+    check_learn(learn)
+    leaves = check_leaves(net, leaves)
+    inputs = check_rows(ExampleInputs.of(example_inputs))
     gated = copy_model(net)
-    choice = choose(gated, ExampleInputs.of(example_inputs), learn, leaves)
+    choice = choose(gated, inputs, learn, leaves)
     if not is_bound(net):
         rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)
         put_weights_back_(gated, net, choice.blueprint.traces)
@@ -128,6 +137,9 @@ def parameter_groups(
         weight_decay: The weights' decay.
         options: Further options for both groups.
     """
+    if "params" in options:
+        raise InputError("'params' are the weights and the gates; give other options only")
+    check_rates(lr=lr, gate_lr=gate_lr, weight_decay=weight_decay)
     gates = _all_gates(model)
     known = {id(gate) for gate in gates}
     weights = [p for p in model.parameters() if id(p) not in known]
@@ -173,34 +185,6 @@ def _choose_start(kind: str, start: float | None) -> float:
     if kind not in starts:
         raise InputError(f"kind is {kind!r}; choose one of {', '.join(map(repr, starts))}")
     return starts[kind] if start is None else start
-
-
-def _check_gateable(net: nn.Module, width_start: float, depth_start: float) -> None:
-    if unwrap(net) is not net:
-        raise InputError(
-            f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
-            "before torch.compile or DDP, and wrap the gated copy"
-        )
-    if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
-        raise InputError("the model has gates already; call add_gates on the model without them")
-    for name, start in (("width_start", width_start), ("depth_start", depth_start)):
-        if not 0 <= start <= 1:
-            raise InputError(f"{name} is {start}; a gate lies in [0, 1]")
-
-
-def _check_leaves(net: nn.Module, leaves: tuple[Leaf, ...]) -> None:
-    names = [name for name, _ in net.named_modules() if name]
-    for leaf in leaves:
-        if isinstance(leaf, str):
-            known, label = leaf in names, repr(leaf)
-        else:
-            known, label = any(isinstance(m, leaf) for m in net.modules()), leaf.__name__
-        if not known:
-            close = difflib.get_close_matches(str(leaf), names, n=3)
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise InputError(
-                f"leaves holds {label}, but {type(net).__name__} has no such submodule{hint}"
-            )
 
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:

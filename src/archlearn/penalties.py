@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archlearn.errors import InputError
+from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.gates import THRESHOLD, is_open, join_gates, open_flat
 from archlearn.gating import find_holders
 from archlearn.graphs.cost_table import marginal_costs
@@ -46,9 +47,10 @@ class Strengths:
 
     def __post_init__(self) -> None:
         for name in ("width_cost", "width_binarise", "depth_cost", "depth_binarise"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise InputError(f"{name} is {value}; a strength is a number from 0 on")
+            _check_strength(name, getattr(self, name))
+        if not isinstance(self.price, Price):  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = ", ".join(map(str, Price))
+            raise InputError(f"price is {self.price!r}; give {known}")
 
     @classmethod
     def from_width_cost(
@@ -71,6 +73,7 @@ class Strengths:
             raise InputError(
                 f"ratio is {ratio}; it must lie between 0 and 1, or every gate is pulled one way"
             )
+        _check_strength("width_cost", width_cost)
         width_binarise = width_cost / ratio
         return cls(
             width_cost=width_cost,
@@ -79,6 +82,11 @@ class Strengths:
             depth_binarise=depth_share * width_binarise,
             price=price,
         )
+
+
+def _check_strength(name: str, value: Any) -> None:
+    if not lies_in(value, 0, LARGEST):
+        raise InputError(f"{name} is {value!r}; a strength is a number from 0 on")
 
 
 def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
@@ -91,6 +99,11 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
     Raises:
         InputError: If the model has no gates.
     """
+    if not isinstance(strengths, Strengths):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"strengths is {with_article(type(strengths).__name__)}; give archlearn.Strengths, "
+            "such as Strengths.from_width_cost(1e-3)"
+        )
     terms: list[Tensor] = []
     for holder in find_holders(model):
         if isinstance(holder, GateStore):

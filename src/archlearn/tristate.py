@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archlearn.errors import GateError, InputError
+from archlearn.errors import GateError, InputError, lies_in, with_article
 from archlearn.gates import binarise
 
 WIDTH_START = 0.55
@@ -72,17 +72,22 @@ class TriState(nn.Module):
     ) -> None:
         """Make gates for `n_channels` channels along dimension `dim` of the input."""
         super().__init__()
-        if n_channels < 1:
-            raise InputError(f"n_channels is {n_channels}; a layer has at least one channel")
+        if not lies_in(n_channels, 1, math.inf) or n_channels != int(n_channels):
+            raise InputError(f"n_channels is {n_channels!r}; a layer has at least one channel")
+        if activation is not None and not isinstance(activation, nn.Module):  # pyright: ignore
+            raise InputError(
+                f"activation is {with_article(type(activation).__name__)}; give a module, such as "
+                "nn.ReLU()"
+            )
         self.n_channels = n_channels
         self.dim = dim
         self.activation = nn.ReLU() if activation is None else activation
-        self.width = _make_gate(torch.full((n_channels,), WIDTH_START), width)
-        self.depth = _make_gate(torch.tensor(DEPTH_START), depth)
+        self.width = _make_gate("width", torch.full((n_channels,), WIDTH_START), width)
+        self.depth = _make_gate("depth", torch.tensor(DEPTH_START), depth)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the gated activation of `x`."""
-        if x.dim() <= self.dim or x.shape[self.dim] != self.n_channels:
+        if not -x.dim() <= self.dim < x.dim() or x.shape[self.dim] != self.n_channels:
             raise InputError(
                 f"TriState has {self.n_channels} channels along dimension {self.dim}, "
                 f"but its input has shape {tuple(x.shape)}"
@@ -124,7 +129,10 @@ def check_gate(name: str, gate: Tensor) -> None:
         )
 
 
-def _make_gate(start: Tensor, gate: Gate) -> nn.Parameter | None:
+def _make_gate(name: str, start: Tensor, gate: Gate) -> nn.Parameter | None:
+    if not isinstance(gate, Gate):  # pyright: ignore[reportUnnecessaryIsInstance]
+        known = "Gate.LEARNT, Gate.FIXED or Gate.ABSENT"
+        raise InputError(f"{name} is {gate!r}; give {known} of archlearn.tristate")
     if gate is Gate.ABSENT:
         return None
     return nn.Parameter(start, requires_grad=gate is Gate.LEARNT)

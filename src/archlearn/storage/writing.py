@@ -51,6 +51,8 @@ def save(
         raise FileError(
             f"cannot save to {path}: {str(path.parent)!r} is not a folder; make it first"
         )
+    if path.is_dir():
+        raise FileError(f"cannot save to {path}: it is a folder; name a file in it")
     try:
         description, tensors = describe(model, traces, known)
         _check_dtypes(tensors)

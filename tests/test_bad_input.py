@@ -1,0 +1,113 @@
+"""What is asked for wrongly is refused by a typed error that says what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import archlearn as al
+from archlearn.tristate import Gate
+
+X = torch.randn(3, 4)
+
+
+def make_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("net", ["net", nn.Linear, F.relu])
+def test_only_a_module_gets_gates(net: Any) -> None:
+    with pytest.raises(al.InputError, match=r"net is an? \w+; give an nn.Module, made already"):
+        al.add_gates(net, X)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learn": ["0"]}, r"learn is a list; give a dict from layer names to Learn"),
+        ({"learn": al.Learn.WIDTH}, r"learn is a Learn; give a dict from layer names"),
+        ({"learn": {0: al.Learn.WIDTH}}, r"learn has the key 0; layers are named by strings"),
+        ({"leaves": "0"}, r"leaves is '0'; give a list of names and classes: \['0'\]"),
+        ({"leaves": [0]}, r"leaves holds 0; give names of submodules or classes of modules"),
+        ({"leaves": [nn.Linear(2, 2)]}, r"leaves holds Linear\(.*; give names of submodules or"),
+        ({"leaves": None}, r"leaves is None; give a list of names and classes"),
+        ({"width_start": "a"}, r"width_start is 'a'; a gate lies in \[0, 1\]"),
+    ],
+)
+def test_options_of_add_gates_are_looked_at_first(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(al.InputError, match=message):
+        al.add_gates(make_net(), X, **options)
+
+
+def test_an_example_without_rows_is_refused() -> None:
+    with pytest.raises(al.InputError, match=r"example_inputs hold a tensor of shape \(0, 4\)"):
+        al.add_gates(make_net(), X[:0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr is -1.0; a rate is a number from 0 on"),
+        ({"lr": "fast"}, "lr is 'fast'; a rate is a number from 0 on"),
+        ({"lr": 0.1, "gate_lr": float("nan")}, "gate_lr is nan; a rate is a number from 0 on"),
+        ({"lr": 0.1, "weight_decay": -0.1}, "weight_decay is -0.1; a rate is a number from 0 on"),
+        ({"lr": 0.1, "params": []}, "'params' are the weights and the gates; give other options"),
+    ],
+)
+def test_rates_are_numbers(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(al.InputError, match=message):
+        al.parameter_groups(al.add_gates(make_net(), X), **options)
+
+
+def test_a_rate_may_be_a_tensor() -> None:
+    rate: Any = torch.tensor(0.1)
+    groups = al.parameter_groups(al.add_gates(make_net(), X), lr=rate)
+    torch.optim.SGD(groups).step()
+
+
+def test_strengths_know_their_prices() -> None:
+    wrong: Any = "parameters"
+    with pytest.raises(al.InputError, match=r"price is 'parameters'; give Price.NEURONS, Price.P"):
+        al.Strengths.from_width_cost(1e-3, price=wrong)
+    with pytest.raises(al.InputError, match="width_cost is 'a'; a strength is a number from 0 on"):
+        al.Strengths.from_width_cost("a")  # pyright: ignore[reportArgumentType]
+    model: nn.Module = al.add_gates(make_net(), X)
+    with pytest.raises(al.InputError, match=r"strengths is a float; give archlearn.Strengths"):
+        al.penalty(model, 1e-3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_channels": 2.5}, "n_channels is 2.5; a layer has at least one channel"),
+        ({"activation": F.relu}, r"activation is a function; give a module, such as nn.ReLU\(\)"),
+        ({"activation": nn.ReLU}, r"activation is a type; give a module, such as nn.ReLU\(\)"),
+        ({"width": "learnt"}, r"width is 'learnt'; give Gate.LEARNT, Gate.FIXED or Gate.ABSENT"),
+        ({"depth": True}, r"depth is True; give Gate.LEARNT, Gate.FIXED or Gate.ABSENT"),
+    ],
+)
+def test_a_gate_placed_by_hand_is_looked_at_first(options: dict[str, Any], message: str) -> None:
+    fitting: dict[str, Any] = {"n_channels": 4}
+    with pytest.raises(al.InputError, match=message):
+        al.TriState(**(fitting | options))
+
+
+def test_a_tri_state_counts_dimensions_from_behind() -> None:
+    site = al.TriState(4, depth=Gate.ABSENT, dim=-1)
+    assert site(torch.ones(2, 3, 4)).shape == (2, 3, 4)
+    with pytest.raises(al.InputError, match=r"along dimension -2, but its input has shape \(4,\)"):
+        al.TriState(4, dim=-2)(torch.ones(4))
+
+
+def test_inputs_that_do_not_fit_are_not_counted() -> None:
+    with pytest.raises(al.InputError, match="Sequential does not run on the example inputs: mat1"):
+        al.count_costs(make_net(), torch.randn(3, 5))
+
+
+def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(al.FileError, match=r"is a folder; name a file in it"):
+        al.save(al.compact(al.add_gates(make_net(), X)), tmp_path)
+    assert not list(tmp_path.parent.glob("*.part"))
