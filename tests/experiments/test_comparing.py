@@ -23,8 +23,8 @@ TINY = Scale(
     data="digits:28",
 )  # fmt: skip
 METHODS = (
-    OURS, "l0 gates", "l1 diagonal", "torch-pruning, iterative", "svd", "fastfood",
-    "even widths from scratch",
+    OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative",
+    "torch-pruning, iterative", "svd", "fastfood", "even widths from scratch",
 )  # fmt: skip
 
 
@@ -60,9 +60,11 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
     epochs = {m: groups[name_result(m, BUDGET)][0].epochs for m in reached}
     assert epochs[OURS] == epochs["l0 gates"] == epochs["l1 diagonal"] == epochs["svd"] == 2
     assert epochs["even widths from scratch"] == epochs[SCRATCH] == 4
-    # two epochs are enough for two of its four rounds
-    rounds = [rows[0].epochs for name, rows in groups.items() if "iterative" in name]
-    assert rounds == [1, 1]
+    # two epochs are enough for two of their four rounds
+    for method in ("torch-pruning, iterative", "torch-pruning, sparse learning, iterative"):
+        rounds = [rows[0] for name, rows in groups.items() if name.startswith(f"{method} @")]
+        assert [row.epochs for row in rounds] == [1, 1]
+        assert rounds[0].parameters > 2 * rounds[1].parameters
     (large,) = groups["large network"]
     assert large.epochs == 2
     assert large.parameters == 431_080
@@ -71,7 +73,7 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
 def test_strengths_were_tried_on_another_seed(first: tuple[Results, int, str]) -> None:
     search = first[0].derived["search"]
     assert {method for method, spent in search.items() if spent["runs"]} == {
-        OURS, "l0 gates", "l1 diagonal",
+        OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative",
     }  # fmt: skip
 
 

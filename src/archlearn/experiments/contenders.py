@@ -67,18 +67,21 @@ SPARSE_STRENGTHS = tuple(map(Strength, (1e-4, 5e-4, 2e-3, 8e-3, 3e-2)))
 """In a first comparison both ended at their third strength, which was often the best."""
 
 
+Reduce = Callable[[nn.Module, torch.Tensor, int], nn.Module]
+"""Makes a network smaller: from it, example inputs and a budget."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
     """A method that makes a trained network smaller.
 
     Attributes:
-        reduce: From a network, example inputs and a budget.
         rounds: In how many steps the budget is reached, with training after each.
     """
 
     name: str
     source: str
-    reduce: Callable[[nn.Module, torch.Tensor, int], nn.Module]
+    reduce: Reduce
     rounds: int = 1
     is_dense: bool = True
     needs: str = ""
@@ -94,6 +97,8 @@ class Learnt:
         reduce: From a contest, the trained network and a budget.
         n_candidates: How many strengths of each variant are tried to the end for each budget: all
             where the network has the same size at any strength.
+        rounds: In how many steps the budget is reached, with training after each.
+        again: What reduces it in rounds after the first.
     """
 
     name: str
@@ -102,6 +107,8 @@ class Learnt:
     begin: Callable[[Contest, int, Strength], Run]
     reduce: Callable[[Contest, nn.Module, int], nn.Module]
     n_candidates: int = 1
+    rounds: int = 1
+    again: Reduce | None = None
     is_dense: bool = True
     needs: str = ""
 
@@ -194,6 +201,10 @@ CONTENDERS: tuple[Contender, ...] = (
     Learnt(name="torch-pruning, sparse learning", source="Fang et al. 2023",
            strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
            n_candidates=len(SPARSE_STRENGTHS), needs="torch_pruning"),
+    Learnt(name="torch-pruning, sparse learning, iterative", source="Fang et al. 2023",
+           strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
+           n_candidates=len(SPARSE_STRENGTHS), rounds=4, again=reduce_by_torch_pruning,
+           needs="torch_pruning"),
     Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
            needs="torch_pruning"),
     Pruned(name="torch-pruning, same part of each layer", source="Fang et al. 2023",

@@ -9,7 +9,7 @@ from torch import nn
 
 from archlearn.baselines.methods import BudgetError
 from archlearn.errors import InputError
-from archlearn.experiments.contenders import Learnt, Pruned, Strength, named
+from archlearn.experiments.contenders import Learnt, Pruned, Reduce, Strength, named
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Done
 from archlearn.experiments.helping import Make, make_networks
@@ -65,9 +65,17 @@ def reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: i
     return partial(_reduce_learnt, contender, contest, finished, budget)
 
 
-def reduce_pruned(contender: Pruned, contest: Contest, finished: Done, budget: int) -> Make:
-    """Return what prunes a trained network to a budget."""
-    return partial(_reduce_pruned, contender, contest, finished, budget)
+def reduce_in_round(
+    contender: Learnt | Pruned, contest: Contest, finished: Done, budget: int, number: int
+) -> Make:
+    """Return what brings a network nearer to its budget in one of several rounds."""
+    if isinstance(contender, Pruned):
+        reduce = contender.reduce
+    elif number == 0 or contender.again is None:
+        return reduce_learnt(contender, contest, finished, budget)
+    else:
+        reduce = contender.again
+    return partial(_reduce, contender.name, reduce, contest, finished, budget)
 
 
 def _reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: int) -> nn.Module:
@@ -75,6 +83,8 @@ def _reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: 
         return contender.reduce(contest, finished.load_model(), budget)
 
 
-def _reduce_pruned(contender: Pruned, contest: Contest, finished: Done, budget: int) -> nn.Module:
-    with naming(contender.name):
-        return contender.reduce(finished.load_model(), contest.example(), budget)
+def _reduce(
+    method: str, reduce: Reduce, contest: Contest, finished: Done, budget: int
+) -> nn.Module:
+    with naming(method):
+        return reduce(finished.load_model(), contest.example(), budget)

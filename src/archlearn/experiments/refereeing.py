@@ -28,8 +28,7 @@ from archlearn.experiments.helping import call_helpers
 from archlearn.experiments.reducing import (
     Pending,
     begin_learnt,
-    reduce_learnt,
-    reduce_pruned,
+    reduce_in_round,
     start_runs,
 )
 from archlearn.experiments.scales import Scale
@@ -47,7 +46,7 @@ class Referee:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
-        rounds = max([each.rounds for each in self._pruned()], default=0)
+        rounds = max([each.rounds for each in self._in_rounds()], default=0)
         later = [partial(self._prune, number=number) for number in range(1, rounds)]
         return (
             self._begin_trials,
@@ -67,6 +66,9 @@ class Referee:
 
     def _learnt(self) -> list[Learnt]:
         return [each for each in self._contenders if isinstance(each, Learnt)]
+
+    def _in_rounds(self) -> list[Learnt | Pruned]:
+        return [*self._pruned(), *self._learnt()]
 
     def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         del done
@@ -133,14 +135,7 @@ class Referee:
             for budget in self._budgets:
                 for seed in scale.seeds:
                     large = _first_enough(self._attempts(each, budget, seed, done), budget)
-                    pending += [
-                        Pending(
-                            row=name_result(each.name, budget),
-                            settings=contest.plain(seed, contest.last_epochs),
-                            make=reduce_learnt(each, contest, finished, budget),
-                        )
-                        for finished in large
-                    ]
+                    pending += [_round(contest, each, finished, budget, 0) for finished in large]
         runs = start_runs(pending)
         return _by_length([*runs, *self._untuned(contest, runs)])
 
@@ -151,7 +146,7 @@ class Referee:
     def _rounds(self, contest: Contest, done: Sequence[Done], number: int) -> list[Pending]:
         return [
             _round(contest, each, finished, budget, number)
-            for each in self._pruned()
+            for each in self._in_rounds()
             if number < _count_rounds(contest, each)
             for budget in self._budgets
             for finished in done
@@ -200,13 +195,20 @@ def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run
     return begin_learnt(each, contest, seed, strength, name_first(each, strength))
 
 
-def _is_ready(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> bool:
+def _is_ready(
+    contest: Contest, each: Learnt | Pruned, finished: Done, budget: int, number: int
+) -> bool:
     """Return whether a finished run is the one that a round goes on from."""
-    before = LARGE if number == 0 else _name_round(contest, each, budget, number - 1)
+    if number == 0:
+        before = LARGE if isinstance(each, Pruned) else None
+    else:
+        before = _name_round(contest, each, budget, number - 1)
     return finished.row.row == before and finished.row.seed in contest.scale.seeds
 
 
-def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: int) -> Pending:
+def _round(
+    contest: Contest, each: Learnt | Pruned, finished: Done, budget: int, number: int
+) -> Pending:
     """Return the training that follows one round of pruning; rounds share the epochs evenly."""
     rounds = _count_rounds(contest, each)
     left = rounds - number
@@ -215,16 +217,16 @@ def _round(contest: Contest, each: Pruned, finished: Done, budget: int, number: 
     return Pending(
         row=_name_round(contest, each, budget, number),
         settings=contest.plain(finished.row.seed, ends[1] - ends[0]),
-        make=reduce_pruned(each, contest, finished, target),
+        make=reduce_in_round(each, contest, finished, target, number),
     )
 
 
-def _count_rounds(contest: Contest, each: Pruned) -> int:
+def _count_rounds(contest: Contest, each: Learnt | Pruned) -> int:
     """Return in how many rounds a method prunes: each has an epoch at least."""
     return min(each.rounds, contest.last_epochs)
 
 
-def _name_round(contest: Contest, each: Pruned, budget: int, number: int) -> str:
+def _name_round(contest: Contest, each: Learnt | Pruned, budget: int, number: int) -> str:
     """Return the row of a round; the last one is the result."""
     row = name_result(each.name, budget)
     last = number == _count_rounds(contest, each) - 1

@@ -62,28 +62,20 @@ class Verdict:
     def _describe(
         self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
     ) -> dict[str, Any]:
-        before = [rows for name, rows in groups.items() if self._precedes(method, budget, name)]
-        means = [spread_of(rows, lambda row: row.seconds).mean for rows in before]
-        # Of the first parts at several strengths, one belongs to each run; rounds all do.
-        first = sum(means) / len(means) if means and self._is_learnt(method) else sum(means)
-        seconds = first + spread_of(members, lambda row: row.seconds).mean
+        starts = _spent([groups[name] for name in groups if name.startswith(f"{method}, strength")])
+        rounds = f"{name_result(method, budget)}, round"
+        before = _spent([groups[name] for name in groups if name.startswith(rounds)])
+        if any(isinstance(c, Pruned) and c.name == method for c in self._contenders):
+            before += _spent([groups.get(LARGE, [])])
+        # Of the first parts at several strengths one belongs to each run; rounds all do.
+        first = sum(starts) / max(1, len(starts))
+        seconds = first + sum(before) + sum(_spent([members]))
         return {
             **summarise(members),
             "seconds": seconds,
             "is_dense": next((c.is_dense for c in self._contenders if c.name == method), True),
             "within": all(is_within(row.parameters, budget) for row in members),
         }
-
-    def _is_learnt(self, method: str) -> bool:
-        return any(isinstance(c, Learnt) and c.name == method for c in self._contenders)
-
-    def _precedes(self, method: str, budget: int, row: str) -> bool:
-        """Return whether a row is an earlier part of what a method came to at a budget."""
-        if self._is_learnt(method):
-            return row.startswith(f"{method}, strength")
-        is_pruned = any(isinstance(c, Pruned) and c.name == method for c in self._contenders)
-        is_round = row.startswith(f"{name_result(method, budget)}, round")
-        return is_round or (row == LARGE and is_pruned)
 
     def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
         """Return the runs and epochs that choosing strengths took, by method.
@@ -181,6 +173,11 @@ def _rank(results: Mapping[str, Mapping[str, Any]], budget: str) -> list[str]:
     """Return the methods at a budget, the best first."""
     there = [method for method, numbers in results.items() if budget in numbers]
     return sorted(there, key=lambda m: -results[m][budget]["accuracy"]["mean"])
+
+
+def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:
+    """Return the mean seconds of each group of rows that is not empty."""
+    return [spread_of(rows, lambda row: row.seconds).mean for rows in groups if rows]
 
 
 def is_level(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
