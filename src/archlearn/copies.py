@@ -39,8 +39,10 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         if id(module) not in known and _is_plain(type(module)):
             known[id(module)] = type(module).__new__(type(module))
             made.append((module, known[id(module)]))
+    states: list[Any] = []  # held until the end: what is known is known by its identity
     for module, copied in made:  # each finds the others among what is known
         state: Any = module.__getstate__()
+        states.append(state)
         if type(state) is dict:
             state = {name: _copy(value, known) for name, value in state.items()}
         else:
@@ -68,7 +70,12 @@ def _copy(value: Any, known: dict[int, Any]) -> Any:
         return known.setdefault(id(value), OrderedDict())
     if kind is set and not value:
         return known.setdefault(id(value), set())
-    return copy.deepcopy(value, known)
+    if kind is not dict or id(value) in known:
+        return copy.deepcopy(value, known)
+    made = known[id(value)] = {}
+    for key, part in value.items():
+        made[_copy(key, known)] = known[id(part)] if id(part) in known else _copy(part, known)
+    return made
 
 
 def _copy_computed_(value: Any, known: dict[int, Any]) -> None:

@@ -12,13 +12,20 @@ def evaluating(*models: nn.Module) -> Generator[None]:
     """Put models into evaluation mode for a while; each submodule gets its own mode back."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
-        for model in models:
-            model.eval()
+        if any(training or _sets_mode(module) for module, training in modes):
+            for model in models:
+                model.eval()
         yield
     finally:
         for module, training in modes:
             if module.training is not training:
                 module.training = training
+
+
+def _sets_mode(module: nn.Module) -> bool:
+    """Return whether a module does more than torch's own when it is put into another mode."""
+    cls = type(module)
+    return cls.train is not nn.Module.train or cls.eval is not nn.Module.eval
 
 
 def modes_of(model: nn.Module) -> dict[str, bool]:

@@ -116,6 +116,9 @@ def is_called_again(node: fx.Node) -> bool:
 
 
 def _module_kind(module: nn.Module) -> tuple[str, int] | None:
+    exact = _MODULES.get(type(module))
+    if exact is not None:
+        return None if has_hooks(module) else exact
     for known, kind in _MODULES.items():
         if isinstance(module, known):
             plain = not has_hooks(module)

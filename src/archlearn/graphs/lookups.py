@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from archlearn.errors import InputError
+from archlearn.precision import list_tensors
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:
@@ -40,20 +41,9 @@ def first_names(net: nn.Module) -> dict[str, str]:
     """Return the first name of each parameter and buffer, by all its names."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
-    for kind in ("_parameters", "_buffers"):
-        for name, tensor in _list_tensors(net, kind, ""):
-            names[name] = first.setdefault(id(tensor), name)
+    for name, tensor in list_tensors(net):
+        names[name] = first.setdefault(id(tensor), name)
     return names
-
-
-def _list_tensors(module: nn.Module, kind: str, prefix: str) -> list[tuple[str, Tensor]]:
-    """Return all parameters or buffers by all their names, in torch's own order."""
-    own: dict[str, Tensor | None] = getattr(module, kind)
-    found = [(f"{prefix}{key}", tensor) for key, tensor in own.items() if tensor is not None]
-    for key, child in module._modules.items():
-        if child is not None:
-            found += _list_tensors(child, kind, f"{prefix}{key}.")
-    return found
 
 
 def sharing_layers(net: nn.Module) -> frozenset[str]:
@@ -79,7 +69,7 @@ def check_made(net: nn.Module) -> None:
     Raises:
         InputError: If a parameter or buffer has no shape yet.
     """
-    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+    for name, tensor in list_tensors(net):
         if is_lazy(tensor):
             raise InputError(
                 f"{name!r} has no shape yet, because its module is a lazy one; call the model once "

@@ -1,5 +1,6 @@
 """A call is named after the line that made it, in code that is not torch's nor ours."""
 
+import functools
 import os
 import sys
 import traceback
@@ -37,6 +38,7 @@ def describe_failure(error: BaseException) -> str:
     return str(error)
 
 
+@functools.lru_cache(maxsize=1024)
 def is_ours(path: str) -> bool:
     """Return whether a file is torch's or ours; our models count as a user's."""
     return path.startswith((_TORCH, _HERE)) and not path.startswith(_MODELS)

@@ -46,7 +46,7 @@ def _dense(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor
     step.ledger.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
     rows = step.ledger.dim(op.weight, op.out_dim)
-    return rows, torch.full_like(rows, UNKNOWN)
+    return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
 def _whole_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def _within_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tupl
         step.ledger.tie(rows, first)
     step.ledger.tie(columns.repeat(op.groups), ids)
     _check_reader(step, op, ids, state)
-    return rows, torch.full_like(rows, UNKNOWN)
+    return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
 def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:

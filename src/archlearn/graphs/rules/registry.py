@@ -1,5 +1,6 @@
 """Which rule follows which call. A call that is not listed here is opaque."""
 
+import functools
 import operator
 from typing import Any
 
@@ -213,10 +214,13 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
 
 
 def _rule_for_module(module: nn.Module) -> Rule:
-    if has_hooks(module):
-        return opaque
+    return opaque if has_hooks(module) else _rule_for_class(type(module), type(module).forward)
+
+
+@functools.lru_cache(maxsize=256)
+def _rule_for_class(cls: type[nn.Module], forward: Any) -> Rule:
     for classes, rule in _BY_CLASS:
         known = classes if isinstance(classes, tuple) else (classes,)
-        if isinstance(module, known) and any(type(module).forward is k.forward for k in known):
+        if issubclass(cls, known) and any(forward is k.forward for k in known):
             return rule
     return opaque
