@@ -102,7 +102,9 @@ def _read(
     groups = blueprint.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
     zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
-    if not plain or not zero or is_called_again(node) or op.layer in blueprint.sharing:
+    told_more = len(node.args) != 1 or bool(node.kwargs)  # such as the size of its output
+    barred = told_more or is_called_again(node) or op.layer in blueprint.sharing
+    if not plain or not zero or barred:
         return groups, None
     return groups, Reader(node.name, op, channels)
 

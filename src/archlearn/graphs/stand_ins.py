@@ -54,6 +54,8 @@ def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[...,
     guess = guess_layer if module._parameters else guess_pool
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if not args and set(kwargs) == {"input"}:
+            args, kwargs = (kwargs["input"],), {}
         x = args[0] if len(args) == 1 and not kwargs else None
         guessed = guess(module, x) if isinstance(x, Tensor) else None
         if guessed is None or x is None:

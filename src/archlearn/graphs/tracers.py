@@ -28,6 +28,7 @@ from archlearn.graphs.questions import (
     topic_of,
 )
 from archlearn.graphs.remnants import Remnants, check_remnants
+from archlearn.graphs.rules.activations import FUNCTIONS
 from archlearn.graphs.sources import describe_failure, note_source, source_of
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
@@ -84,6 +85,7 @@ class Follower(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Return a new call, with the line that made it."""
         node = super().create_node(*args, **kwargs)
+        _name_by_position_(node)
         if node.op.startswith("call") and topic_of(node) is None:
             check_gradients()
         note_source(node)
@@ -163,6 +165,8 @@ class Follower(fx.Tracer):
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
         check_gradients()  # whoever switched them off is the caller
+        if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
+            args, kwargs = (kwargs["input"],), {}
         before = (Stand.now(), Remnants(m)) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)
@@ -210,3 +214,10 @@ class Follower(fx.Tracer):
             return self.create_proxy("placeholder", argument.name, (), {})
         default = argument.default if is_plain(argument.default) else None
         return self.create_proxy("placeholder", argument.name, (default,), {})
+
+
+def _name_by_position_(node: fx.Node) -> None:
+    """Let an activation have its input where all others have it, if it was given by name."""
+    if node.target in FUNCTIONS and not node.args and "input" in node.kwargs:
+        node.args = (node.kwargs["input"],)
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}

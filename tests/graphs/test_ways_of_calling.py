@@ -1,0 +1,74 @@
+"""A layer may be called with its input by name, or with more than its input."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import archlearn as al
+from archlearn.gating import depth_gates, width_gates
+
+
+class ByName(nn.Module):
+    """Every call names its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+        self.norm, self.activation = nn.BatchNorm1d(6), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(input=self.first(input=x))
+        x = F.gelu(input=self.norm(input=self.second(input=x)))
+        return self.last(input=x)
+
+
+class WithSize(nn.Module):
+    """A transposed convolution is told how large its output is to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 6, 3, 1, 1), nn.Conv2d(6, 8, 3, 2, 1)
+        self.up, self.last = nn.ConvTranspose2d(8, 6, 3, 2, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        back = self.up(torch.relu(self.down(x)), output_size=x.size())
+        return self.last(x + torch.relu(back))
+
+
+class WithSizeBehind(WithSize):
+    """The size is given by position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        back = self.up(torch.relu(self.down(x)), x.shape[2:])
+        return self.last(x + torch.relu(back))
+
+
+def check_exact(net: nn.Module, example: Tensor, other: Tensor) -> nn.Module:
+    model = al.add_gates(net.double(), example).eval()
+    torch.testing.assert_close(model(other), net.eval()(other))
+    with torch.no_grad():
+        for gate in width_gates(model).values():
+            gate[::2] = 0.1
+        for gate in depth_gates(model).values():
+            gate.fill_(0.9)
+    small = al.compact(model)
+    torch.testing.assert_close(small(other), model(other), rtol=0, atol=1e-10)
+    return model
+
+
+def test_layers_whose_input_is_named_are_learnt() -> None:
+    torch.manual_seed(0)
+    model = check_exact(ByName(), torch.randn(3, 5).double(), torch.randn(4, 5).double())
+    assert set(width_gates(model)) == set(depth_gates(model)) == {"first", "second"}
+
+
+@pytest.mark.parametrize("network", [WithSize, WithSizeBehind])
+def test_a_layer_that_is_told_its_size_is_told_so_behind_gates(network: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = check_exact(
+        network(), torch.randn(2, 3, 8, 8).double(), torch.randn(3, 3, 9, 8).double()
+    )
+    assert set(width_gates(model)) == {"first", "down"}
