@@ -20,6 +20,7 @@ from archlearn.graphs.linear_ops import (
     is_linear_op,
     read_linear_op,
 )
+from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rules.norms import local_response
 from archlearn.graphs.rules.registry import rule_for
 
@@ -100,8 +101,9 @@ def _read(
     ids, state = core(labels.ids, labels.state, dim)
     channels = blueprint.root[ids[0]]
     groups = blueprint.groups_among(channels)
-    plain = op.is_module and op.groups == 1 and "weight" in net.get_submodule(op.layer)._parameters
-    zero = bool((state[:, blueprint.group_of[channels] >= 0] == ZERO).all())
+    plain = op.is_module and op.groups == 1 and "weight" in find_module(net, op.layer)._parameters
+    is_zero = state == ZERO
+    zero = bool(is_zero.all() or is_zero[:, blueprint.group_of[channels] >= 0].all())
     told_more = len(node.args) != 1 or bool(node.kwargs)  # such as the size of its output
     barred = told_more or is_called_again(node) or op.layer in blueprint.sharing
     if not plain or not zero or barred:

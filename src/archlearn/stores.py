@@ -160,8 +160,8 @@ class GateStore(nn.Module):
         channel that is not learnt.
         """
         blueprint = self.choice.blueprint
-        present = torch.unique(blueprint.group_of[channels])
-        groups = [blueprint.groups[place] for place in present.tolist() if place >= 0]
+        present = blueprint.groups_among(channels)
+        groups = [blueprint.groups[place] for place in present if place >= 0]
         if len(groups) == 1 and torch.equal(groups[0].channels, channels):
             return [groups[0].name], None
         place = torch.zeros(len(blueprint.root), dtype=torch.long)

@@ -105,7 +105,15 @@ class Rewriter:
             if isinstance(self.narrowed.get(source), Scrambled):
                 raise SurgeryError(cannot_narrow(source))
         self._bake_numbers(old, node)
-        return self.cuts.reduce_all(full)
+        return self.cuts.reduce_all(full) if self._is_looked_at(old) else None
+
+    def _is_looked_at(self, old: fx.Node) -> bool:
+        """Return whether what stays of a tensor must be known: something moves or measures it."""
+        return any(
+            rule_for(user, self.net) in _MOVES or not isinstance(self.values[user.name], Labels)
+            for user in old.users
+            if user.op.startswith("call")
+        )
 
     def _visit_number(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         """Return a number as it is for narrowed tensors; leave out a check that it fails."""
