@@ -180,6 +180,8 @@ def _count_left_out(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
 
 def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
     """Return the weights that are computed (weight_norm) and become plain ones."""
+    if not any("parametrizations" in module._modules for module in model.modules()):
+        return []
     touched = [n.name for n in draft.narrowings] + [f"{f.layer}.weight" for f in draft.folds]
     touched += [f"{layer}.weight" for m in draft.merges if m.made for layer in m.layers]
     names: dict[str, None] = {}
