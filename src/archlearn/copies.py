@@ -34,9 +34,11 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         for name, value in vars(module).items():
             if name not in _OF_TORCH:
                 _copy_computed_(value, known)
+    # What copies itself in another way may look into its parts, which must be whole by then.
+    odd = {part for m in modules if not _is_plain(type(m)) for part in m.modules()}
     made: list[tuple[nn.Module, Any]] = []
     for module in modules:
-        if id(module) not in known and _is_plain(type(module)):
+        if id(module) not in known and module not in odd:
             known[id(module)] = type(module).__new__(type(module))
             made.append((module, known[id(module)]))
     states: list[Any] = []  # held until the end: what is known is known by its identity

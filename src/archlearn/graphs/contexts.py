@@ -5,6 +5,7 @@ A part that switches gradients off, or asks for autocast, is called as it is.
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ WITHOUT_GRADIENTS = (
     "calls are made without gradients (torch.no_grad), which a trace does not hold; call .detach() "
     "on what comes out instead"
 )
+OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that around the model"
 _AUTOCAST = (
     "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
 )
@@ -76,19 +78,22 @@ def without_autocast() -> Generator[None]:
 
 @contextmanager
 def frozen(net: nn.Module) -> Generator[None]:
-    """Let no parameter learn for a while.
+    """Let no parameter learn for a while, and let nothing be said of how a model runs.
 
     A view of one that does is taken for a result with gradients, even where there are none, and
-    torch's counter of operations fails when a submodule is called with it.
+    torch's counter of operations fails when a submodule is called with it. Warnings are for whoever
+    calls the model.
     """
-    learning = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    try:
-        for parameter in learning:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
+    learning = [p for p in net.parameters() if p.requires_grad and p.is_leaf]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in learning:
+                parameter.requires_grad_(True)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -149,12 +154,14 @@ def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
     return record
 
 
-def check_gradients() -> None:
-    """Refuse a call that is made without gradients.
+def check_gradients(target: object = None) -> None:
+    """Refuse a call that is made without gradients, or that computes some.
 
     Raises:
-        Refusal: If gradients are switched off.
+        Refusal: If gradients are switched off, or asked for.
     """
+    if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
+        raise Refusal(OF_ITS_OWN)
     if not torch.is_grad_enabled():
         raise Refusal(WITHOUT_GRADIENTS)
 

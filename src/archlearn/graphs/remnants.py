@@ -5,7 +5,7 @@ leaves something is called as it is, and whatever is looked at by running is put
 """
 
 import operator
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,7 +104,12 @@ def check_remnants(before: list[Remnants]) -> None:
 
 def look_at(net: nn.Module) -> list[Remnants]:
     """Return what all modules of a network hold."""
-    return [Remnants(module) for module in net.modules()]
+    return look_at_each(net.modules())
+
+
+def look_at_each(modules: Iterable[nn.Module]) -> list[Remnants]:
+    """Return what modules hold, but those of torch.jit, which keep it out of sight."""
+    return [Remnants(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class Follower(fx.Tracer):
         node = super().create_node(*args, **kwargs)
         _name_by_position_(node)
         if node.op.startswith("call") and topic_of(node) is None:
-            check_gradients()
+            check_gradients(node.target)
         note_source(node)
         return node
 

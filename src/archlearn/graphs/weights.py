@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.errors import TracingError
 from archlearn.graphs.lookups import find_module
-from archlearn.graphs.remnants import LEFT, Remnants, holds
+from archlearn.graphs.remnants import LEFT, holds, look_at_each
 from archlearn.graphs.tracing import Traces
 
 _MOVE_STATISTICS: tuple[Any, ...] = (
@@ -66,7 +66,7 @@ def untouched(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
     modules = {m: None for name in names if name in known for m in known[name].modules()}
     weights = [p for m in modules for p in m._parameters.values() if p is not None]
     numbers = [p.detach().clone() for p in weights]
-    before = [Remnants(module) for module in modules]
+    before = look_at_each(modules)
     try:
         yield
     finally:
