@@ -34,14 +34,18 @@ class Notes:
     error: Exception | None = None
 
 
+_Patterns = dict[tuple[Any, ...], Tensor]
+
+
 @contextmanager
 def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
     """Let layers whose results are known but for their numbers be stood in for."""
     replaced: list[nn.Module] = []
+    patterns: _Patterns = {}
     for place, (name, module) in enumerate(net.named_modules()):
         may_be_guessed = module._parameters or is_pool(module)
         if may_be_guessed and not has_hooks(module) and "forward" not in vars(module):
-            vars(module)["forward"] = _stand_in(module, name, place, notes)
+            vars(module)["forward"] = _stand_in(module, name, place, (notes, patterns))
             replaced.append(module)
     try:
         yield
@@ -50,7 +54,10 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
             del vars(module)["forward"]
 
 
-def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
+def _stand_in(
+    module: Any, name: str, place: int, shared: tuple[Notes, _Patterns]
+) -> Callable[..., Any]:
+    notes, patterns = shared
     guess = guess_layer if module._parameters else guess_pool
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -60,13 +67,13 @@ def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[...,
         guessed = guess(module, x) if isinstance(x, Tensor) else None
         if guessed is None or x is None:
             return type(module).forward(module, *args, **kwargs)
-        read = float(torch.dot(_flat(x), _weights(x.numel(), x)))
+        read = float(torch.dot(_flat(x), _pattern((x.numel(),), x, patterns)))
         notes.layers.append(name)
         notes.read.append(read)
         if guessed is x:
             return x * (1.0 + 0.01 * (place % 50))
         level = 1.0 + 0.5 * math.sin(read + place) if math.isfinite(read) else read
-        return _weights(guessed.numel(), x).to(x.dtype).view(guessed.shape) * level
+        return _pattern(guessed.shape, x, patterns).to(x.dtype) * level
 
     return forward
 
@@ -74,6 +81,14 @@ def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[...,
 def _flat(x: Tensor) -> Tensor:
     flat = x.reshape(-1)
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+
+def _pattern(shape: tuple[int, ...], like: Tensor, patterns: _Patterns) -> Tensor:
+    """Return the same positive numbers around one whenever a shape is asked for."""
+    key = (tuple(shape), like.dtype, like.device)
+    if key not in patterns:
+        patterns[key] = _weights(math.prod(shape), like).view(shape)
+    return patterns[key]
 
 
 _TABLES: dict[Any, Tensor] = {}
