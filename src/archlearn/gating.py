@@ -50,7 +50,8 @@ def add_gates(
     """Return a copy of `net` with a gate for everything that can be learnt exactly.
 
     The copy is an instance of the user's class, computes what `net` computes while all gates
-    are as they start, and has the same parameters under the same names, and the gates.
+    are as they start, and has the same parameters under the same names, and the gates. They act
+    when it is called; other methods of the class, and submodules on their own, run without them.
 
     Args:
         net: Any model that runs on `example_inputs`; it is left untouched.
