@@ -138,3 +138,20 @@ def test_gates_placed_by_hand_are_gates_too() -> None:
 def test_a_model_without_gates_is_refused() -> None:
     with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
         al.parameter_groups(nn.Linear(2, 2), lr=0.1)
+
+
+def test_decay_that_the_optimiser_is_given_is_that_of_the_weights() -> None:
+    model = al.add_gates(
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.ones(1, 4)
+    )
+    given = torch.optim.SGD(al.parameter_groups(model, lr=0.1), weight_decay=0.2)
+    assert [group["weight_decay"] for group in given.param_groups] == [0.2, 0.0]
+    own = torch.optim.SGD(al.parameter_groups(model, lr=0.1, weight_decay=0.0), weight_decay=0.2)
+    assert [group["weight_decay"] for group in own.param_groups] == [0.0, 0.0]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    given.step()
+    for name, parameter in model.named_parameters():
+        shrunk = 1.0 if "archlearn_gates" in name else 1 - 0.1 * 0.2
+        torch.testing.assert_close(parameter.detach(), before[name] * shrunk)

@@ -119,7 +119,7 @@ def parameter_groups(
     lr: float,
     *,
     gate_lr: float | None = None,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Return weights and gates as two groups for any optimiser of torch.
@@ -135,7 +135,7 @@ def parameter_groups(
         model: A model with gates.
         lr: The rate of the weights.
         gate_lr: The rate of the gates; left out, 15 times that of the weights.
-        weight_decay: The weights' decay.
+        weight_decay: The weights' decay; left out, that of the optimiser.
         options: Further options for both groups.
     """
     if "params" in options:
@@ -145,8 +145,9 @@ def parameter_groups(
     known = {id(gate) for gate in gates}
     weights = [p for p in model.parameters() if id(p) not in known]
     rate = 15 * lr if gate_lr is None else gate_lr
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
-        {"params": weights, "lr": lr, "weight_decay": weight_decay, **options},
+        {"params": weights, "lr": lr, **decay, **options},
         {"params": gates, "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
     ]
 
