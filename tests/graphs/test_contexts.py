@@ -197,3 +197,25 @@ def test_a_model_that_asks_for_limits_of_a_type_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(again(x, mask), model(x, mask), rtol=0, atol=0)
     assert al.compact(again).certificate is not None
+
+
+class CallsElsewhere(Base):
+    """While it is traced, another thread calls a module without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[object] = []
+
+        def call() -> None:
+            with torch.no_grad():
+                found.append(nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert [type(value) for value in found] == [Tensor]
+        return torch.relu(self.layer(x))
+
+
+def test_modules_that_other_threads_call_meanwhile_are_not_traced() -> None:
+    graph = trace(CallsElsewhere(), ExampleInputs.of(X)).evaluation
+    assert [node.name for node in graph.nodes] == ["x", "layer", "relu", "output"]

@@ -1,5 +1,6 @@
 """A tracer follows every call of a model, and asks the example inputs where Python must decide."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class Follower(fx.Tracer):
     ) -> None:
         super().__init__()
         self._is_strict = is_strict
+        self._thread = threading.get_ident()
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
         self._inputs, self._answers = inputs, answers
@@ -164,6 +166,8 @@ class Follower(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
+        if threading.get_ident() != self._thread:  # torch.fx hears of every call that is made
+            return forward(*args, **kwargs)
         check_gradients()  # whoever switched them off is the caller
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
