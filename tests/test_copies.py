@@ -126,3 +126,24 @@ def test_what_is_known_already_is_not_copied() -> None:
     copied = copy_model(net, {id(net[0].weight): weight, id(net[1]): None})
     assert copied[0].weight is weight
     assert copied[1] is None
+
+
+class Counting(nn.Module):
+    """Looks at its parts when its state is put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self.n_rows = len(self.layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_a_state_is_put_back_when_all_parts_are_there() -> None:
+    copied = copy_model(nn.Sequential(Counting(), nn.ReLU()))
+    assert copied[0].n_rows == 4
+    check_surgery(nn.Sequential(Counting(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)))

@@ -34,7 +34,7 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         for name, value in vars(module).items():
             if name not in _OF_TORCH:
                 _copy_computed_(value, known)
-    # What copies itself in another way may look into its parts, which must be whole by then.
+    # What copies or restores itself in its own way may look into its parts: they must be whole.
     odd = {part for m in modules if not _is_plain(type(m)) for part in m.modules()}
     made: list[tuple[nn.Module, Any]] = []
     for module in modules:
@@ -54,8 +54,9 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
 
 
 def _is_plain(cls: type[nn.Module]) -> bool:
-    """Return whether instances are copied by their state, and nothing else."""
+    """Return whether instances are copied by their state, which they take as it is."""
     own = any(getattr(cls, way, None) is not getattr(object, way, None) for way in _WAYS)
+    own = own or not cls.__setstate__.__module__.startswith("torch.")
     return not own and cls not in copyreg.dispatch_table and not _slots_of(cls)
 
 
