@@ -16,6 +16,10 @@ class Imports(nn.Module):
 
     def forward(self, x):
         import torch._dynamo.utils
+        try:
+            import torch_that_is_not_there
+        except ImportError:
+            pass
         size = torch.arange(x.shape[1]) + torch.finfo(x.dtype).eps
         return torch.relu(self.layer(x)) + size
 

@@ -52,16 +52,23 @@ class ImportedMeanwhile(BaseException):
     """Something of torch's was imported, and torch was put back for it: trace once more."""
 
 
+_ASKED_FOR: set[str] = set()
+
+
 @dataclass(slots=True)
 class _Imports:
-    """Hears of each import before it is made: what is imported would keep what was exchanged."""
+    """Hears of each import before it is made: what is imported would keep what was exchanged.
+
+    What is asked for a second time was not found the first time: a `forward` may try an import.
+    """
 
     put_back: Callable[[], None]
     seen: bool = False
 
     def find_spec(self, name: str, *_: Any) -> None:
         """Put torch back if something of its own is imported by the thread that traces."""
-        if name.startswith("torch") and not self.seen:
+        if name.startswith("torch") and name not in _ASKED_FOR:
+            _ASKED_FOR.add(name)
             self.seen = True
             self.put_back()
 
