@@ -59,6 +59,22 @@ class Statistics(nn.Module):
         return self.last(F.relu(self.first(x)))
 
 
+class Pinned(nn.Module):
+    """Statistics move in every mode, for the norm is never put into evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 2)
+
+    def train(self, mode: bool = True) -> "Pinned":
+        super().train(mode)
+        self.norm.train()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.norm(self.first(x))))
+
+
 def held(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     n_seen = sum(len(m.seen) for m in model.modules() if isinstance(m, Wanders))
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, n_seen
@@ -78,7 +94,7 @@ def gated(net: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("network", [Net, Statistics])
+@pytest.mark.parametrize("network", [Net, Statistics, Pinned])
 @pytest.mark.parametrize("certified", [True, False])
 def test_surgery_leaves_both_models_as_they_are(network: type[nn.Module], certified: bool) -> None:
     torch.manual_seed(0)
@@ -91,6 +107,8 @@ def test_surgery_leaves_both_models_as_they_are(network: type[nn.Module], certif
     al.count_costs(nn.Sequential(model, nn.Identity()), X)
     al.inspect(model)
     assert_held(model, before)
+    if isinstance(small, Pinned):
+        assert small.norm.num_batches_tracked == 0
     if isinstance(model, Net) and isinstance(small, Net):
         assert small.part.n_calls == 0
         torch.testing.assert_close(small.part.layer.weight, model.part.layer.weight, rtol=0, atol=0)

@@ -66,6 +66,15 @@ class WithPart(Plain):
         return self.part(super().forward(x))
 
 
+class WithPartBySize(WithPart):
+    """Reads a width in training, where a part is called that is not followed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return Plain.forward(self, x)
+        return super().forward(x / self.first.out_features)
+
+
 @torch.no_grad()
 def gate(kind: type[nn.Module], linear: bool = False) -> nn.Module:
     torch.manual_seed(0)
@@ -78,7 +87,9 @@ def gate(kind: type[nn.Module], linear: bool = False) -> nn.Module:
 
 
 @pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize("kind", [Plain, BySize, BySizeInTraining, ByView, WithPart])
+@pytest.mark.parametrize(
+    "kind", [Plain, BySize, BySizeInTraining, ByView, WithPart, WithPartBySize]
+)
 def test_the_result_is_that_of_certified_surgery(kind: type[nn.Module], linear: bool) -> None:
     model = gate(kind, linear)
     small, certified = al.compact(model, certified=False), al.compact(model)
@@ -98,15 +109,16 @@ def test_the_users_own_forward_serves_where_it_is_known_to() -> None:
     assert type(al.compact(gate(Plain), certified=False)) is Plain
 
 
-@pytest.mark.parametrize("kind", [BySize, BySizeInTraining, ByView, WithPart])
+@pytest.mark.parametrize("kind", [BySize, BySizeInTraining, ByView, WithPart, WithPartBySize])
 def test_a_generated_forward_serves_where_the_users_own_may_not(kind: type[nn.Module]) -> None:
     small = al.compact(gate(kind), certified=False)
     assert type(small) is not kind
     assert isinstance(small, kind)
 
 
-def test_a_part_that_is_not_known_is_not_called() -> None:
-    model = gate(WithPart)
+@pytest.mark.parametrize("kind", [WithPart, WithPartBySize])
+def test_a_part_that_is_not_known_is_not_called(kind: type[nn.Module]) -> None:
+    model = gate(kind)
     before = Counting.n_calls
     al.compact(model, certified=False)
     assert Counting.n_calls == before

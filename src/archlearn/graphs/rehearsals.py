@@ -58,21 +58,23 @@ def serves(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
         stage = _Stage(net, traces.evaluation, inputs)
         if not stage.is_bare or _find_difference(stage.run_forward(), _try(stage)):
             return False
-    return not differs_in_training(net, traces, inputs)
+    is_known = not traces.asks_mode or is_all_known(net, traces.graphs[-1])
+    return is_known and not differs_in_training(net, traces, inputs)
 
 
 def differs_in_training(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
-    """Return whether a model's `forward` is known to do something else than its graph in training.
+    """Return whether a model's `forward` does something else than its graph in training, or may.
 
-    No certificate says that: it compares models in evaluation mode.
+    No certificate says that: it compares models in evaluation mode. A model that calls something
+    unknown is run as it is; its weights may move then.
     """
     if not traces.asks_mode:
         return False
     with evaluating(net):
         stage = _Stage(net.train(), traces.graphs[-1], inputs)
-        if not stage.is_bare:
-            return False
-        return bool(_find_difference(stage.run_forward(), stage.run_graph()))
+        meant, traced = stage.run_forward(), stage.run_graph()
+        fails = traced.error is not None and not stage.is_bare  # so nothing was compared
+        return fails or bool(_find_difference(meant, traced))
 
 
 def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:

@@ -50,8 +50,15 @@ def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
     names: set[str] = set()
     for graph in traces.graphs:
         moves = any(node.target in _MOVE_STATISTICS for node in graph.nodes)
-        names |= {""} if moves else _leaves_of(graph, net)
+        names |= {""} if moves else _leaves_of(graph, net) | _learning_norms(graph, net)
     return tuple(sorted(names))
+
+
+def _learning_norms(graph: fx.Graph, net: nn.Module) -> set[str]:
+    """Return modules that are in training mode, maybe in every mode of the model: they may move."""
+    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    found = {name: find_module(net, name) for name in called}
+    return {name for name, module in found.items() if module.training and module._buffers}
 
 
 @contextmanager
