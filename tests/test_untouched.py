@@ -75,6 +75,26 @@ class Pinned(nn.Module):
         return self.last(F.relu(self.norm(self.first(x))))
 
 
+class Hooked(Pinned):
+    """A hook on a layer of torch's counts in a buffer of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = nn.Linear(2, 2)
+        self.counted.register_forward_hook(self.count)
+
+    def count(self, *_: object) -> None:
+        assert self.norm.num_batches_tracked is not None
+        self.norm.num_batches_tracked += 1
+
+    def train(self, mode: bool = True) -> "Hooked":
+        nn.Module.train(self, mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.counted(super().forward(x))
+
+
 def held(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     n_seen = sum(len(m.seen) for m in model.modules() if isinstance(m, Wanders))
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}, n_seen
@@ -94,7 +114,7 @@ def gated(net: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("network", [Net, Statistics, Pinned])
+@pytest.mark.parametrize("network", [Net, Statistics, Pinned, Hooked])
 @pytest.mark.parametrize("certified", [True, False])
 def test_surgery_leaves_both_models_as_they_are(network: type[nn.Module], certified: bool) -> None:
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.errors import TracingError
-from archlearn.graphs.lookups import find_module
+from archlearn.graphs.lookups import find_module, has_hooks
 from archlearn.graphs.remnants import LEFT, holds, look_at_each
 from archlearn.graphs.tracing import Traces
 
@@ -47,6 +47,8 @@ def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None
 
 def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
     """Return the modules that may change when a model is called, "" for the whole of it."""
+    if any(has_hooks(m) or "parametrizations" in m._modules for m in net.modules()):
+        return ("",)  # whatever they do
     names: set[str] = set()
     for graph in traces.graphs:
         moves = any(node.target in _MOVE_STATISTICS for node in graph.nodes)
