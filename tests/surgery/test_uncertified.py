@@ -39,6 +39,18 @@ class BySizeInTraining(Plain):
         return super().forward(x / self.first.out_features if self.training else x)
 
 
+class BySizeUnseen(Plain):
+    """Reads a width, to which only large inputs bear witness: others end in closed units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.second.bias, -50.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x))) * self.first.weight.shape[0]
+        return self.last(torch.relu(self.second(x)))
+
+
 class ByView(Plain):
     """Holds a literal size."""
 
@@ -114,6 +126,15 @@ def test_a_generated_forward_serves_where_the_users_own_may_not(kind: type[nn.Mo
     small = al.compact(gate(kind), certified=False)
     assert type(small) is not kind
     assert isinstance(small, kind)
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_a_forward_does_not_serve_because_no_input_shows_that_it_differs(certified: bool) -> None:
+    model = gate(BySizeUnseen)
+    small = al.compact(model, certified=certified)
+    large = 1000 * X
+    assert not torch.equal(model(large)[0], model(large)[1])
+    torch.testing.assert_close(small(large), model(large), **EXACT)
 
 
 @pytest.mark.parametrize("kind", [WithPart, WithPartBySize])

@@ -14,7 +14,7 @@ from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_lin
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.lookups import find_module
-from archlearn.graphs.rehearsals import differs_in_training, serves, try_graph
+from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
@@ -187,7 +187,7 @@ def _finish_(
     """
     if not changed:
         with untouched(small, comparison.movers):
-            changed = differs_in_training(small, traces, comparison.inputs)
+            changed = differs(small, traces, comparison.inputs)
     certificate = None if changed else _certify_own(comparison)
     if certificate is None:
         bind_graphs_(small, traces.graphs, "Compact")
