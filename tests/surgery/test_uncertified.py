@@ -87,6 +87,15 @@ class WithPartBySize(WithPart):
         return super().forward(x / self.first.out_features)
 
 
+class BySizeUnseenWithPart(BySizeUnseen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Counting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(super().forward(x))
+
+
 @torch.no_grad()
 def gate(kind: type[nn.Module], linear: bool = False) -> nn.Module:
     torch.manual_seed(0)
@@ -128,9 +137,12 @@ def test_a_generated_forward_serves_where_the_users_own_may_not(kind: type[nn.Mo
     assert isinstance(small, kind)
 
 
+@pytest.mark.parametrize("kind", [BySizeUnseen, BySizeUnseenWithPart])
 @pytest.mark.parametrize("certified", [True, False])
-def test_a_forward_does_not_serve_because_no_input_shows_that_it_differs(certified: bool) -> None:
-    model = gate(BySizeUnseen)
+def test_a_forward_does_not_serve_because_no_input_shows_that_it_differs(
+    kind: type[nn.Module], certified: bool
+) -> None:
+    model = gate(kind)
     small = al.compact(model, certified=certified)
     large = 1000 * X
     assert not torch.equal(model(large)[0], model(large)[1])

@@ -69,7 +69,7 @@ def differs(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
     """
     with evaluating(net):
         stage = _Stage(net, traces.evaluation, inputs)
-        if stage.is_bare and _find_difference(stage.run_forward(), stage.run_graph()):
+        if not stage.is_bare or _find_difference(stage.run_forward(), stage.run_graph()):
             return True
     return differs_in_training(net, traces, inputs)
 
