@@ -15,7 +15,7 @@ from archlearn.reporting.scales import tick_at_counts_, tick_logarithmic_
 LEADING = ("archlearn",)
 """Methods whose line is thick."""
 _LEAST_ERROR = 0.01
-_MOST_TIMES = 8
+_MOST_TIMES = 3
 """Errors above so many times the least are not shown: the table has them."""
 
 
@@ -50,7 +50,7 @@ def read_curves(derived: Mapping[str, Any]) -> list[Curve]:
 
 def draw_comparison(derived: Mapping[str, Any]) -> Figure:
     """Draw the error of all methods against their parameters, both logarithmic."""
-    figure, (axes,) = new_panels(1, height=5.6)
+    figure, (axes,) = new_panels(1, height=6.2)
     curves = read_curves(derived)
     most = _MOST_TIMES * min(error for curve in curves for error in curve.errors)
     for place, curve in enumerate(curves):
@@ -78,7 +78,7 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
     tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
     tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1.5)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=FONT_SIZE - 1.5)
     return figure
 
 
