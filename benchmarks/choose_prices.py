@@ -2,7 +2,7 @@
 
 The test examples are never looked at here: 5,000 of the 60,000 train examples are set apart, in the
 others 10,000. Each finished run is one line of the file. About 200 s on an H200, the second grid
-100 s, the third 130 s, the fourth 60 s.
+100 s, the third 130 s. The fourth has not been run yet.
 
     python benchmarks/choose_prices.py --out results/choosing_prices.jsonl
     python benchmarks/choose_prices.py --grid second --out results/choosing_prices_2.jsonl
@@ -77,7 +77,7 @@ def second_grid() -> Iterator[tuple[str, dict[str, Any]]]:
 def third_grid() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what very small networks might gain from, each change by itself.
 
-    The first is the smallest row of table 1 as it was in its first three full runs.
+    The first is the smallest row of table 1 as it was then, between two prices that it had.
     """
     common = {"validation": 1 / 6, "freeze_for": 0.6, "warmup_epochs": 3.0, "weight_decay": 5e-4}
     common |= {"learn": "all", "width_cost": 2.8e-3, "learning_rate": 0.08, "epochs": 60}

@@ -8,7 +8,7 @@ from pathlib import Path
 _MOST_THREADS = 4
 EXAMPLES = """Examples:
   archlearn demo
-  archlearn demo --out /tmp/demo
+  archlearn demo --out runs/mine
 """
 
 
