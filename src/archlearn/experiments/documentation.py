@@ -27,8 +27,9 @@ Every table and figure of the paper is one command; `archlearn paper` lists them
 written by `archlearn paper --docs` from the files in `results/`, which hold every single run with
 its settings, seed and learnt architecture. Nothing on it is typed in by hand but the notes.
 
-Settings were chosen on validation data. With them every run learnt from all 60,000 train examples
-of MNIST, and the 10,000 test examples were looked at once, by the finished network of each run."""
+Settings were chosen on validation data; where one was changed again with test results known, as in
+table 1, the notes say so. With them every run that counts learnt from all 60,000 train examples of
+MNIST or Fashion-MNIST, and the 10,000 test examples were looked at once, by its final network."""
 _BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
