@@ -20,7 +20,6 @@ from archlearn.experiments.definitions import Done
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import LARGE, Verdict, name_result
-from archlearn.reporting.referee_figures import draw_comparison, read_curves
 from tests.experiments.making import make_row
 
 BUDGET = 1000
@@ -135,30 +134,6 @@ def test_the_table_says_where_seeds_are_missing() -> None:
 def test_a_comparison_in_which_nothing_reached_a_budget_is_none() -> None:
     with pytest.raises(InputError, match="reaches 1,000 or 2,000 parameters; ask for more"):
         VERDICT.derive([make_row(LARGE)])
-
-
-def test_the_figure_has_errors() -> None:
-    derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
-    (curve,) = read_curves(derived)
-    assert curve.parameters == (1000, 2000)
-    assert curve.errors == pytest.approx((1.0, 0.5))
-    assert draw_comparison(derived).axes[0].get_ylabel().startswith("test error")
-
-
-def test_errors_far_above_the_least_are_left_to_the_table() -> None:
-    near = VERDICT.derive(results(OURS, [99.5]) + results("svd", [98.5], 2000))
-    far = VERDICT.derive(results(OURS, [99.5]) + results("svd", [40.0], 2000))
-    # eight times 0.5 %
-    assert draw_comparison(near).axes[0].get_ylim()[1] < 2.0
-    figure = draw_comparison(far)
-    assert figure.axes[0].get_ylim()[1] == pytest.approx(4.0)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [OURS, "svd (above)"]
-
-
-def test_the_figure_is_ticked_at_the_budgets() -> None:
-    derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
-    assert draw_comparison(derived).axes[0].get_xticks().tolist() == [1000, 2000]
 
 
 SCALE = Scale(name="full", seeds=(0, 1), epochs=10)

@@ -55,13 +55,10 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
     most = _MOST_TIMES * min(error for curve in curves for error in curve.errors)
     for place, curve in enumerate(curves):
         thick = curve.method in LEADING
-        low = [
-            min(d, e - _LEAST_ERROR) for d, e in zip(curve.deviations, curve.errors, strict=True)
-        ]
         axes.errorbar(
             curve.parameters,
             curve.errors,
-            yerr=(low, curve.deviations),
+            yerr=_find_bars(curve, most),
             linewidth=2.4 if thick else 1.1,
             elinewidth=0.8,
             capsize=2,
@@ -80,6 +77,16 @@ def draw_comparison(derived: Mapping[str, Any]) -> Figure:
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=FONT_SIZE - 1.5)
     return figure
+
+
+def _find_bars(curve: Curve, most: float) -> tuple[list[float], list[float]]:
+    """Return how far bars go down and up; a point that is not shown has none."""
+    bars = [
+        deviation if error <= most else 0.0
+        for error, deviation in zip(curve.errors, curve.deviations, strict=True)
+    ]
+    low = [min(b, e - _LEAST_ERROR) for b, e in zip(bars, curve.errors, strict=True)]
+    return low, bars
 
 
 def _style(place: int) -> dict[str, Any]:
