@@ -17,7 +17,7 @@ from archlearn.experiments.contenders import CONTENDERS, Learnt, Pruned
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Done
 from archlearn.experiments.helping import make_networks, map_helped
-from archlearn.experiments.reducing import reduce_learnt, reduce_pruned
+from archlearn.experiments.reducing import reduce_in_round, reduce_learnt
 from archlearn.experiments.scales import Scale
 from archlearn.storage import save
 from tests.experiments.making import make_row
@@ -55,7 +55,7 @@ def test_helpers_make_the_same_networks(tmp_path: Path) -> None:
     makes = [
         reduce_learnt(ours, CONTEST, large, 10_000),
         partial(refuse, 10),
-        reduce_pruned(svd, CONTEST, large, 10_000),
+        reduce_in_round(svd, CONTEST, large, 10_000, 0),
     ]
     alone, helped = make_networks(makes, 0), make_networks(makes, 2)
     assert alone[1] is None
