@@ -172,3 +172,11 @@ def test_a_layer_with_a_hook_is_named_with_what_to_do() -> None:
         assert not row.width
         assert "width: '2' has a forward hook, which may change what it reads or ret" in row.reason
         assert row.fix.startswith("remove the hook before add_gates")
+
+
+def test_a_site_of_a_plain_sequence_is_where_the_users_code_calls_for_it() -> None:
+    model = al.add_gates(
+        nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.ones(2, 4)
+    )
+    (row,) = al.inspect(model).rows
+    assert row.source.startswith("test_inspection.py:")

@@ -22,7 +22,8 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     All layers begin at rank 1. Then, again and again, the one layer gets another rank whose next
     singular value raises the logarithm of its energy kept most per parameter, among those that
     still fit: what is made large is the product over all layers, so that none is left at rank 1
-    for others. No layer gets a rank at which its two thin layers are as large as the whole one.
+    for others where the budget allows more. No layer gets a rank at which its two thin layers are
+    as large as the whole one.
 
     Raises:
         BudgetError: If the layers at rank 1 are too large already.

@@ -1,5 +1,6 @@
 """A call is named after the line that made it, in code that is not torch's nor ours."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -11,6 +12,7 @@ from torch import fx
 from archlearn.packing import SOURCE
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_DECORATORS = contextlib.__file__  # `add_gates` is one of its contexts
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MODELS = os.path.join(_HERE, "models") + os.sep
 
@@ -41,4 +43,4 @@ def describe_failure(error: BaseException) -> str:
 @functools.lru_cache(maxsize=1024)
 def is_ours(path: str) -> bool:
     """Return whether a file is torch's or ours; our models count as a user's."""
-    return path.startswith((_TORCH, _HERE)) and not path.startswith(_MODELS)
+    return path.startswith((_TORCH, _HERE, _DECORATORS)) and not path.startswith(_MODELS)
