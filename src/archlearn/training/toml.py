@@ -71,7 +71,7 @@ def read_settings(path: Path) -> RunSettings:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"cannot read the settings {path}: {error.strerror}; give a TOML file, as the config.toml "
-            "of a run"
+            f"cannot read the settings {path}: {error.strerror}; give a TOML file, as the "
+            "config.toml of a run"
         ) from error
     return parse_settings(text, str(path))
