@@ -110,6 +110,17 @@ def test_no_layer_is_left_at_rank_one_for_the_others() -> None:
     assert choose_ranks(net, 120 + 2 * 40 + 80) == {"0": 2, "1": 3}
 
 
+@torch.no_grad()
+def test_a_rank_may_pass_the_budget_a_little_where_too_much_would_be_left() -> None:
+    net = nn.Sequential(nn.Linear(40, 40, bias=False), nn.Linear(40, 40, bias=False))
+    for layer in net:
+        layer.weight.copy_(torch.eye(len(layer.weight)))
+    # ranks cost 80 each: 160 is thirty per cent below 230, and 240 four above
+    assert sum(choose_ranks(net, 230).values()) == 3
+    assert sum(choose_ranks(net, 220).values()) == 2  # 240 would be nine above
+    assert sum(choose_ranks(net, 245).values()) == 3
+
+
 def test_a_rank_is_worth_what_it_holds_per_parameter() -> None:
     net = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 40, bias=False))
     with torch.no_grad():

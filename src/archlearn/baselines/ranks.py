@@ -22,8 +22,9 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     All layers begin at rank 1. Then, again and again, the one layer gets another rank whose next
     singular value raises the logarithm of its energy kept most per parameter, among those that
     still fit: what is made large is the product over all layers, so that none is left at rank 1
-    for others where the budget allows more. No layer gets a rank at which its two thin layers are
-    as large as the whole one.
+    for others where the budget allows more. The last one may pass the budget within its tolerance
+    if the model were below it by more without. No layer gets a rank at which its two thin layers
+    are as large as the whole one.
 
     Raises:
         BudgetError: If the layers at rank 1 are too large already.
@@ -32,7 +33,8 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     ranks = dict.fromkeys(layers, 1)
     shares = {name: _energy_shares(layer) for name, layer in layers.items()}
     left = budget - count_factorised(model, ranks)
-    if left < -TOLERANCE * budget:
+    margin = TOLERANCE * budget
+    if left < -margin:
         raise BudgetError(
             f"{budget:,} parameters were asked for, but at rank 1 everywhere the model still has "
             f"{budget - left:,}; ask for more"
@@ -42,7 +44,8 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     while waiting:
         _, name = heapq.heappop(waiting)
         price = sum(matrix_shape(layers[name]))
-        if price > left or ranks[name] + 1 >= _whole_rank(layers[name]):
+        most = left + margin if left > margin else left
+        if price > most or ranks[name] + 1 >= _whole_rank(layers[name]):
             continue
         ranks[name] += 1
         left -= price
