@@ -64,8 +64,16 @@ def test_rates_are_numbers(options: dict[str, Any], message: str) -> None:
 
 def test_a_rate_may_be_a_tensor() -> None:
     rate: Any = torch.tensor(0.1)
-    groups = al.parameter_groups(al.add_gates(make_net(), X), lr=rate)
-    torch.optim.SGD(groups).step()
+    model = al.add_gates(make_net(), X)
+    optimiser = torch.optim.SGD(al.parameter_groups(model, lr=rate))
+    weights, gates = optimiser.param_groups
+    before = {p: p.detach().clone() for group in (weights, gates) for p in group["params"]}
+    (model(X).square().sum() + al.penalty(model, al.Strengths.from_width_cost(0.1))).backward()
+    optimiser.step()
+    assert float(weights["lr"]) == pytest.approx(0.1)
+    for group in (weights, gates):
+        for new in group["params"]:
+            torch.testing.assert_close(new.detach(), before[new] - group["lr"] * new.grad)
 
 
 def test_strengths_know_their_prices() -> None:

@@ -15,7 +15,7 @@ from archlearn.experiments import (
     table_3,
 )
 from archlearn.experiments.definitions import Check
-from archlearn.experiments.price_trials import read_trials, tabulate_trials
+from archlearn.experiments.price_trials import read_trials, tabulate_trials, tabulate_tries
 from archlearn.experiments.scales import FULL
 from tests.experiments.making import make_row
 
@@ -263,3 +263,18 @@ def test_tried_prices_are_read_without_those_that_differ_in_more(tmp_path: Path)
             "99.00 ± 0.00",
         ),
     )
+
+
+def test_tries_are_told_by_row_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "tries.jsonl"
+    common = {"learning_rate": 0.08, "weight_decay": 5e-4}
+    runs = [
+        {"row": "small", "width_cost": 3e-3, "parameters": 10, "test_accuracy": 0.98},
+        {"row": "AL3", "width_cost": 5e-4, "parameters": 100, "test_accuracy": 0.99},
+        {"row": "AL3", "width_cost": 5e-4, "parameters": 300, "test_accuracy": 0.97},
+        {"row": "AL3", "width_cost": 4e-4, "parameters": 500, "test_accuracy": 0.99},
+    ]
+    path.write_text("\n".join(json.dumps(common | run) for run in runs))
+    rows = tabulate_tries(path).rows
+    assert [row[:2] for row in rows] == [("AL3", "0.0005"), ("AL3", "0.0004"), ("small", "0.003")]
+    assert rows[0][4:] == ("200 (100–300)", "98.000 ± 1.414")

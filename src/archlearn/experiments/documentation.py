@@ -13,9 +13,12 @@ from archlearn.experiments.price_trials import (
     LATER_TRIALS,
     NAME,
     TRIALS,
+    TRIES,
+    TRIES_NAME,
     read_trials,
     tabulate_later,
     tabulate_trials,
+    tabulate_tries,
 )
 from archlearn.experiments.tabulating import write_markdown
 
@@ -71,6 +74,8 @@ def _add_trials(folder: Path, docs: Path) -> dict[str, Table]:
     for name, file in LATER_TRIALS.items():
         if (folder / file).is_file():
             tables[name] = tabulate_later(folder / file)
+    if (folder / TRIES).is_file():
+        tables[TRIES_NAME] = tabulate_tries(folder / TRIES)
     return tables
 
 

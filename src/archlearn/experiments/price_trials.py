@@ -17,6 +17,8 @@ LATER_TRIALS = {
     "choosing-for-small": "choosing_prices_3.jsonl",
 }
 """What else was tried, by the name of its table."""
+TRIES, TRIES_NAME = "table_1_tries.jsonl", "table-1-tries"
+"""Full runs of two rows of table 1, one line a run: their prices were moved between them."""
 _PLAIN = re.compile(r"(all|width) (neuron|param) ([\d.e-]+)$")
 """Rows in which nothing but the price and what is learnt differs."""
 _WORDS = {"all": "width and depth", "width": "width", "neuron": "neurons", "param": "parameters"}
@@ -53,6 +55,25 @@ def tabulate_later(path: Path) -> Table:
     return Table(
         columns=("tried", "architectures", "parameters", "validation accuracy %"), rows=rows
     )
+
+
+def tabulate_tries(path: Path) -> Table:
+    """Return one row for each price at which a row of table 1 was run, in the order of the runs."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        terms = [f"{run[name]:g}" for name in ("width_cost", "learning_rate", "weight_decay")]
+        groups.setdefault((run["row"], *terms), []).append(run)
+    rows = tuple(
+        (
+            *terms,
+            write_counts(measure_spread([run["parameters"] for run in runs]).to_json()),
+            write_spread(measure_spread([100 * run["test_accuracy"] for run in runs]).to_json(), 3),
+        )
+        for terms, runs in sorted(groups.items(), key=lambda pair: pair[0][0])
+    )
+    columns = ("row", "λ3", "rate of weights", "weight decay", "parameters", "test accuracy %")
+    return Table(columns=columns, rows=rows)
 
 
 def _match(name: str) -> re.Match[str] | None:
