@@ -1,13 +1,23 @@
 """Gates are real numbers while they learn and binary whenever they act."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from archlearn.gates import THRESHOLD, act_gates, binarise, is_open, open_gates
+from archlearn.gates import (
+    THRESHOLD,
+    act_gates,
+    act_together,
+    binarise,
+    can_read,
+    is_open,
+    open_gates,
+)
 
+traced = pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
 JUST_BELOW = torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)).item()
 
 
@@ -60,7 +70,10 @@ def test_whether_a_gate_is_open_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_all_gates_at_once_are_each_as_it_is_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("act", [act_gates, act_together])
+def test_all_gates_at_once_are_each_as_it_is_alone(
+    act: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype
+) -> None:
     """Groups of different sizes, some with no gate open, ties among them, and a depth gate."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.rand(n, generator=generator) for n in (5, 1, 3)]
@@ -76,17 +89,42 @@ def test_all_gates_at_once_are_each_as_it_is_alone(dtype: torch.dtype) -> None:
             [16] * 5,
         ]
     )
-    acting = act_gates(gates, rows)
+    acting = act(gates, rows)
     expected = [*(open_gates(g) for g in gates[:6]), *(binarise(g) for g in gates[6:])]
     for found, alone in zip(acting, expected, strict=True):
         assert found.dtype is dtype
         assert torch.equal(found, alone)
-    sum((2 * gate).sum() for gate in acting).backward()
+    torch.stack([(2 * gate).sum() for gate in acting]).sum().backward()
     for gate in gates:
         assert gate.grad is not None
         assert torch.equal(gate.grad, torch.full_like(gate, 2))
 
 
-def test_gates_without_groups_may_all_be_closed() -> None:
-    acting = act_gates([torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long))
+@pytest.mark.parametrize("act", [act_gates, act_together])
+def test_gates_without_groups_may_all_be_closed(act: Callable[..., tuple[Tensor, ...]]) -> None:
+    acting = act([torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long))
     assert [gate.tolist() for gate in acting] == [0.0, 1.0]
+
+
+@traced
+def test_gates_are_not_looked_at_where_they_may_not_be() -> None:
+    """Inside a transform, a trace or a compiler their numbers are not there, or not to be kept."""
+    seen: list[bool] = []
+
+    def look(gate: Tensor) -> Tensor:
+        seen.append(can_read(gate.detach()))
+        return open_gates(gate).sum()
+
+    gate = torch.tensor([0.1, 0.3, 0.2])
+    look(gate)
+    torch.func.vmap(look)(gate.view(1, 3))
+    torch.func.grad(look)(gate)
+    torch.jit.trace(look, gate, check_trace=False)
+    look(gate.to("meta"))
+    assert seen == [True, False, False, False, False]
+
+
+@traced
+def test_a_trace_holds_the_largest_gate_open_whatever_the_gates_were() -> None:
+    run: Any = torch.jit.trace(open_gates, torch.tensor([0.9, 0.3, 0.2]))
+    assert run(torch.tensor([0.1, 0.3, 0.2])).tolist() == [0.0, 1.0, 0.0]

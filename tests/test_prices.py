@@ -1,10 +1,11 @@
 """The price of a neuron follows the network as it acts: closed layers and linear ones, too."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import archlearn as al
@@ -42,3 +43,73 @@ def test_computed_weights_have_the_price_of_plain_ones(
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     assert prices(al.add_gates(net.train(), example), price) == pytest.approx(plain, rel=1e-6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+STRENGTHS = al.Strengths(width_cost=3.0, width_binarise=5.0, depth_cost=7.0, depth_binarise=11.0)
+
+
+def afresh(model: nn.Module, strengths: al.Strengths) -> float:
+    """Return the penalty of a copy that has never been asked for one."""
+    made = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    made.load_state_dict(model.state_dict())
+    return al.penalty(made, strengths).item()
+
+
+def test_prices_that_are_kept_follow_the_depth_gates_and_the_strengths() -> None:
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    weaker = replace(STRENGTHS, width_cost=0.5)
+    for depth in (0.3, 0.9, 0.9, 0.4):
+        set_(model, {"0": [0.1, 0.8, 0.6, 0.4]}, {"0": depth})
+        for strengths in (STRENGTHS, weaker, STRENGTHS):
+            assert al.penalty(model, strengths).item() == afresh(model, strengths)
+
+
+def test_prices_that_are_kept_follow_the_precision() -> None:
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    set_(model, {"0": [0.25] * 4, "2": [0.5] * 3}, {"0": 0.25, "2": 0.75})
+    wide = al.penalty(model, STRENGTHS)
+    assert al.penalty(model.float(), STRENGTHS).dtype is torch.float32
+    assert torch.equal(al.penalty(model.double(), STRENGTHS), wide)
+
+
+def test_prices_that_were_found_inside_a_transform_or_inference_mode_are_not_kept() -> None:
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+
+    def pay(state: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(_Pays(model), state, ())
+
+    state: dict[str, Tensor] = {f"model.{name}": gate for name, gate in model.named_parameters()}
+    found = torch.func.grad(pay)(state)
+    stacked = {name: torch.stack([gate, gate]) for name, gate in state.items()}
+    both = torch.func.vmap(pay)(stacked)
+    with torch.inference_mode():
+        al.penalty(model, STRENGTHS)
+    paid = al.penalty(model, STRENGTHS)
+    paid.backward()
+    assert torch.equal(both, torch.stack([paid, paid]))
+    for name, gate in model.named_parameters():
+        if gate.grad is not None:
+            assert torch.equal(gate.grad, found[f"model.{name}"])
+
+
+class _Pays(nn.Module):
+    """A penalty as a module, so that its gates can be exchanged."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self) -> Tensor:
+        return al.penalty(self.model, STRENGTHS)
+
+
+def test_prices_are_found_again_after_the_model_was_empty() -> None:
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    empty = model.to("meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in [*empty.parameters(), *empty.buffers()]:
+            tensor.zero_()
+    al.penalty(empty, STRENGTHS)
+    empty.load_state_dict(state)
+    assert al.penalty(empty, STRENGTHS).item() == afresh(empty, STRENGTHS) > 0

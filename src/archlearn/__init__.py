@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from archlearn.gating import add_gates, clip_gates_, parameter_groups
     from archlearn.inspection import inspect
     from archlearn.learning import Learn
-    from archlearn.penalties import Price, Strengths, penalty
+    from archlearn.penalties import penalty
     from archlearn.storage import load, save
+    from archlearn.strengths import Price, Strengths
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compacting import compact
     from archlearn.surgery.planning import Plan, plan
@@ -45,7 +46,8 @@ _HOMES = {
     "archlearn.gating": ("add_gates", "clip_gates_", "parameter_groups"),
     "archlearn.inspection": ("inspect",),
     "archlearn.learning": ("Learn",),
-    "archlearn.penalties": ("Price", "Strengths", "penalty"),
+    "archlearn.penalties": ("penalty",),
+    "archlearn.strengths": ("Price", "Strengths"),
     "archlearn.storage": ("load", "save"),
     "archlearn.surgery.architecture": ("Architecture", "read_architecture"),
     "archlearn.surgery.compacting": ("compact",),

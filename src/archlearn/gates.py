@@ -1,12 +1,14 @@
 """Gates are real numbers while they learn and binary whenever they act."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 THRESHOLD = 0.5
+_functorch: Any = vars(torch._C)["_functorch"]  # not among the names that torch declares
 
 
 def is_open(gate: Tensor) -> Tensor:
@@ -20,8 +22,7 @@ def binarise(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
     The gradient is that of the identity, so a gate keeps moving between the rare steps at
     which its binary value flips. For gates in [0, 1] the result is exactly 0 or 1.
     """
-    binary = (gate >= THRESHOLD).to(gate.dtype)
-    return gate + (binary - gate).detach()
+    return _set(gate, is_open(gate))
 
 
 def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
@@ -30,43 +31,66 @@ def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
     If none has reached one half, the largest is open (the first of several): a layer that
     lost all its channels would end the network.
     """
-    is_kept = (gate >= THRESHOLD).scatter(0, gate.argmax(0, keepdim=True), True)
-    return gate + (is_kept.to(gate.dtype) - gate).detach()
+    is_kept = is_open(gate)
+    if not (can_read(is_kept) and b"\x01" in is_kept.numpy().tobytes()):
+        is_kept = is_kept.scatter(0, gate.argmax(0, keepdim=True), 1)
+    return _set(gate, is_kept)
 
 
 def act_gates(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act, in the shapes they have.
 
-    All at once is a few operations, however many gates there are. The gradient is that of the
-    identity.
-
     Args:
         gates: The gates of each group, and whatever else is to be binarised.
         rows: As in `open_flat`.
     """
+    if can_read(gates[0].detach()):
+        n_groups = len(rows)
+        return (*map(open_gates, gates[:n_groups]), *map(binarise, gates[n_groups:]))
+    return act_together(gates, rows)
+
+
+def act_together(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+    """Do the same in a few operations, however many gates there are."""
     flat = join_gates(gates)
-    acting = flat + (open_flat(flat, rows) - flat).detach()
-    pieces = acting.split([gate.numel() for gate in gates])
+    acting = _set(flat, open_flat(flat, rows)).split([gate.numel() for gate in gates])
     return tuple(
         piece if gate.dim() == 1 else piece.view(gate.shape)
-        for piece, gate in zip(pieces, gates, strict=True)
+        for piece, gate in zip(acting, gates, strict=True)
     )
 
 
-def open_flat(flat: Float[Tensor, " gates"], rows: Tensor) -> Float[Tensor, " gates"]:
-    """Return which of all gates act, as numbers without a gradient.
+def can_read(numbers: Tensor) -> bool:
+    """Return whether numbers may be looked at: nothing is traced, and no device waited for.
+
+    On a CPU a look is cheaper than the operations that would do without.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(numbers) is not Tensor:
+        return False
+    return numbers.is_cpu and _functorch.maybe_current_level() is None
+
+
+def _set(gate: Tensor, is_kept: Tensor) -> Tensor:
+    """Return 0 or 1 for each gate, with the gradient of the identity."""
+    # As a sum, since torch does not subtract from a bool.
+    return gate + torch.add(is_kept, gate.detach(), alpha=-1)
+
+
+def open_flat(flat: Float[Tensor, " gates"], rows: Tensor) -> Bool[Tensor, " gates"]:
+    """Return which of all gates act.
 
     Args:
         flat: All gates, one behind the other.
         rows: A row for each group of which one gate at least is open, as in `open_gates`: where
-            its gates stand among all. Short rows repeat their first place at the end.
+            its gates stand among all, without a gap. Short rows repeat their first place at the
+            end.
     """
     flat = flat.detach()
-    binary = (flat >= THRESHOLD).to(flat.dtype)
+    is_kept = flat >= THRESHOLD
     if not len(rows):
-        return binary
-    largest = rows.gather(1, flat.take(rows).argmax(1, keepdim=True))
-    return binary.scatter_(0, largest.view(-1), 1.0)
+        return is_kept
+    largest = flat.take(rows).argmax(1).add_(rows.select(1, 0))
+    return is_kept.scatter_(0, largest, 1)
 
 
 def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:

@@ -106,12 +106,16 @@ def depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(_gates(model, "depth"))
 
 
-@torch.no_grad()
 def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
     gates = [gate for holder in find_holders(model) for gate in holder.gates()]
-    torch._foreach_clamp_min_(gates, 0.0)
-    torch._foreach_clamp_max_(gates, 1.0)
+    with torch.no_grad():
+        if gates[0].is_cuda:  # two launches for all gates
+            torch._foreach_clamp_min_(gates, 0.0)
+            torch._foreach_clamp_max_(gates, 1.0)
+        else:
+            for gate in gates:
+                gate.clamp_(0.0, 1.0)
 
 
 def parameter_groups(
@@ -159,16 +163,16 @@ def find_holders(model: nn.Module) -> list[GateStore | TriState]:
         InputError: If there are none.
     """
     found: list[GateStore | TriState] = []
-    seen: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
+    seen: set[nn.Module | None] = set()
+    for module in waiting:
         if module is None or module in seen:
             continue
-        seen.add(module)
-        if isinstance(module, GateStore | TriState) and module.gates():
+        if isinstance(module, GateStore) or (isinstance(module, TriState) and module.gates()):
             found.append(module)
-        waiting.extend(module._modules.values())
+        if module._modules:  # as every holder has
+            seen.add(module)
+            waiting.extend(module._modules.values())
     if not found:
         raise InputError("the model has no gates; call add_gates on it first")
     return found

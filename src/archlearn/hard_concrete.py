@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from archlearn.gates import THRESHOLD, join_gates, open_flat
@@ -43,13 +43,13 @@ def draw_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
 
 
 def settle_gates(
-    gate: Float[Tensor, " gates"], opened: Float[Tensor, " gates"]
+    gate: Float[Tensor, " gates"], opened: Bool[Tensor, " gates"]
 ) -> Float[Tensor, " gates"]:
     """Return the gates as they act when nothing is drawn: 0 below one half.
 
     Args:
         gate: The learnt numbers.
-        opened: 1 where a gate is open, as our own gates would be; a gate below one half that
+        opened: Whether a gate is open, as our own gates would be; a gate below one half that
             is open nevertheless, lest its layer be lost, is 1.
     """
     settled = _stretch(torch.sigmoid(log_odds(gate)))

@@ -1,92 +1,19 @@
 """The penalty is what the paper adds to the loss: binary gates, few neurons, few layers."""
 
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archlearn.errors import LARGEST, InputError, lies_in, with_article
-from archlearn.gates import THRESHOLD, is_open, join_gates, open_flat
+from archlearn.errors import InputError, with_article
+from archlearn.gates import is_open, join_gates
 from archlearn.gating import find_holders
-from archlearn.graphs.cost_table import marginal_costs
 from archlearn.hard_concrete import count_expected
+from archlearn.prices import find_prices
 from archlearn.stores import GateStore
+from archlearn.strengths import Price, Strengths
 from archlearn.tristate import TriState
-
-
-class Price(Enum):
-    """What a neuron's price follows."""
-
-    NEURONS = "neurons"
-    PARAMETERS = "parameters"
-    MULTIPLY_ADDS = "multiply_adds"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strengths:
-    """How hard each term of the penalty pulls.
-
-    Attributes:
-        width_cost: Price of each kept neuron (the paper's lambda 3).
-        width_binarise: Push of each width gate towards 0 or 1 (lambda 1).
-        depth_cost: Pull of each depth gate towards a linear layer (lambda 4).
-        depth_binarise: Push of each depth gate towards 0 or 1 (lambda 2).
-        price: Whether every neuron has the same price (the paper), or one that follows the
-            parameters or multiply-adds that go with it at the current widths, mean one.
-    """
-
-    width_cost: float
-    width_binarise: float
-    depth_cost: float = 0.0
-    depth_binarise: float = 0.0
-    price: Price = Price.NEURONS
-
-    def __post_init__(self) -> None:
-        for name in ("width_cost", "width_binarise", "depth_cost", "depth_binarise"):
-            _check_strength(name, getattr(self, name))
-        if not isinstance(self.price, Price):  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = ", ".join(map(str, Price))
-            raise InputError(f"price is {self.price!r}; give {known}")
-
-    @classmethod
-    def from_width_cost(
-        cls,
-        width_cost: float,
-        ratio: float = 0.4,
-        *,
-        depth_share: float = 0.1,
-        price: Price = Price.NEURONS,
-    ) -> "Strengths":
-        """Return all four strengths from one, as the paper's supplement advises.
-
-        Args:
-            width_cost: The price of a neuron (lambda 3).
-            ratio: Lambda 3 over lambda 1, between 0 and 1; the paper used 0.4 and 0.2.
-            depth_share: Lambda 2 over lambda 1, and lambda 4 over lambda 3.
-            price: What a neuron's price follows.
-        """
-        if not 0 < ratio < 1:
-            raise InputError(
-                f"ratio is {ratio}; it must lie between 0 and 1, or every gate is pulled one way"
-            )
-        _check_strength("width_cost", width_cost)
-        width_binarise = width_cost / ratio
-        return cls(
-            width_cost=width_cost,
-            width_binarise=width_binarise,
-            depth_cost=depth_share * width_cost,
-            depth_binarise=depth_share * width_binarise,
-            price=price,
-        )
-
-
-def _check_strength(name: str, value: Any) -> None:
-    if not lies_in(value, 0, LARGEST):
-        raise InputError(f"{name} is {value!r}; a strength is a number from 0 on")
 
 
 def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
@@ -124,12 +51,11 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
     gates = _in_single(gates)
     if store.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
-    with torch.no_grad():
-        binarise, together = _prices(store, gates.detach(), strengths)
+    binarise, together = find_prices(store, gates.detach(), strengths)
     if store.kind == "l0":
         width, depth = gates.tensor_split([store.n_width])
         gates = torch.cat([count_expected(width), depth])
-    return torch.dot(gates, together - binarise * gates)
+    return torch.dot(gates, torch.addcmul(together, binarise, gates, value=-1))
 
 
 def _in_single(gates: Tensor) -> Tensor:
@@ -158,37 +84,3 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
 def _price_depth(depth: Tensor, strengths: Strengths) -> Tensor:
     binarise = strengths.depth_binarise * depth * (1 - depth)
     return binarise - strengths.depth_cost * depth
-
-
-def _prices(store: GateStore, gates: Tensor, strengths: Strengths) -> tuple[Tensor, Tensor]:
-    """Return `a` and `a + b` for each gate."""
-    linear, is_depth = (store.numbers(n, gates.dtype) for n in ("linear_neurons", "is_depth"))
-    has_depth = len(linear) > 0
-    neurons = paid = store.numbers("neurons", gates.dtype)
-    if has_depth:
-        is_linear = (gates[store.n_width :] >= THRESHOLD).to(neurons.dtype)
-        paid = torch.addmv(neurons, linear.T, is_linear, alpha=-1)
-    if strengths.price is not Price.NEURONS:
-        share = paid[:-1] / neurons[:-1]
-        neurons = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
-        paid = neurons * F.pad(share, (0, 1))
-    binarise = neurons * strengths.width_binarise
-    if has_depth:
-        binarise = binarise.add_(is_depth, alpha=strengths.depth_binarise)
-    together = torch.add(binarise, paid, alpha=strengths.width_cost)
-    if has_depth:
-        together = together.sub_(is_depth, alpha=strengths.depth_cost)
-    found = torch.stack([binarise, together]).index_select(1, store.group_of_gate)
-    return found[0], found[1]
-
-
-def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:
-    """Return what one more channel of each group costs at the current widths, mean one."""
-    table = store.cost_table(gates.dtype)
-    by_parameters = price is Price.PARAMETERS
-    coefficients = table.parameters if by_parameters else table.multiply_adds
-    groups = store.group_of_gate[: store.n_width]
-    opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
-    kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
-    cost = marginal_costs(table, kept, coefficients)
-    return cost / cost[groups].mean()

@@ -27,6 +27,7 @@ class GateStore(nn.Module):
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
         depth: The depth gates, a parameter for each site.
+        kept_prices: What the last penalty found, and the next one need not find again.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -63,6 +64,7 @@ class GateStore(nn.Module):
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         self.n_width = int(sizes.sum())
         self._kept: dict[str, Tensor] = {}
+        self.kept_prices: Any = None
         self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
@@ -72,18 +74,18 @@ class GateStore(nn.Module):
         return getattr(self, self._home)
 
     def _keep_prices(self, choice: Choice, sizes: Tensor) -> None:
-        """Keep numbers by group. All depth gates count as one more group, which has no neurons."""
+        """Keep what goes with each gate. All depth gates count as one more group.
+
+        "prices" has two rows: the neurons of each gate, none for a depth gate, and whether it is
+        one. "linear_neurons" is by group.
+        """
         n_groups, n_depth = len(sizes), len(choice.links)
         counts = torch.cat([sizes, torch.tensor([n_depth])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
         self._keep("group_of_gate", index)
-        kept = {
-            "neurons": F.pad(choice.neurons(), (0, 1)),
-            "linear_neurons": F.pad(choice.linear_neurons(), (0, 1)),
-            "is_depth": F.pad(torch.zeros(n_groups), (0, 1), value=1.0),
-        }
-        for name, numbers in kept.items():
-            self._keep_numbers(name, numbers)
+        neurons = F.pad(choice.neurons(), (0, 1))[index]
+        self._keep_numbers("prices", torch.stack([neurons, (index == n_groups).float()]))
+        self._keep_numbers("linear_neurons", F.pad(choice.linear_neurons(), (0, 1)))
 
     def _keep_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.
@@ -100,13 +102,14 @@ class GateStore(nn.Module):
 
     def refill_(self) -> None:
         """Put back what `to_empty` may have lost and no `state_dict` holds."""
+        self.kept_prices = None
         for name, numbers in self._kept.items():
             buffer: Tensor = getattr(self, name)
             if not buffer.is_meta:
                 buffer.copy_(numbers)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return numbers about groups: their "neurons", "linear_neurons", or "is_depth"."""
+        """Return numbers that were kept: "prices", "linear_neurons", or a part of a cost table."""
         bits: Tensor = getattr(self, name)
         return bits.view(torch.float32).to(dtype)
 
@@ -122,10 +125,13 @@ class GateStore(nn.Module):
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site.
 
-        In a replica that DataParallel makes, they are attributes and no longer parameters.
+        Once a step and more, so it must be quick. In a replica that DataParallel makes, gates are
+        attributes and no longer parameters.
         """
-        found = [getattr(self.home, key) for key in self._width_keys]
-        return found + [getattr(self.depth, key) for key in self._depth_keys]
+        return [
+            *_find(self.home, self._width_keys),
+            *_find(self.depth, self._depth_keys),
+        ]
 
     def place_of_group(self, name: str) -> int:
         """Return where the gates of a group stand in `gates`."""
@@ -191,6 +197,11 @@ def _rows(sizes: list[int]) -> Tensor:
         row[:size] += torch.arange(size)
         start += size
     return rows
+
+
+def _find(home: nn.Module, keys: list[str]) -> list[Tensor]:
+    parameters: dict[str, Any] = home._parameters
+    return [parameters[key] if key in parameters else getattr(home, key) for key in keys]
 
 
 @functools.cache

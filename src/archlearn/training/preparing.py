@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
-from archlearn.penalties import Price, Strengths
+from archlearn.strengths import Price, Strengths
 from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples

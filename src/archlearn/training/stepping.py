@@ -9,7 +9,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.gating import clip_gates_
-from archlearn.penalties import Strengths, penalty
+from archlearn.penalties import penalty
+from archlearn.strengths import Strengths
 from archlearn.training.data.datasets import Split
 from archlearn.training.limiting import Limits, limit_gradients_
 from archlearn.training.objectives import Objective

@@ -1,0 +1,73 @@
+"""What each gate of a model pays: for not being binary, for its neurons, for not being linear."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archlearn.gates import THRESHOLD, can_read, open_flat
+from archlearn.graphs.cost_table import marginal_costs
+from archlearn.stores import GateStore
+from archlearn.strengths import Price, Strengths
+
+
+class Prices(NamedTuple):
+    """A gate `g` pays `g·(a + b − a·g)`.
+
+    Attributes:
+        binarise: `a` of each gate.
+        together: `a + b` of each gate.
+    """
+
+    binarise: Tensor
+    together: Tensor
+
+
+def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
+    """Return what each gate pays now. None of it has a gradient.
+
+    Prices by neurons change only when a layer becomes linear or ceases to be. Where that can be
+    seen, they are kept from step to step: on a CPU each operation costs more than the gates.
+
+    Args:
+        store: Knows what goes with each gate.
+        gates: All gates, one behind the other, without a gradient.
+        strengths: How hard each term pulls.
+    """
+    if strengths.price is not Price.NEURONS or gates.is_inference() or not can_read(gates):
+        return _work_out(store, gates, strengths)
+    depth = gates[store.n_width :].tolist() if len(gates) > store.n_width else ()
+    key = (strengths, gates.dtype, [gate >= THRESHOLD for gate in depth])
+    if store.kept_prices is None or store.kept_prices[0] != key:
+        store.kept_prices = key, _work_out(store, gates, strengths)
+    return store.kept_prices[1]
+
+
+def _work_out(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
+    neurons, is_depth = store.numbers("prices", gates.dtype)
+    linear = store.numbers("linear_neurons", gates.dtype)
+    price = neurons
+    if strengths.price is not Price.NEURONS:
+        price = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
+        price = price.index_select(0, store.group_of_gate)
+    binarise = torch.add(price * strengths.width_binarise, is_depth, alpha=strengths.depth_binarise)
+    paid = price
+    if len(linear):
+        is_linear = (gates[store.n_width :] >= THRESHOLD).to(linear.dtype)
+        freed = torch.mv(linear.T, is_linear).index_select(0, store.group_of_gate)
+        paid = price * (1 - freed / (neurons + is_depth))
+    together = torch.add(binarise, paid, alpha=strengths.width_cost)
+    return Prices(binarise, torch.sub(together, is_depth, alpha=strengths.depth_cost))
+
+
+def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:
+    """Return what one more channel of each group costs at the current widths, mean one."""
+    table = store.cost_table(gates.dtype)
+    by_parameters = price is Price.PARAMETERS
+    coefficients = table.parameters if by_parameters else table.multiply_adds
+    groups = store.group_of_gate[: store.n_width]
+    opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
+    kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
+    cost = marginal_costs(table, kept, coefficients)
+    return cost / cost[groups].mean()
