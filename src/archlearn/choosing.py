@@ -187,10 +187,10 @@ def _nothing(choice: Choice, net: nn.Module) -> str:
     sites = choice.blueprint.sites[0]
     if not sites:
         opaque = choice.blueprint.traces.opaque
-        inside = f" ({', '.join(opaque)} could not be followed)" if opaque else ""
+        inside = [f"\n  {name} was not looked into: {why}" for name, why in opaque.items()]
         return (
-            f"nothing can be learnt in {type(net).__name__}: it calls no activation that "
-            f"archlearn knows{inside}; use ReLU, GELU, SiLU or the like as modules or functions"
+            f"nothing can be learnt in {type(net).__name__}: it calls no activation that archlearn "
+            "knows; use ReLU, GELU, SiLU or the like as modules or functions" + "".join(inside)
         )
     lines = []
     for site in sites[:10]:

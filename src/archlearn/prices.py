@@ -39,9 +39,10 @@ def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices
         return _work_out(store, gates, strengths)
     depth = gates[store.n_width :].tolist() if len(gates) > store.n_width else ()
     key = (strengths, gates.dtype, [gate >= THRESHOLD for gate in depth])
-    if store.kept_prices is None or store.kept_prices[0] != key:
-        store.kept_prices = key, _work_out(store, gates, strengths)
-    return store.kept_prices[1]
+    kept = store.kept_prices
+    if kept is None or kept[0] != key:
+        kept = store.kept_prices = key, _work_out(store, gates, strengths)
+    return kept[1]
 
 
 def _work_out(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:

@@ -1,6 +1,7 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -202,3 +203,26 @@ def test_a_model_without_gates_is_told_to_get_some() -> None:
     for model in (net, small):
         with pytest.raises(al.InputError, match="the model has no gates; call add_gates on it"):
             al.compact(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "layout"),
+    [
+        (nn.Conv2d, (2, 3, 6, 6), torch.channels_last),
+        (nn.Conv3d, (2, 3, 5, 5, 5), torch.channels_last_3d),
+        (nn.Conv2d, (2, 3, 6, 6), torch.contiguous_format),
+    ],
+)
+def test_weights_lie_in_memory_as_they_did(
+    make: Callable[..., nn.Module], shape: tuple[int, ...], layout: torch.memory_format
+) -> None:
+    net = nn.Sequential(make(3, 8, 3), nn.ReLU(), make(8, 4, 2)).to(memory_format=layout)  # pyright: ignore
+    gated = al.add_gates(net, torch.randn(shape))
+    with torch.no_grad():
+        width_gates(gated)["0"][:3] = 0.0
+    small = al.compact(gated)
+    for name in ("0", "2"):
+        weight = small.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        assert 5 in weight.shape
+        assert weight.is_contiguous(memory_format=layout)

@@ -162,9 +162,9 @@ KINDS: tuple[Kind, ...] = (
             nn.Linear(7, 3),
         ),
         TOKENS,
-        (7,),
-        (7,),
-        note="torch's own layer cannot be traced: an opaque leaf",
+        (11, 7),
+        (11, 7),
+        note="torch's own layer is followed: its hidden units are learnt",
     ),
     kind(
         "swiglu",

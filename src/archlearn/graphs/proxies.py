@@ -7,11 +7,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.proxy import Attribute
 
 from archlearn.graphs.sources import is_ours
 from archlearn.graphs.texts import asks_for_class, is_message
+from archlearn.graphs.transformers import ASKS_FOR_TENSOR
 
 _SIZES = ("shape", "ndim")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
@@ -23,13 +24,15 @@ class Asking:
     tracer: Any
 
     @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __class__(self: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The class of the example's value, for `isinstance` in a user's code.
 
         To torch's kernels, which ask for it as well, it is what it is: they would take it for a
         tensor in memory.
         """
         frame = sys._getframe(1)
+        if frame.f_code is ASKS_FOR_TENSOR:
+            return Tensor if self.node.op == "get_attr" else self.tracer.class_of(self)
         is_asked = frame.f_code is torch.is_tensor.__code__ and frame.f_back is not None
         if is_asked and frame.f_back is not None:
             frame = frame.f_back

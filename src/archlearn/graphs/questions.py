@@ -20,11 +20,14 @@ from archlearn.graphs.step import call_node
 from archlearn.modes import evaluating, unnoticed
 
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
-_ATTRIBUTES = {"ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND}
+_ATTRIBUTES = {
+    "ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND, "is_nested": KIND,
+}  # fmt: skip
 _METHODS = {
     "dim": RANK, "ndimension": RANK, "size": SIZES, "numel": SIZES, "nelement": SIZES,
     "is_floating_point": KIND, "is_complex": KIND,
 }  # fmt: skip
+_FUNCTIONS = (torch.is_floating_point, torch.is_complex)
 _OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
@@ -76,6 +79,8 @@ def topic_of(node: fx.Node) -> int | None:
         return _METHODS.get(str(node.target))
     if node.op != "call_function":
         return None
+    if node.target in _FUNCTIONS:
+        return KIND
     if node.target is getattr:
         holder, name = node.args[0], str(node.args[1])
         inner = topic_of(holder) if isinstance(holder, fx.Node) else None
@@ -146,7 +151,7 @@ def may_ask(node: fx.Node, what: str, *, at_top: bool) -> bool:
 
 def _is_sure_of_kind(node: fx.Node) -> bool:
     """Return whether an answer is the same for all floating types."""
-    if node.target == "is_floating_point":
+    if node.target in ("is_floating_point", torch.is_floating_point):
         return True
     other = node.args[1] if node.target in (operator.eq, operator.ne) else None
     return isinstance(other, torch.dtype) and not other.is_floating_point

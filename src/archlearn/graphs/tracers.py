@@ -31,6 +31,7 @@ from archlearn.graphs.questions import (
 from archlearn.graphs.remnants import Remnants, check_remnants
 from archlearn.graphs.rules.activations import FUNCTIONS
 from archlearn.graphs.sources import describe_failure, note_source, source_of
+from archlearn.graphs.transformers import BLOCKS, without_hint
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
 
@@ -46,7 +47,7 @@ class UntraceableError(Exception):
 
 
 class Follower(fx.Tracer):
-    """Follows everything but torch's own modules, tri-state activations and leaves."""
+    """Follows everything but torch's own layers, tri-state activations and leaves."""
 
     proxy_buffer_attributes = True  # or what is computed from buffers would be a constant
 
@@ -81,7 +82,7 @@ class Follower(fx.Tracer):
         return (
             marked
             or isinstance(m, TriState | LocalResponse | NarrowedLocalResponseNorm)
-            or super().is_leaf_module(m, module_qualified_name)
+            or (super().is_leaf_module(m, module_qualified_name) and not isinstance(m, BLOCKS))
         )
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -171,6 +172,7 @@ class Follower(fx.Tracer):
         check_gradients()  # whoever switched them off is the caller
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
+        kwargs = without_hint(m, args, kwargs)
         before = (Stand.now(), Remnants(m)) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)

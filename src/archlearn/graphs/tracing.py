@@ -24,6 +24,7 @@ from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
 from archlearn.graphs.tracers import Leaf as Leaf
+from archlearn.graphs.transformers import describe_fix
 from archlearn.modes import evaluating, noticing_mode_reads
 from archlearn.packing import Packed, pack_graph, unpack_graph
 
@@ -143,7 +144,7 @@ def _refuse(net: nn.Module, reason: str) -> TracingError:
 
 
 def _mark_opaque_(net: nn.Module, found: UntraceableError, opaque: dict[str, str]) -> None:
-    opaque[found.name] = found.reason
+    opaque[found.name] = found.reason + describe_fix(found.module)
     if not isinstance(found.module, _TRANSPARENT):
         for name, module in net.named_modules():
             if name and type(module) is type(found.module):

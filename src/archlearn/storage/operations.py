@@ -26,22 +26,22 @@ _TORCH = """
 _assert abs absolute add addbmm addcdiv addcmul addmm adaptive_avg_pool1d all amax amin any arange
 argmax argmin atleast_1d atleast_2d atleast_3d avg_pool1d baddbmm batch_norm bilinear bmm
 broadcast_tensors broadcast_to bucketize cat cdist ceil celu celu_ channel_shuffle chunk clamp
-clamp_max clamp_min clip clone column_stack concat concatenate conv1d conv2d conv3d
-conv_transpose1d conv_transpose2d conv_transpose3d cos cosh cosine_similarity count_nonzero cross
-cummax cummin cumprod cumsum diag diag_embed diagonal diff div divide dot dropout dropout_ dstack
-einsum elu_ embedding empty_like eq erf exp expm1 eye feature_dropout finfo flatten flip fliplr
-flipud floor floor_divide fmod frac full full_like gather ge greater group_norm gt hardshrink hstack
-index_select inner instance_norm inverse iinfo isfinite isinf isnan kron layer_norm le lerp less
-linspace log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
-logical_xor logit logsumexp lt masked_fill masked_select matmul max max_pool1d maximum mean
-median meshgrid min minimum mm movedim moveaxis mul multiply mv nan_to_num narrow ne neg norm
-normal numel ones ones_like outer permute pixel_shuffle pixel_unshuffle polar pow prelu prod
-rand rand_like randn randn_like ravel real reciprocal relu relu_ remainder repeat_interleave
-reshape rms_norm roll rot90 round rrelu rsqrt rsub scaled_dot_product_attention scatter
-scatter_add select selu selu_ sigmoid sigmoid_ sign sin sinh softmax sort split sqrt square
-squeeze stack std std_mean sub subtract sum swapaxes swapdims t take_along_dim tan tanh tanh_
-tensor_split tensordot threshold tile topk transpose tril triu true_divide trunc unbind unflatten
-unsqueeze var var_mean vstack where zeros zeros_like
+clamp_max clamp_min clip clone column_stack concat concatenate conv1d conv2d conv3d conv_transpose1d
+conv_transpose2d conv_transpose3d cos cosh cosine_similarity count_nonzero cross cummax cummin
+cumprod cumsum diag diag_embed diagonal diff div divide dot dropout dropout_ dstack einsum elu_
+embedding empty_like eq erf exp expm1 eye feature_dropout finfo flatten flip fliplr flipud floor
+floor_divide fmod frac full full_like gather ge greater group_norm gt hardshrink hstack index_select
+inner instance_norm inverse iinfo is_floating_point isfinite isinf isnan kron layer_norm le lerp
+less linspace log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
+logical_xor logit logsumexp lt masked_fill masked_select matmul max max_pool1d maximum mean median
+meshgrid min minimum mm movedim moveaxis mul multiply mv nan_to_num narrow ne neg norm normal numel
+ones ones_like outer permute pixel_shuffle pixel_unshuffle polar pow prelu prod rand rand_like randn
+randn_like ravel real reciprocal relu relu_ remainder repeat_interleave reshape rms_norm roll rot90
+round rrelu rsqrt rsub scaled_dot_product_attention scatter scatter_add select selu selu_ sigmoid
+sigmoid_ sign sin sinh softmax sort split sqrt square squeeze stack std std_mean sub subtract sum
+swapaxes swapdims t take_along_dim tan tanh tanh_ tensor_split tensordot threshold tile topk
+transpose tril triu true_divide trunc unbind unflatten unsqueeze var var_mean vstack where zeros
+zeros_like
 """
 
 _FUNCTIONAL = """
@@ -77,8 +77,8 @@ uniform_ unsqueeze unsqueeze_ var view view_as where zero_
 METHODS = frozenset(_METHODS.split())
 
 ATTRIBUTES = frozenset({
-    "shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "requires_grad", "values", "indices",
-    "min", "max", "eps", "tiny",
+    "shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "is_nested", "requires_grad",
+    "values", "indices", "min", "max", "eps", "tiny",
 })  # fmt: skip
 
 # Functions that torchvision marks as leaves of a trace; looked up only where it can be imported.

@@ -77,9 +77,17 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
             if each.kept not in places:
                 places[each.kept] = torch.tensor(each.kept, device=new.device)
             new = new.index_select(each.dim, places[each.kept])
+        new = new.contiguous(memory_format=_layout_of(old))
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
     return made
+
+
+def _layout_of(tensor: Tensor) -> torch.memory_format:
+    """Return how a tensor lies in memory: channels last if it was put so, else row by row."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    is_last = layout is not None and tensor.is_contiguous(memory_format=layout)
+    return layout if layout and is_last and not tensor.is_contiguous() else torch.contiguous_format
 
 
 def update_sizes_(net: nn.Module) -> None:

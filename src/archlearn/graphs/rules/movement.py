@@ -47,7 +47,7 @@ def attribute(step: Step) -> Any:
     holder, name = step.args[0], step.args[1]
     if not isinstance(holder, Labels):
         return fixed_out(step.out)
-    if name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad"):
+    if name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "requires_grad"):
         return step.out
     return move(step) if name in ("T", "mT", "data") else opaque(step)
 
