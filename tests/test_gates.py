@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from archlearn.gates import (
     THRESHOLD,
@@ -127,4 +128,12 @@ def test_gates_are_not_looked_at_where_they_may_not_be() -> None:
 @traced
 def test_a_trace_holds_the_largest_gate_open_whatever_the_gates_were() -> None:
     run: Any = torch.jit.trace(open_gates, torch.tensor([0.9, 0.3, 0.2]))
+    assert run(torch.tensor([0.1, 0.3, 0.2])).tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_a_graph_of_operations_holds_the_largest_gate_open_whatever_the_gates_were(
+    pre_dispatch: bool,
+) -> None:
+    run = make_fx(open_gates, pre_dispatch=pre_dispatch)(torch.tensor([0.9, 0.3, 0.2]))
     assert run(torch.tensor([0.1, 0.3, 0.2])).tolist() == [0.0, 1.0, 0.0]

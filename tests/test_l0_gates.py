@@ -226,3 +226,9 @@ def test_nothing_is_drawn_for_a_model_that_is_evaluated() -> None:
     x = torch.randn(3, 4)
     torch.testing.assert_close(model(x), model(x))
     assert not any(module.training for module in model.modules())
+
+
+def test_depth_alone_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(al.InputError, match="'l0' is about width gates, but only depth"):
+        al.add_gates(net, torch.zeros(1, 4), learn={"*": al.Learn.DEPTH}, kind="l0")

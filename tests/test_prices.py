@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import archlearn as al
@@ -113,3 +115,57 @@ def test_prices_are_found_again_after_the_model_was_empty() -> None:
     al.penalty(empty, STRENGTHS)
     empty.load_state_dict(state)
     assert al.penalty(empty, STRENGTHS).item() == afresh(empty, STRENGTHS) > 0
+
+
+@pytest.mark.parametrize("kind", ["binary", "l0"])
+@pytest.mark.parametrize("price", list(al.Price))
+def test_a_penalty_compiles_to_one_graph_and_follows_the_gates(
+    price: al.Price, kind: Literal["binary", "l0"]
+) -> None:
+    strengths = replace(STRENGTHS, price=price)
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64), kind=kind)
+    al.penalty(model, strengths)
+    pay = torch.compile(al.penalty, fullgraph=True, backend="aot_eager")
+    for depth in (0.3, 0.9):
+        set_(model, {"0": [0.1, 0.8, 0.6, 0.4]}, {"0": depth})
+        torch.testing.assert_close(pay(model, strengths), al.penalty(model, strengths))
+
+
+def test_a_graph_of_operations_follows_the_depth_gates_although_prices_are_kept() -> None:
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    al.penalty(model, STRENGTHS)
+    state = {f"model.{name}": gate.detach() for name, gate in model.named_parameters()}
+    run = make_fx(lambda given: torch.func.functional_call(_Pays(model), given, ()))(state)
+    set_(model, {}, {"0": 0.9})
+    assert run(state).item() == pytest.approx(al.penalty(model, STRENGTHS).item(), rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own tracer and what it folds
+def test_a_penalty_is_linearised() -> None:
+    """One kernel of torch ended the process here: `addcmul` with a `value`."""
+    model = al.add_gates(mlp(7, 4, 3, 2), torch.zeros(1, 7, dtype=torch.float64))
+    state = {f"model.{name}": gate.detach() for name, gate in model.named_parameters()}
+    found, _ = torch.func.linearize(
+        lambda given: torch.func.functional_call(_Pays(model), given, ()), state
+    )
+    assert torch.equal(found, al.penalty(model, STRENGTHS).detach())
+
+
+def test_strengths_are_what_they_were_made_of() -> None:
+    number = torch.tensor(3.0)
+    strengths = al.Strengths(width_cost=number, width_binarise=1)  # pyright: ignore
+    number.mul_(2)
+    assert strengths.numbers() == (3.0, 1.0, 0.0, 0.0)
+    assert all(type(each) is float for each in strengths.numbers())
+
+
+def test_neurons_of_a_shared_gate_are_freed_exactly() -> None:
+    """What is left of many neurons when all but one are linear is one, and not nearly one."""
+    model = al.add_gates(mlp(7, 4, 3, 2).float(), torch.zeros(1, 7))
+    store: Any = model.get_submodule("archlearn_gates")
+    shared = torch.tensor([49.0] * 7 + [0.0] * 2)
+    store.prices = torch.stack([shared, 1 - shared.clamp(max=1)]).view(torch.int32)
+    store.linear_neurons = torch.tensor([[48.0, 48.0, 0.0], [0.0] * 3]).view(torch.int32)
+    set_(model, {"0": [1.0] * 4, "2": [1.0] * 3}, {"0": 1.0, "2": 0.0})
+    alone = al.Strengths(width_cost=1.0, width_binarise=0.0)
+    assert al.penalty(model, alone).item() == 7.0

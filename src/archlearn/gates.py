@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _len_pre_dispatch
 
 THRESHOLD = 0.5
-_functorch: Any = vars(torch._C)["_functorch"]  # not among the names that torch declares
+_core: Any = torch._C  # has names that it does not declare
 
 
 def is_open(gate: Tensor) -> Tensor:
@@ -67,7 +68,8 @@ def can_read(numbers: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(numbers) is not Tensor:
         return False
-    return numbers.is_cpu and _functorch.maybe_current_level() is None
+    is_watched = _core._len_torch_dispatch_stack() or _len_pre_dispatch()
+    return numbers.is_cpu and not is_watched and _core._functorch.maybe_current_level() is None
 
 
 def _set(gate: Tensor, is_kept: Tensor) -> Tensor:

@@ -82,6 +82,11 @@ def add_gates(
         rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)
         put_weights_back_(gated, net, choice.blueprint.traces)
     if kind == "l0":
+        if not choice.blueprint.groups:
+            raise InputError(
+                "kind 'l0' is about width gates, but only depth is learnt here; ask for widths in "
+                "learn=, or leave kind out"
+            )
         find_writers(choice.blueprint, gated)
     store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
@@ -170,7 +175,8 @@ def find_holders(model: nn.Module) -> list[GateStore | TriState]:
             continue
         if isinstance(module, GateStore) or (isinstance(module, TriState) and module.gates()):
             found.append(module)
-        if module._modules:  # as every holder has
+            seen.add(module)
+        if module._modules:  # others need not be remembered
             seen.add(module)
             waiting.extend(module._modules.values())
     if not found:

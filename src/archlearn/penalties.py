@@ -51,11 +51,11 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
     gates = _in_single(gates)
     if store.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
-    binarise, together = find_prices(store, gates.detach(), strengths)
+    line, bow = find_prices(store, gates.detach(), strengths)
     if store.kind == "l0":
         width, depth = gates.tensor_split([store.n_width])
         gates = torch.cat([count_expected(width), depth])
-    return torch.dot(gates, torch.addcmul(together, binarise, gates, value=-1))
+    return torch.dot(gates, torch.addcmul(line, bow, gates))
 
 
 def _in_single(gates: Tensor) -> Tensor:

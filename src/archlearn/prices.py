@@ -13,15 +13,15 @@ from archlearn.strengths import Price, Strengths
 
 
 class Prices(NamedTuple):
-    """A gate `g` pays `g·(a + b − a·g)`.
+    """A gate `g` pays `g·(line + bow·g)`.
 
     Attributes:
-        binarise: `a` of each gate.
-        together: `a + b` of each gate.
+        line: For each gate `a + b`: what pushes it towards 0 or 1, and what it costs.
+        bow: For each gate `−a`.
     """
 
-    binarise: Tensor
-    together: Tensor
+    line: Tensor
+    bow: Tensor
 
 
 def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
@@ -35,10 +35,10 @@ def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices
         gates: All gates, one behind the other, without a gradient.
         strengths: How hard each term pulls.
     """
-    if strengths.price is not Price.NEURONS or gates.is_inference() or not can_read(gates):
+    if strengths.price is not Price.NEURONS or not can_read(gates) or gates.is_inference():
         return _work_out(store, gates, strengths)
     depth = gates[store.n_width :].tolist() if len(gates) > store.n_width else ()
-    key = (strengths, gates.dtype, [gate >= THRESHOLD for gate in depth])
+    key = (strengths.numbers(), gates.dtype, [gate >= THRESHOLD for gate in depth])
     kept = store.kept_prices
     if kept is None or kept[0] != key:
         kept = store.kept_prices = key, _work_out(store, gates, strengths)
@@ -48,18 +48,18 @@ def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices
 def _work_out(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
     neurons, is_depth = store.numbers("prices", gates.dtype)
     linear = store.numbers("linear_neurons", gates.dtype)
-    price = neurons
-    if strengths.price is not Price.NEURONS:
-        price = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
-        price = price.index_select(0, store.group_of_gate)
-    binarise = torch.add(price * strengths.width_binarise, is_depth, alpha=strengths.depth_binarise)
-    paid = price
+    price, paid = neurons, neurons
     if len(linear):
         is_linear = (gates[store.n_width :] >= THRESHOLD).to(linear.dtype)
-        freed = torch.mv(linear.T, is_linear).index_select(0, store.group_of_gate)
-        paid = price * (1 - freed / (neurons + is_depth))
-    together = torch.add(binarise, paid, alpha=strengths.width_cost)
-    return Prices(binarise, torch.sub(together, is_depth, alpha=strengths.depth_cost))
+        paid = neurons - torch.mv(linear.T, is_linear).index_select(0, store.group_of_gate)
+    if strengths.price is not Price.NEURONS:
+        marginal = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
+        price = marginal.index_select(0, store.group_of_gate)
+        paid = price * (paid / (neurons + is_depth))
+    width_push = price * -strengths.width_binarise
+    bow = torch.sub(width_push, is_depth, alpha=strengths.depth_binarise)
+    line = torch.sub(paid * strengths.width_cost, bow)
+    return Prices(torch.sub(line, is_depth, alpha=strengths.depth_cost), bow)
 
 
 def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:

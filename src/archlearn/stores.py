@@ -125,13 +125,11 @@ class GateStore(nn.Module):
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site.
 
-        Once a step and more, so it must be quick. In a replica that DataParallel makes, gates are
-        attributes and no longer parameters.
+        In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
-        return [
-            *_find(self.home, self._width_keys),
-            *_find(self.depth, self._depth_keys),
-        ]
+        home, depth = self.home, self.depth
+        found = [getattr(home, key) for key in self._width_keys]
+        return found + [getattr(depth, key) for key in self._depth_keys]
 
     def place_of_group(self, name: str) -> int:
         """Return where the gates of a group stand in `gates`."""
@@ -197,11 +195,6 @@ def _rows(sizes: list[int]) -> Tensor:
         row[:size] += torch.arange(size)
         start += size
     return rows
-
-
-def _find(home: nn.Module, keys: list[str]) -> list[Tensor]:
-    parameters: dict[str, Any] = home._parameters
-    return [parameters[key] if key in parameters else getattr(home, key) for key in keys]
 
 
 @functools.cache

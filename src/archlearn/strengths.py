@@ -6,6 +6,8 @@ from typing import Any
 
 from archlearn.errors import LARGEST, InputError, lies_in
 
+_NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
+
 
 class Price(Enum):
     """What a neuron's price follows."""
@@ -35,11 +37,16 @@ class Strengths:
     price: Price = Price.NEURONS
 
     def __post_init__(self) -> None:
-        for name in ("width_cost", "width_binarise", "depth_cost", "depth_binarise"):
+        for name in _NUMBERS:
             _check_strength(name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))  # it may be a tensor
         if not isinstance(self.price, Price):  # pyright: ignore[reportUnnecessaryIsInstance]
             known = ", ".join(map(str, Price))
             raise InputError(f"price is {self.price!r}; give {known}")
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the four strengths."""
+        return (self.width_cost, self.width_binarise, self.depth_cost, self.depth_binarise)
 
     @classmethod
     def from_width_cost(
