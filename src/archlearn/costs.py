@@ -13,6 +13,7 @@ from archlearn.graphs.contexts import frozen
 from archlearn.graphs.lookups import check_made, find_reference
 from archlearn.graphs.remnants import restoring
 from archlearn.graphs.tracing import ExampleInputs
+from archlearn.graphs.transformers import unfused
 from archlearn.graphs.weights import movers, untouched
 from archlearn.modes import evaluating
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
@@ -67,7 +68,8 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)
             stack.enter_context(untouched(gated, movers(store.choice.blueprint.traces, gated)))
-        for each in (evaluating(model), restoring(model), frozen(model), torch.no_grad(), counter):
+        left = (evaluating(model), restoring(model), frozen(model), torch.no_grad(), unfused())
+        for each in (*left, counter):
             stack.enter_context(each)
         try:
             model(*inputs.args, **inputs.kwargs)

@@ -117,3 +117,75 @@ def test_other_layers_are_learnt_beside_one_that_is_not_followed() -> None:
     assert list(width_gates(gated)) == ["head.0"]
     close_half(gated)
     assert al.compact(gated).certificate is not None
+
+
+class Shortened(nn.TransformerEncoder):
+    """Takes fewer arguments than torch's own."""
+
+    def forward(self, src: Tensor) -> Tensor:  # pyright: ignore
+        for each in self.layers:
+            src = each(src)
+        return src
+
+
+class Classifier(nn.Module):
+    """An encoder, and a head with a hidden layer."""
+
+    def __init__(self, body: nn.Module, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.mask = mask
+        self.head = nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.body(x) if self.mask is None else self.body(x, self.mask, None, None)
+        return self.head(found.mean(1))
+
+
+def places() -> Tensor:
+    return torch.arange(LENGTH, dtype=torch.float64)
+
+
+def test_a_subclass_is_called_with_what_it_takes() -> None:
+    net = Classifier(Shortened(layer(), 2, enable_nested_tensor=False)).double()
+    assert len(width_gates(al.add_gates(net, X))) == 3
+    assert list(width_gates(al.add_gates(net, X, leaves=[Shortened]))) == ["head.0"]
+
+
+def test_a_hint_that_is_given_by_position_as_none() -> None:
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
+    assert len(width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 3
+    assert len(width_gates(al.add_gates(encoder().double(), (X, causal)))) == 2
+
+
+def test_where_the_fused_kernel_computes_something_else_the_block_stays_as_it_is() -> None:
+    """It takes a float mask for a bool one, and so does the user's model without gradients."""
+    distance = -(places() - places()[:, None]).abs()
+    net = Classifier(encoder(), distance).double().eval()
+    gated = al.add_gates(net, X).eval()
+    assert list(width_gates(gated)) == ["head.0"]
+    with torch.no_grad():
+        torch.testing.assert_close(gated(X), net(X), rtol=0, atol=1e-12)
+
+
+def test_a_block_that_is_not_followed_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = Classifier(nn.TransformerEncoder(layer(), 2), None).double()
+    al.add_gates(net, X)
+    assert not caplog.records
+    masked = Reads("padding", nested=True)
+    masked.head = Classifier(nn.Identity()).head  # pyright: ignore
+    al.add_gates(masked.double(), (X, PADDING))
+    assert "encoder was not looked into" in caplog.text
+
+
+def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
+    net = Classifier(encoder()).double().eval()
+    gated = al.add_gates(net, X)
+    assert al.count_costs(gated) == al.count_costs(net, X)
+    n_rows = X.shape[0] * LENGTH
+    close_half(gated)
+    saved = 2 * n_rows * (HIDDEN // 2) * 2 * D + X.shape[0] * 4 * (D + 3)
+    before, after = al.count_costs(net, X), al.count_costs(al.compact(gated))
+    assert before.multiply_adds - after.multiply_adds == saved

@@ -16,6 +16,7 @@ from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.rules.spatial import pool
 from archlearn.graphs.shapes import guess_output
 from archlearn.graphs.step import Rule, call_node, opaque
+from archlearn.graphs.transformers import unfused
 from archlearn.graphs.watching import Watch
 
 
@@ -53,7 +54,7 @@ class Runner(fx.Interpreter):
     def _run_unknown(self, n: fx.Node) -> Any:
         self.watch.shrink = 1.0  # it may hold anything
         counter: Any = FlopCounterMode(display=False)
-        with counter:
+        with unfused(), counter:
             out = super().run_node(n)
         self.other_multiply_adds += counter.get_total_flops() // 2
         return out

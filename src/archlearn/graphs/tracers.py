@@ -172,7 +172,8 @@ class Follower(fx.Tracer):
         check_gradients()  # whoever switched them off is the caller
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
-        kwargs = without_hint(m, args, kwargs)
+        if not self.is_leaf_module(m, self.path_of_module(m)):
+            args, kwargs = without_hint(m, args, kwargs)
         before = (Stand.now(), Remnants(m)) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)
@@ -211,7 +212,8 @@ class Follower(fx.Tracer):
                     keywords[argument.name] = value
                 else:
                     args.append(value)
-            return root_fn(self.root, *args, **keywords)
+            whole, named = without_hint(self.root, args, keywords)
+            return root_fn(self.root, *whole, **named)
 
         return call, proxies
 

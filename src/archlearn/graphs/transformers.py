@@ -1,10 +1,14 @@
 """Torch's own transformer blocks are made of layers, so that they are followed like a user's."""
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 BLOCKS = (
     nn.Transformer,
     nn.TransformerEncoder,
@@ -19,19 +23,40 @@ _HINTS: dict[type[nn.Module], tuple[str, int]] = {
 }
 
 
-def without_hint(m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments with which a stack of layers takes its mask as it is given.
+def without_hint(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """Return the arguments with which a stack of layers takes its mask as it is given.
 
     Left alone, it compares the numbers of the mask with those of a causal one, to choose a faster
     kernel for the same function.
     """
     for kind, (name, place) in _HINTS.items():
-        if isinstance(m, kind) and len(args) <= place and kwargs.get(name) is None:
-            return {**kwargs, name: False}
-    return kwargs
+        if not isinstance(m, kind) or type(m).forward is not kind.forward:
+            continue
+        if len(args) <= place and kwargs.get(name) is None:
+            kwargs = {**kwargs, name: False}
+        elif len(args) > place and args[place] is None:
+            args = (*args[:place], False, *args[place + 1 :])
+    return tuple(args), kwargs
 
 
 def describe_fix(m: nn.Module) -> str:
     """Return what makes a block followable that decides by the numbers of its padding mask."""
-    is_nesting = isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor
-    return "; make it with enable_nested_tensor=False, and it is followed" if is_nesting else ""
+    if not isinstance(m, nn.TransformerEncoder) or not m.use_nested_tensor:
+        return ""
+    return "; with a padding mask, only one made with enable_nested_tensor=False is followed"
+
+
+def has_blocks(net: nn.Module) -> bool:
+    """Return whether some part of a model is a block."""
+    return any(isinstance(module, BLOCKS) for module in net.modules())
+
+
+@contextmanager
+def unfused() -> Generator[None]:
+    """Let attention run step by step: nobody can count what a fused kernel does."""
+    was_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fused)
