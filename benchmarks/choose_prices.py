@@ -2,7 +2,7 @@
 
 The test examples are never looked at here: 5,000 of the 60,000 train examples are set apart, in the
 others 10,000. Each finished run is one line of the file. About 200 s on an H200, the second grid
-100 s, the third 130 s. The fourth has not been run yet.
+100 s, the third 130 s, the fourth 80 s.
 
     python benchmarks/choose_prices.py --out results/choosing_prices.jsonl
     python benchmarks/choose_prices.py --grid second --out results/choosing_prices_2.jsonl

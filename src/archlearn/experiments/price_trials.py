@@ -15,6 +15,7 @@ NAME = "choosing-prices"
 LATER_TRIALS = {
     "choosing-rates": "choosing_prices_2.jsonl",
     "choosing-for-small": "choosing_prices_3.jsonl",
+    "choosing-for-medium": "choosing_prices_4.jsonl",
 }
 """What else was tried, by the name of its table."""
 TRIES, TRIES_NAME = "table_1_tries.jsonl", "table-1-tries"
