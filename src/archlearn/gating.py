@@ -80,16 +80,7 @@ def add_gates(
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
-    try:
-        gated, choice = _follow(net, inputs, learn, leaves)
-    except TracingError:
-        if not has_blocks(net):
-            raise
-        # Torch's fused kernel may compute something else than the layers, or a subclass may.
-        gated, choice = _follow(net, inputs, learn, (*leaves, *BLOCKS))
-    for name, why in choice.blueprint.traces.opaque.items():
-        if has_blocks(gated.get_submodule(name)):
-            _log.warning("%s was not looked into: %s", name, why)
+    gated, choice = _follow(net, inputs, learn, leaves)
     if kind == "l0":
         if not choice.blueprint.groups:
             raise InputError(
@@ -111,6 +102,28 @@ def add_gates(
 
 
 def _follow(
+    net: nn.Module,
+    inputs: ExampleInputs,
+    learn: Mapping[str, Learn] | None,
+    leaves: tuple[Leaf, ...],
+) -> tuple[nn.Module, Choice]:
+    """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
+
+    Their fused kernel may compute something else than their layers, and so may a subclass.
+    """
+    try:
+        gated, choice = _rehearsed(net, inputs, learn, leaves)
+    except TracingError:
+        if not has_blocks(net):
+            raise
+        gated, choice = _rehearsed(net, inputs, learn, (*leaves, *BLOCKS))
+    for name, why in choice.blueprint.traces.opaque.items():
+        if has_blocks(gated.get_submodule(name)):
+            _log.warning("%s was not looked into: %s", name, why)
+    return gated, choice
+
+
+def _rehearsed(
     net: nn.Module,
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
