@@ -1,9 +1,15 @@
 """The page of the torchvision benchmark, written from its rows alone."""
 
+from math import nan
+from statistics import median
+
 from benchmarks.circumstances import as_markdown
 from benchmarks.resnet50 import table as times_table
 from benchmarks.torchvision_sides import SIDES, Row
 
+_FRESH = """\
+resnet50 once more as in the table, by itself: each side in fresh processes, in turns. Seconds of
+`add_gates` + `compact` and of Torch-Pruning's build and step: medians (smallest to largest)."""
 _HOW = """\
 Half of every group of width gates dropped at random, random weights, float64, gated against compact
 model on new images. Torch-Pruning (TP): magnitude, ratio 0.5, on the same models; exact means that
@@ -38,7 +44,13 @@ def table(rows: list[Row], names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def page(rows: list[Row], names: list[str], times: list[Row], circumstances: dict[str, str]) -> str:
+def page(
+    rows: list[Row],
+    names: list[str],
+    fresh: list[Row],
+    times: list[Row],
+    circumstances: dict[str, str],
+) -> str:
     """Return the whole page: what it is, the table, the summary and the times of resnet50."""
     parts = [
         f"# {len(names)} classification models of torchvision",
@@ -48,9 +60,24 @@ def page(rows: list[Row], names: list[str], times: list[Row], circumstances: dic
         summary(rows, names),
         _when(rows),
     ]
+    if fresh:
+        parts += [_FRESH, fresh_table(fresh)]
     if times:
         parts += ["resnet50, both sides in turns in one process:", "\n".join(times_table(times))]
     return "\n\n".join(parts) + "\n"
+
+
+def fresh_table(rows: list[Row]) -> str:
+    """Return the seconds of turns in fresh processes, and their ratio, as Markdown."""
+    seconds = [[row.get("seconds", nan) for row in rows if row["side"] == side] for side in SIDES]
+    cells = [f"{median(s):.3f} ({min(s):.3f} to {max(s):.3f})" for s in seconds]
+    ratio = median(we / they for we, they in zip(*seconds, strict=True))
+    lines = [
+        "| turns | archlearn, with certificate | Torch-Pruning | archlearn / Torch-Pruning |",
+        "|--:|--:|--:|--:|",
+        f"| {len(rows) // len(SIDES)} | {' | '.join(cells)} | {ratio:.2f} |",
+    ]
+    return "\n".join(lines)
 
 
 def _when(rows: list[Row]) -> str:

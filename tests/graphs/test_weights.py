@@ -26,6 +26,8 @@ def change_in_place(old: nn.Parameter, new: nn.Parameter) -> None:
 
 
 MOVES = [replace_data, change_data, change_in_place]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 def make_mlp() -> nn.Sequential:
@@ -52,20 +54,22 @@ class Momentum(nn.Module):
 
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_model_that_moves_its_weights_is_refused(
-    move: Callable[[nn.Parameter, nn.Parameter], None], always: bool
+    move: Callable[[nn.Parameter, nn.Parameter], None], always: bool, device: str
 ) -> None:
-    net = Momentum(move, always=always).eval()
+    net = Momentum(move, always=always).eval().to(device)
     with pytest.raises(al.TracingError, match=r"it changes 'target\.0\.weight' whenever"):
-        al.add_gates(net, X)
+        al.add_gates(net, X.to(device))
 
 
 @pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_leaf_that_moves_its_weights_starts_where_it_was(
-    move: Callable[[nn.Parameter, nn.Parameter], None],
+    move: Callable[[nn.Parameter, nn.Parameter], None], device: str
 ) -> None:
-    net = nn.Sequential(make_mlp(), Momentum(move), nn.Dropout()).eval()
-    model = al.add_gates(net, X, leaves=[Momentum])
+    net = nn.Sequential(make_mlp(), Momentum(move), nn.Dropout()).eval().to(device)
+    model = al.add_gates(net, X.to(device), leaves=[Momentum])
     for name, weight in net.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), weight, rtol=0, atol=0)
     for _ in range(3):

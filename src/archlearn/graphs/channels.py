@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 from archlearn.graphs.contexts import frozen
 from archlearn.graphs.in_place import find_views, is_in_place
-from archlearn.graphs.labels import FIXED, Labels, fixed_like, varying, without_repeats
+from archlearn.graphs.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.questions import describes
 from archlearn.graphs.rules.activations import activate
@@ -151,7 +151,7 @@ class _Follower(Runner):
         if self.rules[n] in (opaque, linear) or (self.rules[n] is move and len(step.labels) == 1):
             return
         for labels in step.labels:
-            dims = varying(labels.ids)
+            dims = varying(labels.ids) if len(spread(labels.ids)) > 1 else []
             if len(dims) > 1:
                 self.ledger.read(labels, dims[0])
 

@@ -56,8 +56,13 @@ def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
 def varying(ids: Tensor) -> list[int]:
     """Return the dimensions along which labels are not all the same."""
     strides = ids.stride()
-    wide = [dim for dim, size in enumerate(ids.shape) if size > 1 and strides[dim] != 0]
-    return [dim for dim in wide if _varies(_lines(ids, dim, strides))]
+    return [dim for dim in spread(ids) if _varies(_lines(ids, dim, strides))]
+
+
+def spread(ids: Tensor) -> list[int]:
+    """Return the dimensions along which labels may vary: they are not one label, expanded."""
+    strides = ids.stride()
+    return [dim for dim, size in enumerate(ids.shape) if size > 1 and strides[dim] != 0]
 
 
 def _varies(lines: Tensor) -> bool:

@@ -113,7 +113,7 @@ class _Stage:
     graph: fx.Graph
     inputs: ExampleInputs
     is_bare: bool = field(init=False)
-    before: list[Remnants] = field(init=False)
+    before: Remnants = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_bare = is_all_known(self.net, self.graph)
@@ -167,10 +167,11 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
     if meant.error is not None or traced.error is not None:
         both = meant.error is not None and traced.error is not None
         return "" if both else f"fails ({first_line(traced.error or Exception('not'))})"
-    for place, (first, second) in enumerate(zip(meant.layers, traced.layers, strict=False)):
+    of_layers = zip(meant.layers, traced.layers, meant.numbers(), traced.numbers(), strict=False)
+    for first, second, read, read_by_trace in of_layers:
         if first != second:
             return f"calls {second!r} where forward calls {first!r}"
-        if not _is_near(meant.read[place], traced.read[place]):
+        if not _is_near(read, read_by_trace):
             return f"gives {first!r} other numbers to read"
     if len(meant.layers) != len(traced.layers):
         return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"

@@ -10,44 +10,82 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.proxy import TraceError
+
+from archlearn.graphs.snapshots import Snapshot
 
 LEFT = (
     "it changes {name!r} whenever it is called, which a trace would do only once; return the "
     "value, or compute it outside of forward"
 )
-_OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
+_OF_TORCH = frozenset(vars(nn.Module()))
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
 _CONTAINERS = (dict, list, set)
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class Remnants:
-    """What a module holds, to be compared with what it holds later, and to be put back."""
+    """What modules hold, to be compared with what they hold later, and to be put back."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        # Those of torch.jit keep what they hold out of sight.
+        self.each = [_Holding(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+        self.places = [
+            (name, tensor)
+            for each in self.each
+            for name, tensor in each.buffers.items()
+            if tensor is not None
+        ]
+        self.numbers = Snapshot([tensor for _, tensor in self.places])
+
+    def find_changed(self) -> str:
+        """Return the name of something that has changed since, or ''."""
+        changed = next(filter(None, (each.find_changed() for each in self.each)), "")
+        if changed:
+            return changed
+        place = self.numbers.find_written()
+        return "" if place is None else self.places[place][0]
+
+    def check(self) -> None:
+        """Raise if some module left something behind.
+
+        Raises:
+            TraceError: If so; it names what.
+        """
+        name = self.find_changed()
+        if name:
+            raise TraceError(LEFT.format(name=name))
+
+    def put_back(self) -> None:
+        """Let the modules hold what they held."""
+        for each in self.each:
+            if each.find_changed():
+                each.put_back()
+        self.numbers.put_back_()
+
+
+class _Holding:
+    """What one module holds: its attributes, and which buffers."""
+
+    __slots__ = ("buffers", "contents", "module", "whole")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.whole = dict(vars(module))
-        self.attributes = _attributes(module)
-        self.contents = {
-            k: _contents(v) for k, v in self.attributes.items() if type(v) in _CONTAINERS
-        }
         self.buffers = dict(module._buffers)
-        self.numbers = {
-            name: (_version(tensor), tensor.detach().clone())
-            for name, tensor in self.buffers.items()
-            if tensor is not None
+        self.contents = {
+            name: _contents(value)
+            for name, value in self.whole.items()
+            if name not in _OF_TORCH and type(value) in _CONTAINERS
         }
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
         if not _is_identical(self.whole, vars(self.module)):
-            now = _attributes(self.module)
-            for name in [*self.attributes, *now]:
-                if name not in now or name not in self.attributes:
-                    return name
-                if not _is_same(self.attributes[name], now[name]):
+            before, now = _own(self.whole), _own(vars(self.module))
+            for name in [*before, *now]:
+                if name not in now or name not in before or not _is_same(before[name], now[name]):
                     return name
         for name, contents in self.contents.items():
             if not _is_same(contents, _contents(vars(self.module)[name])):
@@ -56,64 +94,27 @@ class Remnants:
             for name in [*self.buffers, *self.module._buffers]:
                 if self.buffers.get(name) is not self.module._buffers.get(name):
                     return name
-        changed = (n for n, (version, _) in self.numbers.items() if version != self._version(n))
-        return next(changed, "")
+        return ""
 
     def put_back(self) -> None:
-        """Let the module hold what it held."""
-        if self.find_changed():
-            self._put_back_attributes()
-        for name, (version, numbers) in self.numbers.items():
-            tensor: Any = self.buffers[name]
-            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
-            if version != _version(tensor) or not holds(tensor, numbers):
-                with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
-                    tensor.copy_(numbers)
-                self.numbers[name] = (_version(tensor), numbers)
-
-    def _put_back_attributes(self) -> None:
-        for name in _attributes(self.module).keys() - self.attributes.keys():
+        """Let the module hold the attributes and buffers that it held."""
+        before = _own(self.whole)
+        for name in _own(vars(self.module)).keys() - before.keys():
             del vars(self.module)[name]
-        vars(self.module).update(self.attributes)
+        vars(self.module).update(before)
         for name, contents in self.contents.items():
-            _refill(self.attributes[name], contents)
+            _refill(before[name], contents)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
 
-    def _version(self, name: str) -> int:
-        tensor = self.buffers[name]
-        return 0 if tensor is None else _version(tensor)
 
-
-def has_changed(before: list[Remnants]) -> bool:
-    """Return whether some module left something behind."""
-    return any(each.find_changed() for each in before)
-
-
-def check_remnants(before: list[Remnants]) -> None:
-    """Raise if some module left something behind.
-
-    Raises:
-        TraceError: If so; it names what.
-    """
-    for each in before:
-        name = each.find_changed()
-        if name:
-            raise TraceError(LEFT.format(name=name))
-
-
-def look_at(net: nn.Module) -> list[Remnants]:
+def look_at(net: nn.Module) -> Remnants:
     """Return what all modules of a network hold."""
-    return look_at_each(net.modules())
-
-
-def look_at_each(modules: Iterable[nn.Module]) -> list[Remnants]:
-    """Return what modules hold, but those of torch.jit, which keep it out of sight."""
-    return [Remnants(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
+    return Remnants(net.modules())
 
 
 @contextmanager
-def restoring(net: nn.Module, before: list[Remnants] | None = None) -> Generator[list[Remnants]]:
+def restoring(net: nn.Module, before: Remnants | None = None) -> Generator[Remnants]:
     """Put back whatever calls leave behind.
 
     Args:
@@ -124,33 +125,21 @@ def restoring(net: nn.Module, before: list[Remnants] | None = None) -> Generator
     try:
         yield known
     finally:
-        for each in known:
-            each.put_back()
+        known.put_back()
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _own(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that are not torch's."""
     return {
         name: value
-        for name, value in vars(module).items()
-        if name not in _OF_TORCH and name != "_buffers" and not name.startswith(_CONSTANTS)
+        for name, value in attributes.items()
+        if name not in _OF_TORCH and not name.startswith(_CONSTANTS)
     }
 
 
 def _is_identical(one: dict[str, Any], two: dict[str, Any]) -> bool:
     """Return at once whether two dictionaries have the same keys and the very same values."""
     return one.keys() == two.keys() and all(map(operator.is_, map(one.get, two), two.values()))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def holds(tensor: Tensor, numbers: Tensor) -> bool:
-    """Return whether a tensor has these numbers, as far as they can be compared."""
-    try:
-        return torch.equal(tensor, numbers)
-    except RuntimeError:  # sparse tensors, and those without numbers, on the meta device
-        return True
 
 
 def _contents(container: Any) -> Any:

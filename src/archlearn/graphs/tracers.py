@@ -28,7 +28,7 @@ from archlearn.graphs.questions import (
     to_guard,
     topic_of,
 )
-from archlearn.graphs.remnants import Remnants, check_remnants
+from archlearn.graphs.remnants import Remnants
 from archlearn.graphs.rules.activations import FUNCTIONS
 from archlearn.graphs.sources import describe_failure, note_source, source_of
 from archlearn.graphs.transformers import BLOCKS, without_hint
@@ -174,12 +174,12 @@ class Follower(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
-        before = (Stand.now(), Remnants(m)) if self._is_strict else None
+        before = (Stand.now(), Remnants([m])) if self._is_strict else None
         try:
             out = super().call_module(m, forward, args, kwargs)
             if before is not None:
                 check_draws(before[0])
-                check_remnants([before[1]])
+                before[1].check()
             return out
         except UntraceableError:
             raise

@@ -19,7 +19,7 @@ from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
 from archlearn.graphs.lookups import check_made
 from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
-from archlearn.graphs.remnants import check_remnants, has_changed, look_at, restoring
+from archlearn.graphs.remnants import look_at, restoring
 from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
@@ -114,11 +114,11 @@ def _trace_mode(
             with restoring(net, held) as before, plain_context(), counting_draws():
                 generators = Stand.now()
                 graph = tracer.trace(net)
-                if not generators.has_moved() and not has_changed(before):
+                if not generators.has_moved() and not before.find_changed():
                     return graph, tracer.answered
                 if is_strict:
                     check_draws(generators)
-                    check_remnants(before)
+                    before.check()
                 is_strict = True  # once more, to find the module that does
         except ImportedMeanwhile:
             continue

@@ -5,7 +5,7 @@ so only a leaf may do it; what a leaf did while it was looked at is put back. So
 certificates and costs change.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 
 from archlearn.errors import TracingError
 from archlearn.graphs.lookups import find_module, has_hooks
-from archlearn.graphs.remnants import LEFT, holds, look_at_each
+from archlearn.graphs.remnants import LEFT, Remnants
+from archlearn.graphs.snapshots import holds
 from archlearn.graphs.tracing import Traces
 
 _MOVE_STATISTICS: tuple[Any, ...] = (
@@ -34,15 +35,17 @@ def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None
         TracingError: If something else than a leaf has changed them.
     """
     own = dict(net.named_parameters())
-    moved = {name: p for name, p in copied.named_parameters() if _has_moved(p, own.get(name))}
+    copies = {name: p for name, p in copied.named_parameters() if name in own}
+    same = _find_same(copies, own)
+    moved = [name for name, p in copies.items() if name not in same and _has_moved(p, own[name])]
     leaves = [f"{name}." for graph in traces.graphs for name in _leaves_of(graph, copied)]
-    for name, parameter in moved.items():
+    for name in moved:
         if not any(name.startswith(leaf) for leaf in leaves):
             raise TracingError(
                 f"cannot follow the forward of {type(net).__name__}: {LEFT.format(name=name)}. A "
                 "submodule of its own that is named in leaves=[...] may do it"
             )
-        parameter.data.copy_(own[name])
+        copies[name].data.copy_(own[name])
 
 
 def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
@@ -75,19 +78,31 @@ def untouched(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
     modules = {m: None for name in names if name in known for m in known[name].modules()}
     weights = [p for m in modules for p in m._parameters.values() if p is not None]
     numbers = [p.detach().clone() for p in weights]
-    before = look_at_each(modules)
+    before = Remnants(modules)
     try:
         yield
     finally:
-        for each in before:
-            each.put_back()
+        before.put_back()
         for weight, held in zip(weights, numbers, strict=True):
             if _has_moved(weight.detach(), held):
                 weight.data.copy_(held)
 
 
-def _has_moved(now: Tensor, before: Tensor | None) -> bool:
-    if before is None or _has_same_bits(now, before) or holds(now, before):
+def _find_same(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of tensors on a GPU that have not moved: Python waits for it only once."""
+    asked: dict[str, Tensor] = {}
+    for name, x in now.items():
+        if x.is_cuda and x.layout is torch.strided and x.shape == before[name].shape:
+            asked[name] = torch.ne(x, before[name]).any()
+    if not asked:
+        return set()
+    device = next(iter(asked.values())).device
+    differ = torch.stack([each.to(device) for each in asked.values()]).tolist()
+    return {name for name, differs in zip(asked, differ, strict=True) if not differs}
+
+
+def _has_moved(now: Tensor, before: Tensor) -> bool:
+    if _has_same_bits(now, before) or holds(now, before):
         return False
     return not torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
 

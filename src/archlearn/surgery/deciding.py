@@ -52,13 +52,15 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
             f"the gates are in the submodule {inside!r}; call plan, compact or "
             f"read_architecture on that"
         )
-    for name, gate in [*store.width_gates().items(), *store.depth_gates().items()]:
+    widths = {name: gate.detach().cpu() for name, gate in store.width_gates().items()}
+    depths = {name: gate.detach().cpu() for name, gate in store.depth_gates().items()}
+    for name, gate in [*widths.items(), *depths.items()]:
         check_gate(name, gate)
     blueprint = store.choice.blueprint
     dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
-    for group, gate in zip(blueprint.groups, store.width_gates().values(), strict=True):
-        dropped[group.channels] = (open_gates(gate) < 0.5).cpu()
-    linear = tuple(site for site, gate in store.depth_gates().items() if bool(is_open(gate)))
+    for group, gate in zip(blueprint.groups, widths.values(), strict=True):
+        dropped[group.channels] = open_gates(gate) < 0.5
+    linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
     return Decision(store.choice, dropped, linear)
 
 

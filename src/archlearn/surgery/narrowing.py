@@ -1,6 +1,6 @@
 """Parameters and buffers lose the indices that a plan drops; modules learn their new sizes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,19 +68,28 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
     So the copy has them wherever the original had the whole ones, and those are not copied.
     """
     made: dict[int, Any] = {}
-    places: dict[tuple[int, ...], Tensor] = {}
+    known: dict[Any, Tensor] = {}  # by identity: to look at a thousand numbers takes long
     for name, narrowing in _by_tensor(narrowings).items():
         old = find_tensor(net, name)
-        new = old.detach()
-        # Rows first: they lie together, and leave less for the second dimension.
-        for each in sorted(narrowing, key=lambda found: found.dim):
-            if each.kept not in places:
-                places[each.kept] = torch.tensor(each.kept, device=new.device)
-            new = new.index_select(each.dim, places[each.kept])
-        new = new.contiguous(memory_format=_layout_of(old))
+        kept: dict[int, Tensor] = {}
+        for each in narrowing:
+            key = (id(each.kept), old.device)
+            if key not in known:
+                known[key] = torch.tensor(each.kept, device=old.device)
+            kept[each.dim] = known[key]
+        new = _select(old.detach(), kept).contiguous(memory_format=_layout_of(old))
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
     return made
+
+
+def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
+    """Return the indices that are kept along each dimension."""
+    if set(kept) == {0, 1}:  # at once, for what lies in between would be large
+        return tensor[kept[0][:, None], kept[1]]
+    for dim, places in kept.items():
+        tensor = tensor.index_select(dim, places)
+    return tensor
 
 
 def _layout_of(tensor: Tensor) -> torch.memory_format:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
 from archlearn.graphs.step import Step, fixed_out, opaque
 
+_SIMPLE = frozenset({nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, F.relu, torch.relu, F.gelu, F.silu})
 StateRule = Callable[[list[Tensor]], Tensor]
 
 
@@ -28,7 +30,7 @@ def unary(step: Step) -> Any:
     state = step.x.state
     if any(_is_computed(value, node) for value, node in _arguments(step)):
         state = torch.tensor(UNKNOWN).expand(state.shape)
-    elif not _maps_zero_to_zero(step):
+    elif not (_is_simple(step) or _maps_zero_to_zero(step)):
         state = replaced(state, ZERO, CONSTANT)
     return Labels(step.x.ids, state)
 
@@ -161,6 +163,12 @@ def _divide(states: list[Tensor]) -> Tensor:
     above, below = states[0], _worst(states[1:])
     safe = torch.where(above == ZERO, ZERO, torch.maximum(above, below))
     return torch.where(below == ZERO, UNKNOWN, safe)
+
+
+def _is_simple(step: Step) -> bool:
+    """Return at once whether zero stays zero, for what most networks have."""
+    is_module = step.node.op == "call_module"
+    return (type(step.module) if is_module else step.node.target) in _SIMPLE
 
 
 def _maps_zero_to_zero(step: Step) -> bool:
