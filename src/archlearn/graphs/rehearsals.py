@@ -2,8 +2,7 @@
 
 Python may decide on something that a trace does not see: the text of a size, the type of a tensor,
 an error that is caught. Then other layers are called, or the same ones read other numbers. To see
-that, layers need not be computed: stand-ins note what they read, and return something that hangs
-on it.
+that, layers need not be computed: stand-ins note what they read, and return something of its shape.
 """
 
 import math

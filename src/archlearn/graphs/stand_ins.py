@@ -1,7 +1,8 @@
 """Layers are stood in for while a run is watched: what they read matters, not what they compute.
 
 A stand-in notes one number for what its layer reads, and returns something of the right shape that
-hangs on that number, on the layer and on the place of each element.
+hangs on the layer, on how many were called before, and on the place of each element. It need not
+hang on what was read: whoever reads something else has noted that.
 """
 
 import math
@@ -34,7 +35,7 @@ class Notes:
     error: Exception | None = None
 
     def numbers(self) -> list[float]:
-        """Return what was read, having waited for it once and not layer by layer."""
+        """Return what was read; a GPU is waited for only now, and once."""
         kinds = {(each.dtype, each.device) for each in self.read}
         return torch.stack(self.read).tolist() if len(kinds) == 1 else [*map(float, self.read)]
 
@@ -77,8 +78,8 @@ def _stand_in(
         notes.read.append(read)
         if guessed is x:
             return x * (1.0 + 0.01 * (place % 50))
-        pattern = _pattern(guessed.shape, x, patterns)
-        return torch.addcmul(pattern, pattern, torch.sin(read + place), value=0.5).to(x.dtype)
+        level = 1.0 + 0.5 * math.sin(place + len(notes.layers))
+        return _pattern(guessed.shape, x, patterns).to(x.dtype) * level
 
     return forward
 
