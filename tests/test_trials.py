@@ -1,10 +1,13 @@
 """Two models are compared on the example inputs and on random ones, at little cost."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import archlearn as al
 from archlearn.graphs.tracing import ExampleInputs
@@ -60,6 +63,77 @@ def test_images_that_cannot_be_smaller_go_with_the_example() -> None:
     assert trial.inputs.args[0].shape == (5, 3, 32, 32)
     assert torch.equal(trial.inputs.args[0][:2], inputs.args[0])
     assert trial.n_inputs == 4
+
+
+@pytest.mark.parametrize(("size", "expected"), [(224, [8, 3]), (32, [11])])
+def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: list[int]) -> None:
+    inputs = ExampleInputs.of(torch.randn(64, 3, size, size))
+    trials = quick_trials(inputs, 3.5 if size == 224 else 1.0, most_rows=8)
+    assert [len(trial.inputs.args[0]) for trial in trials] == expected
+    assert trials[0].n_rows == expected[0]
+    assert torch.equal(trials[0].inputs.args[0][:8], inputs.args[0][:8])
+
+
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_a_small_batch_is_whole(n_rows: int) -> None:
+    inputs = ExampleInputs.of(torch.randn(n_rows, 3, 32, 32))
+    (trial,) = quick_trials(inputs, 1.0, most_rows=8)
+    assert trial.n_rows is None
+    assert torch.equal(trial.inputs.args[0][:n_rows], inputs.args[0])
+
+
+class Rows(TorchFunctionMode):
+    """Sees how many rows linear layers read in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear and args[0].dtype is torch.float64:
+            self.seen.add(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+class Mlp(nn.Module):
+    """Returns a result for each row, or one for all, or results that hang on rows far down."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.relu(self.first(x)))
+        if self.way == "all":
+            return y.mean(0)
+        return y - y[16:].mean(0) if self.way == "far down" else y
+
+
+def rows_of_compact(way: str, n_rows: int) -> set[int]:
+    torch.manual_seed(0)
+    gated = al.add_gates(Mlp(way), torch.randn(n_rows, 5))
+    with Rows() as rows:
+        assert al.compact(gated).certificate.difference_float64 <= 1e-8
+    return rows.seen
+
+
+def test_a_certificate_leaves_rows_of_a_large_batch_out() -> None:
+    assert rows_of_compact("each", 64) == {11}
+    assert rows_of_compact("each", 8) == {11}
+
+
+@pytest.mark.parametrize("way", ["all", "far down"])
+def test_no_row_is_left_out_where_results_need_them_all(way: str) -> None:
+    assert 64 in rows_of_compact(way, 64)
+
+
+def test_whoever_asks_for_a_certificate_means_every_row() -> None:
+    model = Mlp("each").eval()
+    with Rows() as rows:
+        al.certify(model, copy.deepcopy(model), torch.randn(64, 5))
+    assert max(rows.seen) > 64
 
 
 def test_inputs_without_a_common_batch_are_run_one_by_one() -> None:

@@ -27,11 +27,13 @@ class Trial:
     Attributes:
         n_inputs: How many inputs it stands for; the examples count as one.
         is_small: Whether its images are smaller than the example.
+        n_rows: How many rows it has, if rows of the example were left out.
     """
 
     inputs: ExampleInputs
     n_inputs: int
     is_small: bool = False
+    n_rows: int | None = None
 
 
 def plain_trials(inputs: ExampleInputs) -> list[Trial]:
@@ -41,24 +43,27 @@ def plain_trials(inputs: ExampleInputs) -> list[Trial]:
     return [Trial(trial, 1) for trial in (inputs, *drawn)]
 
 
-def quick_trials(inputs: ExampleInputs, shrink: float) -> list[Trial]:
+def quick_trials(inputs: ExampleInputs, shrink: float, most_rows: int | None = None) -> list[Trial]:
     """Return fewer calls that compare more; none if the inputs do not look like batches.
 
     Args:
         inputs: The example inputs.
         shrink: By how much images may be smaller and still meet every weight.
+        most_rows: Of a larger batch the first so many rows are enough.
     """
     n_rows = _count_rows(inputs)
     if not n_rows:
         return []
-    small = _shrunk_sizes(inputs, shrink)
     row = _size(inputs) // n_rows
+    inputs, n_left = _first_rows(inputs, most_rows), min(n_rows, most_rows or n_rows)
+    n_cut = n_left if n_left < n_rows else None
+    small = _shrunk_sizes(inputs, shrink)
     if small is None:
         n = N_RANDOM if N_RANDOM * row <= _FEW else 1
         drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
-        return [Trial(_join(inputs, drawn), 1 + n)]
+        return [Trial(_join(inputs, drawn), 1 + n, n_rows=n_cut and n_cut + n)]
     drawn = draw_like(inputs, 0, lambda shape: (N_RANDOM, shape[1], *small))
-    return [Trial(inputs, 1), Trial(drawn, N_RANDOM, is_small=True)]
+    return [Trial(inputs, 1, n_rows=n_cut), Trial(drawn, N_RANDOM, is_small=True)]
 
 
 def draw_like(
@@ -118,6 +123,13 @@ def _join(first: ExampleInputs, second: ExampleInputs) -> ExampleInputs:
         return torch.cat([one, two]) if isinstance(one, Tensor) else one
 
     return ExampleInputs(*tree_map(join, (first.args, first.kwargs), (second.args, second.kwargs)))
+
+
+def _first_rows(inputs: ExampleInputs, n: int | None) -> ExampleInputs:
+    def cut(value: Any) -> Any:
+        return value[:n] if isinstance(value, Tensor) else value
+
+    return ExampleInputs(*tree_map(cut, (inputs.args, inputs.kwargs)))
 
 
 def _repeat_rows(value: Tensor, n: int) -> Tensor:
