@@ -1,6 +1,7 @@
 """An inspection lists every activation site: what is learnt there, what is not, and why."""
 
 import inspect as python_inspect
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -180,3 +181,23 @@ def test_a_site_of_a_plain_sequence_is_where_the_users_code_calls_for_it() -> No
     )
     (row,) = al.inspect(model).rows
     assert row.source.startswith("test_inspection.py:")
+
+
+def test_leaves_are_those_of_add_gates() -> None:
+    net = nn.Sequential(LeNet(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
+    assert len(al.inspect(net, DIGITS).rows) == 4
+    for found in (
+        al.inspect(net, DIGITS, leaves=[LeNet]),
+        al.inspect(al.add_gates(net, DIGITS, leaves=[LeNet])),
+    ):
+        assert [(row.name, row.width) for row in found.rows] == [("1", True)]
+    with pytest.raises(al.InputError, match="LeNet2"):
+        al.inspect(net, DIGITS, leaves=["LeNet2"])
+
+
+@pytest.mark.parametrize("around", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)])
+def test_whatever_it_is_called_under(around: AbstractContextManager[None]) -> None:
+    expected = al.inspect(LeNet(), DIGITS)
+    net = LeNet()
+    with around:
+        assert al.inspect(net, DIGITS) == expected

@@ -1,6 +1,5 @@
 """Gates are put behind the activations of a copy of the user's model."""
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,18 +8,13 @@ from torch import Tensor, nn
 
 from archlearn import hard_concrete
 from archlearn.binding import bind_graphs_, is_bound
-from archlearn.choices import Choice
-from archlearn.choosing import choose
 from archlearn.classes import MODE_READERS
-from archlearn.copies import copy_model
-from archlearn.errors import InputError, TracingError
+from archlearn.errors import InputError
+from archlearn.following import follow_copy
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.lookups import find_reference
-from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
-from archlearn.graphs.transformers import BLOCKS, has_blocks
-from archlearn.graphs.weights import put_weights_back_
 from archlearn.inserting import insert_gates
 from archlearn.learning import Learn
 from archlearn.scaling import find_writers
@@ -35,7 +29,6 @@ from archlearn.wishes import (
     check_starts,
 )
 
-_log = logging.getLogger(__name__)
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 
 
@@ -80,7 +73,7 @@ def add_gates(
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
-    gated, choice = _follow(net, inputs, learn, leaves)
+    gated, choice = follow_copy(net, inputs, learn, leaves)
     if kind == "l0":
         if not choice.blueprint.groups:
             raise InputError(
@@ -99,43 +92,6 @@ def add_gates(
     if choice.blueprint.traces.mode_readers:
         setattr(gated, MODE_READERS, choice.blueprint.traces.mode_readers)
     return gated
-
-
-def _follow(
-    net: nn.Module,
-    inputs: ExampleInputs,
-    learn: Mapping[str, Learn] | None,
-    leaves: tuple[Leaf, ...],
-) -> tuple[nn.Module, Choice]:
-    """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
-
-    Their fused kernel may compute something else than their layers, and so may a subclass.
-    """
-    try:
-        gated, choice = _rehearsed(net, inputs, learn, leaves)
-    except TracingError:
-        if not has_blocks(net):
-            raise
-        gated, choice = _rehearsed(net, inputs, learn, (*leaves, *BLOCKS))
-    for name, why in choice.blueprint.traces.opaque.items():
-        if has_blocks(gated.get_submodule(name)):
-            _log.warning("%s was not looked into: %s", name, why)
-    return gated, choice
-
-
-def _rehearsed(
-    net: nn.Module,
-    inputs: ExampleInputs,
-    learn: Mapping[str, Learn] | None,
-    leaves: tuple[Leaf, ...],
-) -> tuple[nn.Module, Choice]:
-    """Return a copy, and what is learnt in it. Its trace has been seen to do what `net` does."""
-    gated = copy_model(net)
-    choice = choose(gated, inputs, learn, leaves)
-    if not is_bound(net):
-        rehearse(gated, choice.blueprint.traces, choice.blueprint.inputs)
-        put_weights_back_(gated, net, choice.blueprint.traces)
-    return gated, choice
 
 
 def width_gates(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,17 +1,21 @@
 """An inspection lists every activation site: what is learnt there, what is not, and why."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from archlearn.binding import unwrap
-from archlearn.choosing import Choice, choose, choose_by_hand
-from archlearn.copies import copy_model
+from archlearn.choosing import Choice, choose_by_hand
 from archlearn.costs import known_inputs
+from archlearn.following import follow_copy
+from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.sites import Site
-from archlearn.graphs.tracing import ExampleInputs
+from archlearn.graphs.tracing import Leaf
 from archlearn.stores import find_store
 from archlearn.tristate import TriState
+from archlearn.wishes import check_leaves, check_rows
 
 _HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")
 
@@ -70,13 +74,22 @@ class Inspection:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def inspect(model: nn.Module, example_inputs: object = None) -> Inspection:
+@torch.inference_mode(False)
+@without_autocast()
+def inspect(
+    model: nn.Module, example_inputs: object = None, *, leaves: Iterable[Leaf] = ()
+) -> Inspection:
     """Return a table of every activation site of a model.
 
     Args:
         model: A model with gates, or one without: then `example_inputs` must be given, and the
             table says what `add_gates` would learn.
         example_inputs: Arguments for one call of the model.
+        leaves: Submodules that are not to be looked into, as for `add_gates`.
+
+    Raises:
+        InputError: If the model does not run on the inputs.
+        TracingError: If `add_gates` could not follow the model either.
     """
     model = unwrap(model)
     store = find_store(model)
@@ -85,7 +98,9 @@ def inspect(model: nn.Module, example_inputs: object = None) -> Inspection:
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(choose_by_hand(model, inputs))
-    return _inspect(choose(copy_model(model), ExampleInputs.of(inputs), None, must_learn=False))
+    marked = check_leaves(model, leaves)
+    _, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
+    return _inspect(choice)
 
 
 def _inspect(choice: Choice) -> Inspection:

@@ -166,6 +166,7 @@ def test_where_the_fused_kernel_computes_something_else_the_block_stays_as_it_is
     assert list(width_gates(gated)) == ["head.0"]
     with torch.no_grad():
         torch.testing.assert_close(gated(X), net(X), rtol=0, atol=1e-12)
+    assert al.inspect(net, X) == al.inspect(gated)
 
 
 def test_a_block_that_is_not_followed_is_named_in_the_log(

@@ -82,7 +82,9 @@ def test_looking_at_a_model_moves_nothing(
 ) -> None:
     net = Momentum(move)
     before = copy.deepcopy(net.state_dict())
-    al.inspect(net, X)
+    with pytest.raises(al.TracingError, match=r"it changes 'target\.0\.weight' whenever"):
+        al.inspect(net, X)
+    al.inspect(nn.Sequential(net), X, leaves=[Momentum])
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
 
 

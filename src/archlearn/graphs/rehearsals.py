@@ -2,7 +2,8 @@
 
 Python may decide on something that a trace does not see: the text of a size, the type of a tensor,
 an error that is caught. Then other layers are called, or the same ones read other numbers. To see
-that, layers need not be computed: stand-ins note what they read, and return something of its shape.
+that, layers need not be computed: stand-ins note what they read, and return something that hangs
+on it.
 """
 
 import math
@@ -166,7 +167,7 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
     if meant.error is not None or traced.error is not None:
         both = meant.error is not None and traced.error is not None
         return "" if both else f"fails ({first_line(traced.error or Exception('not'))})"
-    of_layers = zip(meant.layers, traced.layers, meant.numbers(), traced.numbers(), strict=False)
+    of_layers = zip(meant.layers, traced.layers, meant.numbers, traced.numbers, strict=False)
     for first, second, read, read_by_trace in of_layers:
         if first != second:
             return f"calls {second!r} where forward calls {first!r}"
@@ -199,6 +200,7 @@ def _run(
         with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are for whoever calls the model
             notes.returned = _tensors_in(call(inputs.copy()))
+            notes.settle()
     except Exception as error:
         notes.error = error
     return notes

@@ -76,8 +76,8 @@ class _Holding:
         self.buffers = dict(module._buffers)
         self.contents = {
             name: _contents(value)
-            for name, value in self.whole.items()
-            if name not in _OF_TORCH and type(value) in _CONTAINERS
+            for name, value in _own(self.whole).items()
+            if type(value) in _CONTAINERS
         }
 
     def find_changed(self) -> str:

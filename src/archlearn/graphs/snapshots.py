@@ -42,7 +42,7 @@ class Snapshot:
         for key, places in self.alike.items():
             numbers = self.joined[key]
             # A batch norm moves its statistics, and `x.data` is written to, past all versions.
-            if not torch.equal(self._join(places), numbers):
+            if self._is_written(places) or not holds(self._join(places), numbers):
                 sizes = [self.shapes[place].numel() for place in places]
                 for place, part in zip(places, numbers.split(sizes), strict=True):
                     self._put_back_one_(place, part.view(self.shapes[place]))
@@ -50,9 +50,12 @@ class Snapshot:
             self._put_back_one_(place, numbers)
         self.versions = [_version(tensor) for tensor in self.tensors]
 
+    def _is_written(self, places: list[int]) -> bool:
+        return any(_version(self.tensors[place]) != self.versions[place] for place in places)
+
     def _put_back_one_(self, place: int, numbers: Tensor) -> None:
         tensor = self.tensors[place]
-        if _version(tensor) != self.versions[place] or not holds(tensor, numbers):
+        if self._is_written([place]) or not holds(tensor, numbers):
             with torch.inference_mode(tensor.is_inference()):
                 tensor.copy_(numbers)
 
@@ -64,7 +67,7 @@ def holds(tensor: Tensor, numbers: Tensor) -> bool:
     """Return whether a tensor has these numbers, as far as they can be compared."""
     try:
         return torch.equal(tensor, numbers)
-    except RuntimeError:  # sparse tensors, and those without numbers, on the meta device
+    except RuntimeError:  # sparse tensors, rare dtypes, and those on the meta device
         return True
 
 

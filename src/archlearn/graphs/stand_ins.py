@@ -1,8 +1,8 @@
 """Layers are stood in for while a run is watched: what they read matters, not what they compute.
 
 A stand-in notes one number for what its layer reads, and returns something of the right shape that
-hangs on the layer, on how many were called before, and on the place of each element. It need not
-hang on what was read: whoever reads something else has noted that.
+hangs on the layer, on that number, and on the place of each element. It must hang on the number:
+a change that is small beside a large sum is near enough there, but not to its sine.
 """
 
 import math
@@ -24,20 +24,23 @@ class Notes:
 
     Attributes:
         layers: The layers that were called, in order.
-        read: One number for what each of them read; where the model is, until the run is over.
+        read: One number for what each of them read, where the model is.
+        numbers: The same once the run is over: a GPU is waited for only then, and once.
         returned: All tensors of the result.
         error: Why there is none.
     """
 
     layers: list[str] = field(default_factory=list)
     read: list[Tensor] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
     returned: list[Tensor] = field(default_factory=list)
     error: Exception | None = None
 
-    def numbers(self) -> list[float]:
-        """Return what was read; a GPU is waited for only now, and once."""
+    def settle(self) -> None:
+        """Wait for the numbers that were read."""
         kinds = {(each.dtype, each.device) for each in self.read}
-        return torch.stack(self.read).tolist() if len(kinds) == 1 else [*map(float, self.read)]
+        is_one = len(kinds) == 1
+        self.numbers = torch.stack(self.read).tolist() if is_one else [*map(float, self.read)]
 
 
 _Patterns = dict[tuple[Any, ...], Tensor]
@@ -78,8 +81,9 @@ def _stand_in(
         notes.read.append(read)
         if guessed is x:
             return x * (1.0 + 0.01 * (place % 50))
-        level = 1.0 + 0.5 * math.sin(place + len(notes.layers))
-        return _pattern(guessed.shape, x, patterns).to(x.dtype) * level
+        share = 0.4 + 0.1 * math.sin(place + len(notes.layers))
+        pattern = _pattern(guessed.shape, x, patterns)
+        return torch.addcmul(pattern, pattern, torch.sin(read), value=share).to(x.dtype)
 
     return forward
 

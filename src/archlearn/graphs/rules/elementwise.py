@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
+from archlearn.graphs.lookups import has_hooks
 from archlearn.graphs.step import Step, fixed_out, opaque
 
 _SIMPLE = frozenset({nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, F.relu, torch.relu, F.gelu, F.silu})
@@ -167,8 +168,10 @@ def _divide(states: list[Tensor]) -> Tensor:
 
 def _is_simple(step: Step) -> bool:
     """Return at once whether zero stays zero, for what most networks have."""
-    is_module = step.node.op == "call_module"
-    return (type(step.module) if is_module else step.node.target) in _SIMPLE
+    if step.node.op != "call_module":
+        return step.node.target in _SIMPLE
+    is_plain = not has_hooks(step.module) and "forward" not in vars(step.module)
+    return is_plain and type(step.module) in _SIMPLE
 
 
 def _maps_zero_to_zero(step: Step) -> bool:
