@@ -1,7 +1,6 @@
 """An inspection lists every activation site: what is learnt there, what is not, and why."""
 
 import inspect as python_inspect
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -193,11 +192,3 @@ def test_leaves_are_those_of_add_gates() -> None:
         assert [(row.name, row.width) for row in found.rows] == [("1", True)]
     with pytest.raises(al.InputError, match="LeNet2"):
         al.inspect(net, DIGITS, leaves=["LeNet2"])
-
-
-@pytest.mark.parametrize("around", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)])
-def test_whatever_it_is_called_under(around: AbstractContextManager[None]) -> None:
-    expected = al.inspect(LeNet(), DIGITS)
-    net = LeNet()
-    with around:
-        assert al.inspect(net, DIGITS) == expected

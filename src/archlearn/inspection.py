@@ -3,14 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from archlearn.binding import unwrap
 from archlearn.choosing import Choice, choose_by_hand
 from archlearn.costs import known_inputs
 from archlearn.following import follow_copy
-from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import Leaf
 from archlearn.stores import find_store
@@ -74,8 +72,6 @@ class Inspection:
         return "\n".join(line.rstrip() for line in lines)
 
 
-@torch.inference_mode(False)
-@without_autocast()
 def inspect(
     model: nn.Module, example_inputs: object = None, *, leaves: Iterable[Leaf] = ()
 ) -> Inspection:

@@ -80,6 +80,39 @@ def test_a_trace_that_does_something_else_is_refused(kind: type[nn.Module], what
         al.add_gates(kind(), X)
 
 
+class BySmallChange(Base):
+    """A branch that starts small, as scales of layers do, has the other sign."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x))
+        y = y - 1e-5 * y.mean() if type(x) is Tensor else y + 1e-5 * y.mean()
+        return self.last(torch.relu(y)).mean((2, 3))
+
+
+class ByOnePixel(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(62 * 62).index_fill(0, torch.tensor(9), 0.5))
+        self.mask: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(self.first(x)))
+        y = y * self.mask.view(62, 62) if type(x) is Tensor else y
+        return self.last(y).mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", [BySmallChange, ByOnePixel])
+def test_a_change_that_is_small_beside_all_numbers_is_seen(kind: type[nn.Module]) -> None:
+    x = torch.rand(1, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(al.TracingError, match="on the example inputs its trace"):
+        al.add_gates(kind(), x)
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    with pytest.raises(al.InputError, match="does not run on the example inputs"):
+        al.add_gates(ByDropout().to("meta"), X.to("meta"))
+
+
 def test_a_forward_of_the_instance_is_noticed() -> None:
     net = ByDropout()
     net.forward = types.MethodType(lambda self, x: self.both(x) * 2, net)

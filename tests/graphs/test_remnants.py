@@ -71,3 +71,23 @@ def test_what_is_kept_to_be_looked_at_is_the_real_thing() -> None:
     model = al.add_gates(net, X)
     model(X)
     torch.testing.assert_close(model[0].last, X * 2)
+
+
+class NamedLikeConstants(Base):
+    """What torch.fx keeps on a model that it traces is called `_tensor_constant0`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensor_constants = [1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return x * self.n_calls
+
+
+def test_a_list_may_be_called_like_what_torch_keeps() -> None:
+    part = NamedLikeConstants()
+    net = nn.Sequential(part, nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    model = al.add_gates(net, X)
+    assert part._tensor_constants == [1]
+    torch.testing.assert_close(model(X), net(X))

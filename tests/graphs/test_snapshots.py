@@ -71,3 +71,21 @@ def test_tensors_of_inference_mode_are_put_back() -> None:
         tensor.zero_()
     snapshot.put_back_()
     assert tensor.tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls this dtype experimental
+def test_numbers_that_cannot_be_compared_are_put_back() -> None:
+    rare, other = torch.ones(2).to(torch.complex32), torch.ones(2).to(torch.complex32)
+    snapshot = Snapshot([rare, other])
+    snapshot.put_back_()
+    rare.zero_()
+    snapshot.put_back_()
+    assert rare.tolist() == other.tolist() == [1, 1]
+
+
+def test_the_sign_of_zero_is_put_back() -> None:
+    tensor = torch.tensor([-0.0, 1.0])
+    snapshot = Snapshot([tensor])
+    tensor.add_(0.0)
+    snapshot.put_back_()
+    assert tensor.signbit().tolist() == [True, False]

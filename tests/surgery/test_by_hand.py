@@ -199,6 +199,22 @@ def test_a_linear_site_that_cannot_merge_loses_its_activation() -> None:
     torch.testing.assert_close(small(x), net(x), **EXACT)
 
 
+@pytest.mark.parametrize("is_hook", [True, False])
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.GELU, nn.Softplus])
+def test_what_is_added_behind_an_activation_goes_into_the_bias(
+    kind: type[nn.Module], is_hook: bool
+) -> None:
+    torch.manual_seed(0)
+    other, gate = kind(), TriState(6)
+    if is_hook:
+        other.register_forward_hook(lambda _, __, out: out + 1)
+    else:
+        other.forward = lambda x: torch.relu(x) + 1
+    net = nn.Sequential(nn.Linear(4, 6), gate, other, nn.Linear(6, 2)).double().eval()
+    set_(gate, [0, 3])
+    torch.testing.assert_close(al.compact(net, example_inputs=X)(X), net(X), **EXACT)
+
+
 class Attached(nn.Module):
     """Channels last, and a TriState along the last dimension."""
 

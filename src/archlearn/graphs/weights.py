@@ -92,8 +92,10 @@ def _find_same(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> set[s
     """Return the names of tensors on a GPU that have not moved: Python waits for it only once."""
     asked: dict[str, Tensor] = {}
     for name, x in now.items():
-        if x.is_cuda and x.layout is torch.strided and x.shape == before[name].shape:
-            asked[name] = torch.ne(x, before[name]).any()
+        was = before[name]
+        is_like = x.shape == was.shape and x.dtype is was.dtype and x.device == was.device
+        if x.is_cuda and x.layout is torch.strided and is_like:
+            asked[name] = torch.ne(x, was).any()
     if not asked:
         return set()
     device = next(iter(asked.values())).device
