@@ -84,9 +84,8 @@ class BySmallChange(Base):
     """A branch that starts small, as scales of layers do, has the other sign."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.first(x))
-        y = y - 1e-5 * y.mean() if type(x) is Tensor else y + 1e-5 * y.mean()
-        return self.last(torch.relu(y)).mean((2, 3))
+        y, small = self.norm(self.first(x)), 1e-5 * self.other(self.first(x))
+        return self.last(torch.relu(y - small if type(x) is Tensor else y + small)).mean((2, 3))
 
 
 class ByOnePixel(Base):
