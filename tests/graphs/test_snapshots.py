@@ -89,3 +89,12 @@ def test_the_sign_of_zero_is_put_back() -> None:
     tensor.add_(0.0)
     snapshot.put_back_()
     assert tensor.signbit().tolist() == [True, False]
+
+
+def test_a_tensor_that_learns_is_put_back() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    snapshot = Snapshot([tensor])
+    tensor.data.zero_()
+    snapshot.put_back_()
+    assert tensor.tolist() == [1, 1, 1]
+    assert tensor.is_leaf

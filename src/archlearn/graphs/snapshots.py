@@ -56,7 +56,8 @@ class Snapshot:
     def _put_back_one_(self, place: int, numbers: Tensor) -> None:
         tensor = self.tensors[place]
         if self._is_written([place]) or not holds(tensor, numbers):
-            with torch.inference_mode(tensor.is_inference()):
+            # The former may switch gradients on.
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(numbers)
 
     def _join(self, places: list[int]) -> Tensor:
