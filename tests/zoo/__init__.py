@@ -3,6 +3,7 @@
 from tests.zoo import (
     activations,
     attention,
+    borrowed_shapes,
     convolutions,
     flattening,
     halves,
@@ -22,6 +23,7 @@ ALL: tuple[Kind, ...] = (
     *activations.KINDS,
     *flattening.KINDS,
     *shapes.KINDS,
+    *borrowed_shapes.KINDS,
     *pooling.KINDS,
     *norms.KINDS,
     *convolutions.KINDS,

@@ -34,6 +34,20 @@ class BiasBehind(Net):
         return self.head(F.relu(self.second(x)))
 
 
+class ScalarBias(Net):
+    """One bias for all channels behind the gate makes a dropped channel a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scale * F.relu(self.first(x)) ** 2 + self.bias
+        return self.head(F.relu(self.second(x)) - self.bias)
+
+
+def scalar_bias(size: int) -> Callable[[], nn.Module]:
+    """Return a factory of networks whose second layer has a kernel of the given size."""
+    layers = {"first": conv(3, 5), "second": conv(5, 7, size), "head": conv(7, 4, 1)}
+    return parts(ScalarBias, **layers, scale=_parameter(1), bias=_parameter(1))
+
+
 class ScalarScale(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.scale * F.relu(self.first(x)) / 3
@@ -165,6 +179,8 @@ KINDS: tuple[Kind, ...] = (
         (5, 7),
         (7,),
     ),
+    kind("scalar_bias_behind", scalar_bias(1), IMAGE, (5, 7)),
+    kind("scalar_bias_padded", scalar_bias(3), IMAGE, (7,), note="zero padding is no constant"),
     kind(
         "scalar_scale",
         parts(

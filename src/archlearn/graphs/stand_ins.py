@@ -82,8 +82,9 @@ def _stand_in(
         if guessed is x:
             return x * (1.0 + 0.01 * (place % 50))
         share = 0.4 + 0.1 * math.sin(place + len(notes.layers))
-        pattern = _pattern(guessed.shape, x, patterns)
-        return torch.addcmul(pattern, pattern, torch.sin(read), value=share).to(x.dtype)
+        # Of operations that every model has: a GPU loads each kernel when it is first called.
+        level = torch.sin(read) * share + 1.0
+        return (_pattern(guessed.shape, x, patterns) * level).to(x.dtype)
 
     return forward
 

@@ -135,6 +135,7 @@ class Rewriter:
         )
         read = [full, *[self.values[n.name] for n in old.all_input_nodes]]
         if is_whole and not self.cuts.touches(read):
+            self._bake_numbers(old, node)  # they may be another tensor's
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
             return self.selections.scramble(old, node)
@@ -202,11 +203,11 @@ class Rewriter:
         )
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
-        """A number that was read off a channel count keeps the value it had."""
+        """A number, or a shape, that was read off a channel count keeps the value it had."""
         numbers = Numbers(self.values, self.nodes, self.narrowed)
         for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
             was, is_now = self.values[before.name], self.narrowed.get(now)
-            if isinstance(was, int | float) and was != is_now:
+            if _is_numbers(was) and was != is_now:
                 node.replace_input_with(now, numbers.keep(before, node))
                 self.changed = True
 
@@ -220,6 +221,12 @@ def _try(
         return call_node(node, net, args, kwargs)
     except Exception:  # literal sizes do not fit narrowed tensors
         return failed
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(part, int) for part in value)
+    return isinstance(value, int | float)
 
 
 def _is_about_kind(old: fx.Node) -> bool:

@@ -111,7 +111,8 @@ def combine(step: Step, state_rule: StateRule) -> Any:
             step.ledger.block(
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
             )
-            states[index] = torch.tensor(UNKNOWN)
+            is_number = labels.name is not None and labels.ids.numel() == 1  # a parameter
+            states[index] = torch.tensor(CONSTANT if is_number else UNKNOWN)
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
 
