@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import archlearn as al
@@ -119,3 +119,23 @@ def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"is a folder; name a file in it"):
         al.save(al.compact(al.add_gates(make_net(), X)), tmp_path)
     assert not list(tmp_path.parent.glob("*.part"))
+
+
+class NormByHand(nn.Module):
+    """A batch norm that is told its mode, as in many a library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        return F.batch_norm(x, norm.running_mean, norm.running_var, training=self.training)
+
+
+def test_a_batch_of_one_is_too_few_for_norms_in_training() -> None:
+    first, *rest = make_net()
+    net = nn.Sequential(first, NormByHand(), *rest).eval()
+    with pytest.raises(al.InputError, match=r"more than 1 value per.*two rows or more, for its"):
+        al.add_gates(net, X[:1])
+    assert al.compact(al.add_gates(net, X[:2])).certificate is not None

@@ -48,7 +48,7 @@ class Runner(fx.Interpreter):
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
             raise InputError(
                 f"the model does not run on the example inputs: {where}: {first_line(error)}. "
-                "Give inputs that model(...) takes, on the device and in the dtype of the model"
+                f"Give inputs that model(...) takes, {_how(error)}"
             ) from error
 
     def _run_unknown(self, n: fx.Node) -> Any:
@@ -72,6 +72,12 @@ class Runner(fx.Interpreter):
             return super().run_node(n)
         with self.watch:
             return super().run_node(n)
+
+
+def _how(error: Exception) -> str:
+    if "more than 1 value per channel" in str(error):
+        return "also in training mode: two rows or more, for its norms need a batch then"
+    return "on the device and in the dtype of the model"
 
 
 def find_rules(net: nn.Module, graph: fx.Graph) -> dict[fx.Node, Rule]:
