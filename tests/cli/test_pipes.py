@@ -1,6 +1,8 @@
 """Whoever stops reading, as `head` does, ends a command quietly."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,34 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path: Path) -> No
     assert process.returncode == 3
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
+
+
+STOPPING = """
+import sys
+from archlearn.cli import application
+from archlearn.training.errors import RunStoppedError
+
+def stop(arguments):
+    sys.stdout.write("not written yet")
+    raise RunStoppedError("go on later")
+
+application.app = stop
+application.main([])
+"""
+
+
+def test_what_is_left_to_write_does_not_hide_why_a_run_stopped() -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPING],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=buffered,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == "stopped: go on later\n"
+    assert process.returncode == 3

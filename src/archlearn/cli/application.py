@@ -55,10 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _log_warnings()
     try:
         _call(arguments)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         # Python writes what is left when it ends, and would complain of the pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(UNREAD)
+        # What was left may have been found while a run that can be resumed was ending.
+        ending = error.__context__
+        sys.exit(ending.code if isinstance(ending, SystemExit) and ending.code else UNREAD)
 
 
 def _call(arguments: Sequence[str] | None) -> None:
