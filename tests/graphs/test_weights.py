@@ -73,7 +73,7 @@ def test_a_leaf_that_moves_its_weights_starts_where_it_was(
     for name, weight in net.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), weight, rtol=0, atol=0)
     for _ in range(3):
-        torch.testing.assert_close(model(X), net(X))
+        torch.testing.assert_close(model(X.to(device)), net(X.to(device)))
 
 
 @pytest.mark.parametrize("move", MOVES)
