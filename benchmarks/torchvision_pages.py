@@ -14,7 +14,8 @@ _HOW = """\
 Half of every group of width gates dropped at random, random weights, float64, gated against compact
 model on new images. Torch-Pruning (TP): magnitude, ratio 0.5, on the same models; exact means that
 it computes what the full model computes once every removed weight is set to zero. A model that did
-not end within the time limit counts as not run."""
+not end within the time limit counts as not run. Several models run at a time, so seconds in
+this table are rough."""
 
 
 def table(rows: list[Row], names: list[str]) -> str:
