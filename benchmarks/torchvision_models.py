@@ -34,7 +34,7 @@ def main() -> None:
         return
     names = options.models or classification_models()
     rows = _run_all(names, options)
-    fresh = _run_fresh("resnet50", options)
+    fresh = _run_fresh("resnet50", options) if "resnet50" in names else []
     times = [time_resnet50(size, options.repeats, options.device) for size in options.sizes]
     text = page(rows, names, fresh, times, describe(*PACKAGES, device=options.device))
     print(text)
@@ -59,13 +59,15 @@ def _run_all(names: list[str], options: argparse.Namespace) -> list[Row]:
 
 def _run_fresh(name: str, options: argparse.Namespace) -> list[Row]:
     """Measure one model again, by itself: the sides take turns, each time in a fresh process."""
-    done = [row for row in _read(options.out) if "turn" in row]
-    for turn in range(len(done) // len(SIDES), options.repeats):
-        for side in SIDES:
-            row = {"turn": turn, **_in_own_process(name, side, options)}
-            _append(options.out, row)
-            done.append(row)
-    return done
+    rows = [row for row in _read(options.out) if "turn" in row]
+    done = {(row["turn"], row["side"]) for row in rows}
+    for turn in range(options.repeats):
+        for side in options.sides:
+            if (turn, side) not in done:
+                row = {"turn": turn, **_in_own_process(name, side, options)}
+                _append(options.out, row)
+                rows.append(row)
+    return rows
 
 
 def _in_own_process(name: str, side: str, options: argparse.Namespace) -> Row:

@@ -61,7 +61,7 @@ def page(
         summary(rows, names),
         _when(rows),
     ]
-    if fresh:
+    if {row["side"] for row in fresh} == SIDES.keys():
         parts += [_FRESH, fresh_table(fresh)]
     if times:
         parts += ["resnet50, both sides in turns in one process:", "\n".join(times_table(times))]

@@ -49,6 +49,18 @@ def widen(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]
     }
 
 
+def cast_(net: nn.Module, dtypes: dict[str, torch.dtype]) -> dict[Tensor, Tensor]:
+    """Give a model its own precision back; return the numbers that it had in double."""
+    default = next(dtype for dtype in dtypes.values() if dtype.is_floating_point)
+    doubles: dict[Tensor, Tensor] = {}
+    for name, tensor in tensors_of(net):
+        dtype = dtypes.get(name, default if tensor.is_floating_point() else tensor.dtype)
+        if tensor.dtype is not dtype:
+            doubles[tensor] = tensor.data
+            tensor.data = tensor.data.to(dtype)
+    return doubles
+
+
 def widened(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which such numbers are computed in double precision."""
     if dtype.is_complex:

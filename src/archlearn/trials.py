@@ -55,7 +55,8 @@ def quick_trials(inputs: ExampleInputs, shrink: float, most_rows: int | None = N
     if not n_rows:
         return []
     row = _size(inputs) // n_rows
-    inputs, n_left = _first_rows(inputs, most_rows), min(n_rows, most_rows or n_rows)
+    inputs = _first_rows(inputs, most_rows)
+    n_left = _count_rows(inputs)
     n_cut = n_left if n_left < n_rows else None
     small = _shrunk_sizes(inputs, shrink)
     if small is None:

@@ -1,13 +1,12 @@
 """Whoever stops reading, as `head` does, ends a command quietly."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
+from tests.cli.commands import LEARN, run, start, start_command, wait_for_epoch, write_network
 
 
 @pytest.mark.parametrize(
@@ -46,27 +45,24 @@ import sys
 from archlearn.cli import application
 from archlearn.training.errors import RunStoppedError
 
-def stop(arguments):
+@application.app.command
+def stop():
     sys.stdout.write("not written yet")
     raise RunStoppedError("go on later")
 
-application.app = stop
-application.main([])
+application.main(["stop"])
 """
 
 
-def test_what_is_left_to_write_does_not_hide_why_a_run_stopped() -> None:
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPING],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=buffered,
-    ) as process:
+def test_what_is_left_to_write_does_not_hide_why_a_run_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [sys.executable, "-c", STOPPING]
+    with start_command(command, tmp_path, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
+        assert process.stderr is not None
         said = process.stderr.read()
     assert said == "stopped: go on later\n"
     assert process.returncode == 3

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from archlearn.binding import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.certificates import Certificate, Comparison
@@ -19,7 +19,7 @@ from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
 from archlearn.modes import evaluating, modes_of, set_modes_
-from archlearn.precision import exchanging, tensors_of, widen
+from archlearn.precision import cast_, exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
 from archlearn.stores import STORE, find_store, remove_store_
 from archlearn.surgery.carrying import Carrier
@@ -84,26 +84,33 @@ def compact(
         made = write_plan(model, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
             raise SurgeryError(_difference(plan, made))
-        small, graphs, changed = _carry_out(model, decision, made)
-        dtypes = {name: tensor.dtype for name, tensor in tensors_of(model)}
-        doubles = _cast_(small, dtypes)
-        blueprint = decision.choice.blueprint
-        traces = replace(
-            blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
-        )
-        moving = movers(traces, small)
-        if certified:
-            shrink = blueprint.followed[0].shrink
-            comparison = Comparison(
-                (model, small), doubles, inputs, shrink, is_derived=True, movers=moving
-            )
-            certificate = _finish_(small, comparison, traces, changed)
-        else:
-            with untouched(small, moving):
-                certificate = _finish_uncertified_(small, inputs, traces, changed)
-        setattr(small, CERTIFICATE, certificate)
-        setattr(small, EXAMPLE, inputs)
+        small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
+    return small
+
+
+def _make(
+    model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
+) -> nn.Module:
+    """Return the compact model with its `forward`, its certificate and its example."""
+    small, graphs, changed = _carry_out(model, decision, plan)
+    doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
+    blueprint = decision.choice.blueprint
+    traces = replace(
+        blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
+    )
+    moving = movers(traces, small)
+    if certified:
+        shrink = blueprint.followed[0].shrink
+        comparison = Comparison(
+            (model, small), doubles, inputs, shrink, is_derived=True, movers=moving
+        )
+        certificate = _finish_(small, comparison, traces, changed)
+    else:
+        with untouched(small, moving):
+            certificate = _finish_uncertified_(small, inputs, traces, changed)
+    setattr(small, CERTIFICATE, certificate)
+    setattr(small, EXAMPLE, inputs)
     return small
 
 
@@ -112,7 +119,7 @@ def _compact_scaled(
 ) -> nn.Module:
     """Return the compact model of one with real gates: they go into the weights first."""
     small = compact(fold_scales(copy_model(model).double()), plan, certified=certified)
-    doubles = _cast_(small, {name: t.dtype for name, t in tensors_of(model)})
+    doubles = cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     if certified:
         with evaluating(model, small):
             comparison = Comparison((model, small), doubles, inputs, math.inf, is_derived=True)
@@ -226,18 +233,6 @@ def _certify_own(comparison: Comparison) -> Certificate | None:
         return comparison.certify()
     except Exception:  # whatever the user's own forward does on narrowed layers
         return None
-
-
-def _cast_(net: nn.Module, dtypes: dict[str, torch.dtype]) -> dict[Tensor, Tensor]:
-    """Give a model its own precision back; return the numbers that it had in double."""
-    default = next(dtype for dtype in dtypes.values() if dtype.is_floating_point)
-    doubles: dict[Tensor, Tensor] = {}
-    for name, tensor in tensors_of(net):
-        dtype = dtypes.get(name, default if tensor.is_floating_point() else tensor.dtype)
-        if tensor.dtype is not dtype:
-            doubles[tensor] = tensor.data
-            tensor.data = tensor.data.to(dtype)
-    return doubles
 
 
 def _difference(asked: Plan, found: Plan) -> str:
