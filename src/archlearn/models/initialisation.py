@@ -1,7 +1,7 @@
 """Random start weights of convolutional networks and of transformers."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _TRANSFORMER_DEVIATION = 0.02
 
@@ -25,10 +25,12 @@ def draw_transformer_weights_(net: nn.Module) -> None:
     for layer in net.modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(layer.weight, std=_TRANSFORMER_DEVIATION)
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
-            layer.bias.zero_()
+            bias: Tensor | None = getattr(layer, "bias", None)
+            if bias is not None:
+                bias.zero_()
 
 
 def position_table(n_positions: int, dim: int) -> nn.Parameter:
     """Return a learnt vector for each position, to be added to a batch of tokens."""
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, n_positions, dim), std=0.02))
+    table = torch.empty(1, n_positions, dim)
+    return nn.Parameter(nn.init.trunc_normal_(table, std=_TRANSFORMER_DEVIATION))
