@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 from archlearn.gates import open_flat
+from archlearn.gating import depth_gates, width_gates
 from archlearn.optim.cost_function import CostFunction
 from archlearn.stores import find_store
 from tests.laws.networks import build, inputs_of

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
+from archlearn.training.settings import RunSettings
 
 _LONGEST_LINE = 160
 
@@ -142,13 +143,22 @@ def describe_start(start: RunStart) -> str:
     lines = [
         f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
-        f"{settings.epochs} epochs, batches of {settings.batch_size}, width cost "
-        f"{settings.strengths.width_cost:.3g}, gate rate {settings.gates.gate_rate:.3g}, "
+        f"{settings.epochs} epochs, batches of {settings.batch_size}, {_aim(settings)}, "
         f"seed {settings.seed}",
     ]
     if start.first_epoch:
         lines.append(f"resumed after epoch {start.first_epoch}")
     return "\n".join(lines)
+
+
+def _aim(settings: RunSettings) -> str:
+    """Return what decides how small the network gets."""
+    gates, cost = settings.gates, settings.strengths.width_cost
+    if gates.budget:
+        return f"budget {', '.join(gates.budget)}"
+    if gates.gate_optimiser == "budget":
+        return "no budget" if cost is None else f"width cost {cost:.3g}"
+    return f"width cost {cost:.3g}, gate rate {gates.gate_rate:.3g}"
 
 
 def in_a_line(architecture: str) -> str:

@@ -355,7 +355,9 @@ class _Builder:
                 found = set(gates[gates < self.n_gates].tolist())
                 if found:
                     self.folds.setdefault(op.layer, set()).update(found)
-        layers = [n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None]
+        layers = [
+            n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None
+        ]
         self.fold_layers = {name: place for place, name in enumerate(layers)}
         pairs = [(gate, self.fold_layers[n]) for n in layers for gate in sorted(self.folds[n])]
         table = torch.tensor(pairs, dtype=torch.long).view(-1, 2)

@@ -130,7 +130,9 @@ class GateOptimizer(torch.optim.Optimizer):
         device = store.gates()[0].device
         opened, linear = self._state()
         ones = torch.ones(1, n_width, dtype=torch.float64)
-        start = dict(zip(COSTS, cost(ones, torch.zeros(1, n_depth).double())[0].tolist(), strict=True))
+        start = dict(
+            zip(COSTS, cost(ones, torch.zeros(1, n_depth).double())[0].tolist(), strict=True)
+        )
         present = cost(opened[None], linear[None])[0].tolist()
         forced = rank_gates(
             torch.ones(n_width), torch.ones(n_width), torch.ones(n_width) > 0,
@@ -218,6 +220,28 @@ class GateOptimizer(torch.optim.Optimizer):
             self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
 
+    def accept_gates(self) -> None:
+        """Take the gates as they are: whoever moved them was allowed to."""
+        self._remember()
+
+    def resume_at(self, step: int) -> None:
+        """Go on behind so many steps; gates and what is known of them have been put back."""
+        group = self.param_groups[0]
+        group["step"], group["frozen"] = step, step >= self._end
+        self._remember()
+
+    def describe(self) -> dict[str, object]:
+        """Return the last decision: the path of each budget, and the price; waits for the device.
+
+        The price is what the next channel to go earns for each parameter or multiply-add.
+        """
+        if not self.last:
+            return {}
+        rows = (1, self._n_examples)
+        limits = zip(COSTS, self.last["limits"].tolist(), rows, strict=True)
+        path = {name: limit / n for name, limit, n in limits if math.isfinite(limit)}
+        return {"budget_path": path, "price": self.last["price"].item()}
+
     def costs(self) -> dict[str, float]:
         """Return what the network would cost, compacted now; multiply-adds of one example."""
         opened, linear = self._state()
@@ -248,12 +272,16 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.cat([prices, (curved - straight).mv(weights)])
             # A layer that would take the network below its budget goes last.
             earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
-            overshoots = ((straight < self._limits) | self._limits.isinf()).all(1) & self._has_budget
+            overshoots = ((straight < self._limits) | self._limits.isinf()).all(
+                1
+            ) & self._has_budget
             earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
         if not schedule.per_cost:
             prices = (prices > 0).double()
         kept = torch.cat([opened > 0, linear == 0])
-        ranking = rank_gates(earned, prices, kept, group, self._least.to(group.device), schedule.stay)
+        ranking = rank_gates(
+            earned, prices, kept, group, self._least.to(group.device), schedule.stay
+        )
         count = self._count(ranking, earned, limits, last=last)
         is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._has_budget:
@@ -299,7 +327,7 @@ class GateOptimizer(torch.optim.Optimizer):
         done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
         if self._width_cost is not None:
             neurons = self._store.numbers("prices", torch.float64)[0]
-            below = earned / (1.0 - self.schedule.memory**self.param_groups[0]["step"])
+            below = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
             below = below < done * self._width_cost * neurons.clamp(min=1.0)
             return (below & ranking.ratio.isfinite()).sum()
         given_up = torch.zeros_like(earned)
@@ -406,6 +434,8 @@ def _least_widths(
         held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
         if not bool(torch.stack(held).any()):
             known = ", ".join(name for name, _ in store.choice.rows)
-            raise InputError(f"protect names {pattern!r}, but no layer is called so; there are {known}")
+            raise InputError(
+                f"protect names {pattern!r}, but no layer is called so; there are {known}"
+            )
         least = torch.where(torch.stack(held).any(0), sizes, least)
     return torch.minimum(least, sizes)

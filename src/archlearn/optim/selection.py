@@ -52,7 +52,9 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, group: Tensor, lea
     n_width = len(group)
     ratio = torch.where(cost > 0, earned / cost, torch.inf)
     ratio = torch.where(is_kept, ratio * stay, ratio)
-    ratio[:n_width].masked_fill_(_places_within(ratio[:n_width], group, least) < least[group], torch.inf)
+    ratio[:n_width].masked_fill_(
+        _places_within(ratio[:n_width], group, least) < least[group], torch.inf
+    )
     order = ratio.argsort(stable=True)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)

@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 from archlearn.training.data.datasets import Dataset
+from archlearn.training.errors import SettingsError
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
@@ -68,6 +69,28 @@ def loss_of_a_guess(dataset: Dataset) -> float:
     return math.log(max(2, dataset.n_outputs)) if dataset.task == "classification" else 1.0
 
 
+def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
+    """Return settings that say how gates learn: to a budget, unless a price is given.
+
+    Raises:
+        SettingsError: If both are asked for.
+    """
+    gates, strengths = settings.gates, settings.strengths
+    priced = strengths.width_cost, gates.gate_rate, gates.travel
+    asked = gates.gate_optimiser
+    if gates.learn == "nothing":
+        return settings
+    if asked is None:
+        asked = "budget" if gates.budget or all(term is None for term in priced) else "penalty"
+    if gates.budget and (asked == "penalty" or strengths.width_cost is not None):
+        raise SettingsError(
+            "a budget and a price were asked for, and each says when to stop; leave out --budget, "
+            "or --width-cost and --gate-optimiser penalty"
+        )
+    rate = 0.0 if asked == "budget" else gates.gate_rate
+    return replace(settings, gates=replace(gates, gate_optimiser=asked, gate_rate=rate))
+
+
 def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
     """Return settings with width cost and gate rate filled in.
 
@@ -77,6 +100,8 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
         n_neurons: Neurons and channels that have a width gate.
     """
     strengths, gates = settings.strengths, settings.gates
+    if gates.gate_optimiser == "budget":
+        return settings
     cost = strengths.width_cost
     if cost is None:
         cost = COST_OF_ALL_NEURONS * loss_of_a_guess(dataset) / max(1, n_neurons)

@@ -36,6 +36,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     The compact model is a plain module in ordinary memory layout on the CPU. The test examples
     are looked at here for the first and only time.
     """
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.finish()
     model = copy.deepcopy(session.work.model).cpu()
     set_layout_(model, torch.contiguous_format)
     small, merged, evidence = _compact(model, session)

@@ -21,6 +21,7 @@ class Entry:
         penalty: Mean penalty of the epoch's steps; None before the first.
         width: Width gates, from `read_gates`.
         depth: Depth gates.
+        market: Where a budget is learnt: its path, and the price at which the network fits.
         epochs_to_move: Epochs in which gates will still move.
         seconds: Time spent so far.
         seconds_left: Time until the last step.
@@ -32,6 +33,7 @@ class Entry:
     score: Score
     width: Gates
     depth: Gates
+    market: dict[str, object]
     epochs_to_move: float
     seconds: float
     seconds_left: float
@@ -90,6 +92,7 @@ def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, ob
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,
         "penalty": entry.penalty,
+        **entry.market,
         "seconds": round(entry.seconds, 3),
     }
 

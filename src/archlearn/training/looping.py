@@ -141,6 +141,7 @@ class Loop:
             score=score,
             width=width,
             depth=depth,
+            market=self._market(),
             epochs_to_move=self._epochs_to_move(),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
@@ -157,7 +158,13 @@ class Loop:
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
 
+    def _market(self) -> dict[str, object]:
+        gates = self._session.work.gate_optimizer
+        return {} if gates is None else gates.describe()
+
     def _epochs_to_move(self) -> float:
+        if self._session.work.gate_optimizer is not None:
+            return 0.0  # a budget is where they will be
         until = self._session.work.schedule.gates_until
         return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
 
