@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.cli.inspect_command import inspect
 from archlearn.errors import InputError
 from archlearn.gating import depth_gates, width_gates
 from archlearn.models.choosing import build_network
@@ -124,6 +125,14 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build_network("gpt", (3, 32, 32), 10)
     with pytest.raises(InputError, match=r"'vit:big': give the factor .* as in vit:0.5"):
         build_network("vit:big", (3, 32, 32), 10)
+
+
+def test_gpt_is_inspected_on_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    inspect("gpt:0.06", shape="16", outputs=20)
+    assert "blocks.5.up" in capsys.readouterr().out
+    (tmp_path / "text.txt").write_text("to be or not to be\n" * 30)
+    inspect("gpt:0.06", data=f"tiny-shakespeare:{tmp_path / 'text.txt'}:16")
+    assert "blocks.5.up" in capsys.readouterr().out
 
 
 def test_gpt_sees_no_later_token_and_takes_a_shorter_text() -> None:

@@ -146,6 +146,8 @@ def describe_start(start: RunStart) -> str:
         f"{settings.epochs} epochs, batches of {settings.batch_size}, {_aim(settings)}, "
         f"seed {settings.seed}",
     ]
+    if settings.validation == 0:
+        lines.append("no validation part: measured once, on the test part, at the end")
     if start.first_epoch:
         lines.append(f"resumed after epoch {start.first_epoch}")
     return "\n".join(lines)
@@ -187,15 +189,17 @@ def describe_end(summary: Mapping[str, Any]) -> str:
 
 def _describe_test(summary: Mapping[str, Any]) -> str:
     if summary["test_accuracy"] is not None:
-        return f"{summary['test_accuracy']:.2%} right"
+        return f"{summary['test_accuracy']:.2%} right, loss {summary['test_loss']:.4f},"
     return f"mean squared error {summary['test_error']:.4g}"
 
 
 def describe_score(row: Mapping[str, Any]) -> str:
     """Return the score on the validation part."""
     accuracy = row.get("validation_accuracy")
+    if row["validation_loss"] is None:
+        return "not validated"
     if accuracy is not None:
-        return f"validation {accuracy:.2%}"
+        return f"validation {accuracy:.2%}, loss {row['validation_loss']:.4f}"
     return f"validation error {row['validation_error']:.4g}"
 
 

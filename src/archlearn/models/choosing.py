@@ -71,6 +71,11 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     raise _unknown(name)
 
 
+def reads_tokens(name: str) -> bool:
+    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
+    return name.partition(":")[0] == "gpt"
+
+
 def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
     """Return channels and side of square images, or refuse."""
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:

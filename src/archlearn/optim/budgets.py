@@ -54,8 +54,8 @@ def _amount(name: str, value: Any, start: float, n_rows: int) -> float:
     if not math.isfinite(number) or number < 1:
         hint = f'; for a share write "{100 * number:g}%"' if 0 < number < 1 else ""
         raise InputError(
-            f'budget for {name} is {value!r}; give a number from 1 on, or a percentage such as "50%"'
-            f"{hint}"
+            f"budget for {name} is {value!r}; give a number from 1 on, or a percentage such as "
+            f'"50%"{hint}'
         )
     return number * n_rows
 

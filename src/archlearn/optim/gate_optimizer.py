@@ -42,8 +42,8 @@ class GateSchedule:
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear.
         share: The part of all earnings that may be given up where no budget is named.
-        signal: What a gate earns by: the mean size of its gradient, its mean square, or the
-            signed gradient of the paper (for comparison; it does worse than chance at rest).
+        signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
+            gradient of the paper (for comparison; at rest it does no better than chance).
         per_cost: Whether earnings are set against costs.
     """
 
@@ -55,7 +55,7 @@ class GateSchedule:
     stay: float = 1.2
     stay_linear: float = 4.0
     share: float = 0.05
-    signal: Literal["size", "square", "signed"] = "size"
+    signal: Literal["square", "size", "signed"] = "square"
     per_cost: bool = True
 
 
@@ -182,8 +182,8 @@ class GateOptimizer(torch.optim.Optimizer):
         for gate in seen:
             if not self.state[gate]:
                 number_format = torch.promote_types(gate.dtype, torch.float32)
-                self.state[gate]["size"] = torch.zeros_like(gate, dtype=number_format)
-        means = [self.state[gate]["size"] for gate in seen]
+                self.state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
+        means = [self.state[gate]["mean"] for gate in seen]
         # A batch that overflowed in half precision says nothing.
         found = [torch.nan_to_num(gate.grad.to(mean.dtype), 0.0, 0.0, 0.0)
                  for gate, mean in zip(seen, means, strict=True)]  # fmt: skip
@@ -253,7 +253,7 @@ class GateOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
-            self.state[gate]["size"] = state["size"].to(gate.device, copy=True)
+            self.state[gate]["mean"] = state["mean"].to(gate.device, copy=True)
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:
@@ -306,17 +306,18 @@ class GateOptimizer(torch.optim.Optimizer):
     def _earned(self) -> Tensor:
         """Return what each gate earns, widths before depths.
 
-        A depth gate's gradient is a sum over the units of its layer, whose signs are at random: the
-        root of their number makes up for what cancels.
+        A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
+        their number (its root, where sizes are counted) makes up for what cancels.
         """
         gates: list[Tensor] = self.param_groups[0]["params"]
         n_groups = len(gates) - self._cost.n_depth
         if any(self.state[gate] for gate in gates):
-            values = [self.state[g].get("size", torch.zeros_like(g)) for g in gates]
+            values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
         else:  # nothing was observed: gates speak for themselves
             values = [g.detach() if i < n_groups else 1 - g.detach() for i, g in enumerate(gates)]
         earned = torch.cat([value.reshape(-1).double() for value in values])
-        earned[self._cost.n_width :] *= self._units.to(earned.device).sqrt()
+        units = self._units.to(earned.device)
+        earned[self._cost.n_width :] *= units if self.schedule.signal == "square" else units.sqrt()
         return earned
 
     def _count(self, ranking: Ranking, earned: Tensor, limits: Tensor, *, last: bool) -> Tensor:
@@ -327,8 +328,9 @@ class GateOptimizer(torch.optim.Optimizer):
         done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
         if self._width_cost is not None:
             neurons = self._store.numbers("prices", torch.float64)[0]
-            below = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
-            below = below < done * self._width_cost * neurons.clamp(min=1.0)
+            mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
+            size = mean.sqrt() if self.schedule.signal == "square" else mean
+            below = size < done * self._width_cost * neurons.clamp(min=1.0)
             return (below & ranking.ratio.isfinite()).sum()
         given_up = torch.zeros_like(earned)
         given_up[ranking.rank] = earned

@@ -66,7 +66,7 @@ def steps_per_epoch(n_train: int, batch_size: int) -> int:
 
 def loss_of_a_guess(dataset: Dataset) -> float:
     """Return the loss of a network that knows nothing: ln(classes), or the variance 1."""
-    return math.log(max(2, dataset.n_outputs)) if dataset.task == "classification" else 1.0
+    return 1.0 if dataset.task == "regression" else math.log(max(2, dataset.n_outputs))
 
 
 def derive_gate_optimiser(settings: RunSettings) -> RunSettings:

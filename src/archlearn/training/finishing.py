@@ -136,6 +136,7 @@ def _scores(session: Session, score: Score) -> dict[str, Any]:
         "test_error": score.error,
         "test_loss": score.loss,
         "n_test": score.n_examples,
+        "n_validation": len(session.dataset.validation),
         "validation_accuracy": last.get("validation_accuracy"),
         "validation_error": last.get("validation_error"),
     }

@@ -150,9 +150,11 @@ class Loop:
         if not self._is_ahead_of_device():
             self._journal.write()
 
-    def _validate(self) -> Score:
+    def _validate(self) -> Score | None:
         """Return the score on the validation part, each process taking its share."""
         session = self._session
+        if len(session.dataset.validation) == 0:
+            return None
         sums = sum_scores(session.work.model, self._validation, session.objective)
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)

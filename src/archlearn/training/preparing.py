@@ -34,8 +34,18 @@ from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.ranges import check_ranges
+<<<<<<< HEAD
 from archlearn.training.settings import GateSettings, RunSettings
 from archlearn.training.starting import name_start, normalise_as_pretrained, start_network
+=======
+from archlearn.training.settings import RunSettings
+from archlearn.training.starting import (
+    name_start,
+    normalise_as_imagenet,
+    normalise_as_pretrained,
+    start_network,
+)
+>>>>>>> models
 from archlearn.training.steppers import can_capture, make_stepper
 from archlearn.training.stepping import Stepper, Work
 
@@ -86,11 +96,6 @@ def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
     fabric = start_fabric(settings.hardware)
     with fabric.rank_zero_first():
         dataset = load_dataset(settings, progress)
-    if len(dataset.validation) == 0:
-        raise SettingsError(
-            "validation is 0, but a run is watched on its validation part; use a small share, "
-            "as --validation 0.01"
-        )
     return open_session(settings, folder, fabric, dataset)
 
 
@@ -103,6 +108,8 @@ def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
         classes=settings.classes,
         framing=Framing(settings.resize, settings.augment),
     )
+    if settings.normalise == "imagenet":
+        return normalise_as_imagenet(dataset)
     return normalise_as_pretrained(settings, dataset)
 
 

@@ -134,7 +134,9 @@ class RunSettings:
         fixed=True,
     )
     validation: float = setting(
-        1 / 12, "Part of the train data that is set apart to validate on.", fixed=True
+        1 / 12,
+        "Part of the train data that is set apart to validate on; 0 learns from all of them.",
+        fixed=True,
     )
     limit: int | None = setting(None, "Use only so many train examples.", fixed=True)
     classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
@@ -143,6 +145,9 @@ class RunSettings:
     )
     augment: Literal["no", "flip", "crop", "crop-flip"] = setting(
         "no", "Vary train images at random: windows of them, left and right, both.", fixed=True
+    )
+    normalise: Literal["data", "imagenet"] = setting(
+        "data", "Whose mean and deviation inputs are normalised by.", fixed=True
     )
     skip_broken: bool = setting(
         False, "Leave broken images out, naming each, instead of stopping.", fixed=True
