@@ -34,18 +34,13 @@ from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.ranges import check_ranges
-<<<<<<< HEAD
 from archlearn.training.settings import GateSettings, RunSettings
-from archlearn.training.starting import name_start, normalise_as_pretrained, start_network
-=======
-from archlearn.training.settings import RunSettings
 from archlearn.training.starting import (
     name_start,
     normalise_as_imagenet,
     normalise_as_pretrained,
     start_network,
 )
->>>>>>> models
 from archlearn.training.steppers import can_capture, make_stepper
 from archlearn.training.stepping import Stepper, Work
 
