@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -238,10 +239,13 @@ def _make_gate_optimizer(
 
 def read_schedule(gates: GateSettings) -> GateSchedule:
     """Return when gates decide, from the settings."""
-    given = {
-        name: type(getattr(GateSchedule(), name))(value)
-        for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items()
-    }
+    given: dict[str, Any] = {}
+    for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
+        kind = type(getattr(GateSchedule(), name, None))
+        if kind is type(None):
+            known = ", ".join(item.name for item in fields(GateSchedule))
+            raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
+        given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
     return GateSchedule(**{"begin": gates.start_after, "end": 1.0 - gates.freeze_for, **given})
 
 
