@@ -80,8 +80,6 @@ GRID = {
     "base": "",
     "size": 'gate_schedule=["signal=size"]',
     "power3": 'gate_schedule=["power=3.0"]',
-    "power1": 'gate_schedule=["power=1.0"]',
-    "end50": "freeze_for=0.5",
     "end80": "freeze_for=0.2",
     "memory995": 'gate_schedule=["memory=0.995"]',
     "stay2": 'gate_schedule=["stay=2.0"]',
@@ -110,7 +108,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "landing": {
         f"landing {network} {cost}={share}% {seed}": _row(
-            network, seed, f'budget=["{cost}={share}%"]', "limit=10000", epochs=6
+            network, seed, f'budget=["{cost}={share}%"]', "limit=6000", epochs=6
         )
         for network, cost in (
             ("lenet-mnist", "parameters"), ("resnet20", "multiply_adds"),
@@ -283,12 +281,14 @@ def main() -> None:
     parser.add_argument("--text", default="input.txt")
     parser.add_argument("--side-by-side", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="*")
+    parser.add_argument("--match", default="", help="only rows whose name this expression finds")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
     rows = {name: words for group in given.groups for name, words in GROUPS[group].items()}
     if given.seeds is not None:
         rows = {n: w for n, w in rows.items() if int(n.rpartition(" ")[2]) in given.seeds}
+    rows = {name: words for name, words in rows.items() if re.search(given.match, name)}
     if rows:
         places = {"weights": given.weights, "text": given.text}
         run_rows(rows, places, given.side_by_side, given.out)
