@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from archlearn.binding import unwrap
 from archlearn.errors import InputError, lies_in
-from archlearn.optim.budgets import Budget, check_reachable, count_examples, read_budget
+from archlearn.graphs.inputs import count_examples
+from archlearn.optim.budgets import Budget, check_reachable, read_budget
 from archlearn.optim.cost_function import COSTS, CostFunction
 from archlearn.optim.selection import Ranking, fill_up, fit, rank_gates
 from archlearn.stores import STORE, GateStore
@@ -41,7 +42,6 @@ class GateSchedule:
         memory: The decay of the mean size of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear.
-        share: The part of all earnings that may be given up where no budget is named.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         per_cost: Whether earnings are set against costs.
@@ -49,12 +49,11 @@ class GateSchedule:
 
     begin: float = 0.1
     end: float = 0.6
-    power: float = 2.0
+    power: float = 3.0
     decisions: int = 200
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
-    share: float = 0.05
     signal: Literal["square", "size", "signed"] = "square"
     per_cost: bool = True
 
@@ -86,7 +85,8 @@ class GateOptimizer(torch.optim.Optimizer):
             total_steps: Steps of the whole run.
             budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
                 example) or both, as numbers or as percentages of the start. Of several the binding
-                one lands, the others are at or under.
+                one lands, the others are at or under. Left out, without a `width_cost`, half of the
+                multiply-adds that can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
             protect: Layers (names or globs) that keep all their channels.
@@ -142,6 +142,8 @@ class GateOptimizer(torch.optim.Optimizer):
         least = cost(fewest, torch.ones(1, n_depth).double())[0].tolist()
         self._start = torch.tensor(present, dtype=torch.float64, device=device)
         limits = [math.inf, math.inf]
+        if budget is None and self._width_cost is None:
+            limits[1] = math.floor((present[1] + least[1]) / 2)
         if budget is not None:
             asked = read_budget(budget, start, self._n_examples)
             named = dict(zip(COSTS, least, strict=True)), dict(zip(COSTS, present, strict=True))
@@ -149,7 +151,6 @@ class GateOptimizer(torch.optim.Optimizer):
             limits = [asked.get(name, math.inf) for name in COSTS]
             store.budget = asked
         self._limits = torch.tensor(limits, dtype=torch.float64, device=device)
-        self._has_budget = budget is not None
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -272,10 +273,9 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.cat([prices, (curved - straight).mv(weights)])
             # A layer that would take the network below its budget goes last.
             earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
-            overshoots = ((straight < self._limits) | self._limits.isinf()).all(
-                1
-            ) & self._has_budget
-            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+            if self._width_cost is None:
+                overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
+                earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
         if not schedule.per_cost:
             prices = (prices > 0).double()
         kept = torch.cat([opened > 0, linear == 0])
@@ -284,7 +284,7 @@ class GateOptimizer(torch.optim.Optimizer):
         )
         count = self._count(ranking, earned, limits, last=last)
         is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
-        if last and self._has_budget:
+        if last and self._width_cost is None:
             is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
         self.last = {"limits": limits, "price": bound, "costs": present}
@@ -321,22 +321,16 @@ class GateOptimizer(torch.optim.Optimizer):
         return earned
 
     def _count(self, ranking: Ranking, earned: Tensor, limits: Tensor, *, last: bool) -> Tensor:
-        """Return how many gates go: to fit the budget, below the price, or for a share."""
-        if self._has_budget:
+        """Return how many gates go: to fit the budget, or because they earn less than the price."""
+        if self._width_cost is None:
             return fit(ranking, self._cost, limits)
         span = self._end - self._begin
         done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
-        if self._width_cost is not None:
-            neurons = self._store.numbers("prices", torch.float64)[0]
-            mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
-            size = mean.sqrt() if self.schedule.signal == "square" else mean
-            below = size < done * self._width_cost * neurons.clamp(min=1.0)
-            return (below & ranking.ratio.isfinite()).sum()
-        given_up = torch.zeros_like(earned)
-        given_up[ranking.rank] = earned
-        share = self.schedule.share * (1.0 - (1.0 - done) ** self.schedule.power)
-        within = (given_up.cumsum(0) <= share * earned.sum()).sum()
-        return torch.minimum(within, ranking.ratio.isfinite().sum())
+        neurons = self._store.numbers("prices", torch.float64)[0]
+        mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
+        size = mean.sqrt() if self.schedule.signal == "square" else mean
+        below = size < done * self._width_cost * neurons.clamp(min=1.0)
+        return (below & ranking.ratio.isfinite()).sum()
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open and which layers linear, as the gates are now."""

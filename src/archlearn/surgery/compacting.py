@@ -1,5 +1,6 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
+import logging
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.graphs.contexts import without_autocast
-from archlearn.graphs.inputs import CHECKS
+from archlearn.graphs.inputs import CHECKS, count_examples
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
@@ -34,6 +35,8 @@ from archlearn.surgery.narrowing import (
 from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
+
+logger = logging.getLogger(__name__)
 
 CERTIFICATE = "certificate"
 
@@ -86,7 +89,24 @@ def compact(
             raise SurgeryError(_difference(plan, made))
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
+    if store is not None and store.budget:
+        _warn_of_missed_budget(store.budget, made, inputs)
     return small
+
+
+def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
+    """Say when the network costs more than a `GateOptimizer` was told it may."""
+    for name, limit in budget.items():
+        found = getattr(plan.after, name)
+        if found > limit:
+            n_rows = count_examples(inputs) if name == "multiply_adds" else 1
+            logger.warning(
+                "a budget of %s %s was asked for, but the compact model has %s; call "
+                "gates.finish() before compact where a run ends before its total_steps",
+                f"{limit / n_rows:,.0f}",
+                name,
+                f"{found / n_rows:,.0f}",
+            )
 
 
 def _make(
