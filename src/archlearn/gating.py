@@ -41,9 +41,10 @@ class _GateGroup(dict[str, Any]):
         """Give a setting its default, as `torch.optim.Optimizer` does when it takes a group."""
         if key in _ADAPTIVE:
             raise InputError(
-                "an optimiser such as Adam moves every gate by its whole rate at each step, however "
-                "weak the force, and closes nearly all; give it archlearn.weights(model), and learn "
-                "the gates by archlearn.GateOptimizer, or by torch.optim.SGD on the second group"
+                "an optimiser such as Adam moves every gate by its whole rate at each step, "
+                "however weak the force, and closes nearly all; give it archlearn.weights(model), "
+                "and learn the gates by archlearn.GateOptimizer, or by torch.optim.SGD on the "
+                "second group"
             )
         return super().setdefault(key, default)
 
