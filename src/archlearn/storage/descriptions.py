@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
 from archlearn.errors import FileError
+from archlearn.storage.limits import MAX_VALUES
 from archlearn.storage.values import shorten
 
 T = TypeVar("T")
@@ -105,8 +106,10 @@ def parse_json(text: str) -> object:
     """Return what JSON holds, refusing what `to_json` never writes.
 
     Raises:
-        FileError: If it is not JSON, or names a key twice.
+        FileError: If it is not JSON, names a key twice, or holds too many values.
     """
+    # A value begins the text, follows a comma or a colon, or opens a list or an object.
+    MAX_VALUES.check(sum(text.count(mark) for mark in ",[{"))
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -171,7 +174,7 @@ def _flag(data: object) -> bool:
 
 
 def _count(data: object) -> int:
-    if isinstance(data, bool) or not isinstance(data, int) or data < 0:
+    if isinstance(data, bool) or not isinstance(data, int) or not 0 <= data < 2**63:
         raise FileError(f"its description has {shorten(data)} where a size belongs")
     return data
 

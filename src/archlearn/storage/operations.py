@@ -120,7 +120,9 @@ def find_operation(name: object) -> Operation:
         listed, hint = all_operations(), ""
     if isinstance(name, str) and name in listed:
         return listed[name]
-    raise FileError(f"it calls {name!r}, which is not an operation that a file may name{hint}")
+    raise FileError(
+        f"it calls {str(name)[:80]!r}, which is not an operation that a file may name{hint}"
+    )
 
 
 @cache

@@ -10,7 +10,14 @@ from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, TensorEntry
 from archlearn.storage.graphs import rebuild_graph
 from archlearn.storage.layers import CONTAINERS, LayerClass
-from archlearn.storage.skeletons import add_tensors_, build_modules
+from archlearn.storage.limits import (
+    MAX_CALLS,
+    MAX_MODULES,
+    MAX_NAME_LENGTH,
+    MAX_TENSORS,
+    check_shape,
+)
+from archlearn.storage.skeletons import add_tensors_, build_modules, find_module, is_open
 from archlearn.storage.values import is_identifier, shorten
 
 
@@ -20,6 +27,7 @@ def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.M
     Raises:
         FileError: If anything in the description is not allowed or does not fit.
     """
+    _check_limits(description)
     root = build_modules(description, modules)
     add_tensors_(root, description)
     evaluation = rebuild_graph(root, description.evaluation)
@@ -35,13 +43,43 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
     values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
     for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
         path, _, attribute = name.rpartition(".")
-        owner = model.get_submodule(path)
+        owner = _existing_module(model, path)
         if name == first:
             owner._parameters.pop(attribute, None)  # so that parameters keep their order
         setattr(owner, attribute, values[first])
     model.training = description.training
     for entry in description.modules:
-        model.get_submodule(entry.name).train(entry.training)
+        module = _existing_module(model, entry.name)
+        if is_open(module):  # what is inside has an entry of its own
+            module.training = entry.training
+        else:
+            module.train(entry.training)
+
+
+def _existing_module(model: nn.Module, path: str) -> nn.Module:
+    module = find_module(model, path)
+    if module is None:
+        raise FileError(f"it names the module {shorten(path)}, which is not there")
+    return module
+
+
+def _check_limits(description: Description) -> None:
+    graphs = [description.evaluation, description.training_graph or []]
+    MAX_MODULES.check(len(description.modules) + len(description.shared_modules))
+    MAX_TENSORS.check(len(description.tensors) + len(description.shared_tensors))
+    names = [
+        description.class_name,
+        *(entry.name for entry in [*description.modules, *description.tensors]),
+        *description.shared_modules,
+        *description.shared_tensors,
+    ]
+    for graph in graphs:
+        MAX_CALLS.check(len(graph))
+        names += [name for entry in graph for name in (entry.name, *entry.kwargs)]
+        names += [entry.target for entry in graph if isinstance(entry.target, str)]
+    MAX_NAME_LENGTH.check(max(map(len, names)))
+    for entry in description.tensors:
+        check_shape(entry.shape)
 
 
 def bind(
