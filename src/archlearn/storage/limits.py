@@ -16,21 +16,23 @@ class Limit:
     """The most that a file may have of something.
 
     Attributes:
-        name: The constant in this module, for the error message.
+        name: The constant, for the error message.
         most: The largest count that is read.
         unit: What is counted.
+        home: The module that the constant is in.
     """
 
     name: str
     most: int
     unit: str
+    home: str = __name__
 
     def check(self, count: int) -> None:
         """Raise a `FileError` that names this limit if there are more."""
         if count > self.most:
             raise FileError(
                 f"it has {count:,} {self.unit}, more than the {self.most:,} that are read "
-                f"({self.name} in archlearn.storage.limits)"
+                f"({self.name} in {self.home})"
             )
 
 

@@ -2,22 +2,25 @@
 
 import copy
 import logging
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 
 from archlearn.errors import FileError, InputError
 from archlearn.storage import load
+from archlearn.storage.files import FORMAT, open_safetensors, read_tensor
 from archlearn.weights.caffemodel import read_caffemodel
 from archlearn.weights.conventions import Pretrained, from_caffe, from_state
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = (".caffemodel", ".safetensors", ".pth", ".pt")
+_PICKLED = (".pth", ".pt", ".bin", ".ckpt")
+SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
@@ -31,23 +34,30 @@ def read_pretrained(path: Path) -> Pretrained | nn.Module:
     if path.suffix == ".caffemodel":
         return from_caffe(read_caffemodel(path))
     if path.suffix == ".safetensors":
-        return load(path) if _is_ours(path) else from_state(safetensors.torch.load_file(path))
-    if path.suffix in (".pth", ".pt"):
+        state = _read_safetensors(path)
+        return load(path) if state is None else from_state(state)
+    if path.suffix in _PICKLED:
         return from_state(_read_state_dict(path))
     raise FileError(f"cannot start from {path}: it must end in {', '.join(SUFFIXES)}")
 
 
-def _is_ours(path: Path) -> bool:
+def _read_safetensors(path: Path) -> dict[str, Any] | None:
+    """Return the tensors of a safetensors file, or None if `archlearn.save` wrote it."""
     try:
-        with safetensors.safe_open(path, framework="pt", device="cpu") as handle:
-            return (handle.metadata() or {}).get("format") == "archlearn"
+        with open_safetensors(path) as handle:
+            if (handle.metadata() or {}).get("format") == FORMAT:
+                return None
+            return {name: read_tensor(handle, name) for name in handle.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise FileError(
             f"cannot start from {path}: it is truncated, or not a safetensors file ({error})"
         ) from error
+    except FileError as error:
+        raise FileError(f"cannot start from {path}: {error}") from error
 
 
 def _read_state_dict(path: Path) -> dict[str, Any]:
+    _refuse_bomb(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Torch's reader lets through whatever odd bytes make it stumble.
@@ -61,6 +71,20 @@ def _read_state_dict(path: Path) -> dict[str, Any]:
             "torch.save(net.state_dict(), path)"
         )
     return found
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Refuse an archive that unpacks to more than its own size; torch.save compresses nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            n_bytes = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error):
+        return  # of the older form, or for torch to refuse
+    if n_bytes > path.stat().st_size:
+        raise FileError(
+            f"cannot start from {path}: its {path.stat().st_size:,} bytes unpack to {n_bytes:,}; "
+            "write it anew with torch.save(net.state_dict(), path), which does not compress"
+        )
 
 
 @torch.no_grad()
