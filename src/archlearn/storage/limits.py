@@ -37,7 +37,7 @@ class Limit:
 
 
 # The header of a safetensors file holds names, shapes and the description; weights come after it.
-MAX_HEADER_BYTES = Limit("MAX_HEADER_BYTES", 32 * 2**20, "bytes of header")
+MAX_HEADER_BYTES = Limit("MAX_HEADER_BYTES", 16 * 2**20, "bytes of header")
 # Of a description's JSON: each takes up to 200 bytes of memory while a model is built.
 MAX_VALUES = Limit("MAX_VALUES", 1_000_000, "values in its description")
 MAX_MODULES = Limit("MAX_MODULES", 20_000, "modules")

@@ -84,7 +84,7 @@ def _add_spectral_norm_(
     weight = layer._parameters[tensor]
     if weight is None or not -weight.ndim <= dim < weight.ndim or n_power_iterations < 1:
         raise ValueError("it has no such dimension, or no iterations")
-    norm_class: type[nn.Module] = parametrizations._SpectralNorm  # pyright: ignore[reportPrivateUsage]
+    norm_class: type[nn.Module] = parametrizations._SpectralNorm
     norm = norm_class.__new__(norm_class)
     nn.Module.__init__(norm)
     vars(norm).update(dim=dim % weight.ndim, eps=eps)

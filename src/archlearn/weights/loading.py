@@ -15,10 +15,11 @@ from archlearn.errors import FileError, InputError
 from archlearn.storage import load
 from archlearn.storage.files import FORMAT, open_safetensors, read_tensor
 from archlearn.weights.caffemodel import read_caffemodel
-from archlearn.weights.conventions import Pretrained, from_caffe, from_state
+from archlearn.weights.conventions import Pretrained, from_caffe, from_state, strip_prefixes
 
 logger = logging.getLogger(__name__)
 
+_FEW_NAMES = 5
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
@@ -97,14 +98,16 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
         InputError: If names or shapes differ elsewhere; the first ones are named.
     """
     made = copy.deepcopy(network)
-    own, given = made.state_dict(), pretrained.state
-    odd = sorted(own.keys() ^ given.keys())
-    if odd:
-        missing = "lacks" if odd[0] in own else "has besides"
+    own, given = strip_prefixes(made.state_dict()), strip_prefixes(pretrained.state)
+    missing = [name for name in own if name not in given]
+    unexpected = [name for name in given if name not in own]
+    if missing or unexpected:
+        found = [("lacks", missing), ("has besides", unexpected)]
+        told = " and ".join(f"{verb} {_list_names(names)}" for verb, names in found if names)
         raise InputError(
-            f"the pretrained weights are of another network: the file {missing} {odd[0]!r} "
-            f"({len(odd)} names differ); choose the model that they are of (--model caffenet for "
-            "BVLC's, --model alexnet for torchvision's)"
+            f"the pretrained weights are of another network: the file {told} "
+            f"({len(missing) + len(unexpected)} names differ); choose the model that they are of "
+            "(--model caffenet for BVLC's, --model alexnet for torchvision's)"
         )
     fresh = _of_last_layer(own, given, n_outputs)
     for name, value in own.items():
@@ -122,6 +125,11 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
             " and ".join(sorted(fresh)),
         )
     return made
+
+
+def _list_names(names: list[str]) -> str:
+    few = ", ".join(repr(name) for name in names[:_FEW_NAMES])
+    return few if len(names) <= _FEW_NAMES else f"{few} and {len(names) - _FEW_NAMES} more"
 
 
 def _of_last_layer(own: Any, given: Any, n_outputs: int) -> set[str]:
