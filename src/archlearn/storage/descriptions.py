@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
 from archlearn.errors import FileError
-from archlearn.storage.limits import MAX_VALUES
+from archlearn.storage.limits import (
+    MAX_CALLS,
+    MAX_MODULES,
+    MAX_NAME_LENGTH,
+    MAX_TENSORS,
+    MAX_VALUES,
+    check_shape,
+)
 from archlearn.storage.values import shorten
 
 T = TypeVar("T")
@@ -85,11 +92,11 @@ class Description:
         """Return the description that `to_json` wrote.
 
         Raises:
-            FileError: If anything is missing, superfluous or of another type.
+            FileError: If anything is missing, superfluous, of another type or beyond a limit.
         """
         data = _keys(parse_json(text), cls)
         graph = data["training_graph"]
-        return cls(
+        description = cls(
             class_name=_text(data["class_name"]),
             kind=_choice(data["kind"], ("container", "torch.nn.Sequential")),
             training=_flag(data["training"]),
@@ -100,6 +107,27 @@ class Description:
             evaluation=_each(data["evaluation"], _node),
             training_graph=None if graph is None else _each(graph, _node),
         )
+        _check_limits(description)
+        return description
+
+
+def _check_limits(description: Description) -> None:
+    graphs = [description.evaluation, description.training_graph or []]
+    MAX_MODULES.check(len(description.modules) + len(description.shared_modules))
+    MAX_TENSORS.check(len(description.tensors) + len(description.shared_tensors))
+    names = [
+        description.class_name,
+        *(entry.name for entry in [*description.modules, *description.tensors]),
+        *description.shared_modules,
+        *description.shared_tensors,
+    ]
+    for graph in graphs:
+        MAX_CALLS.check(len(graph))
+        names += [name for entry in graph for name in (entry.name, *entry.kwargs)]
+        names += [entry.target for entry in graph if isinstance(entry.target, str)]
+    MAX_NAME_LENGTH.check(max(map(len, names)))
+    for entry in description.tensors:
+        check_shape(entry.shape)
 
 
 def parse_json(text: str) -> object:

@@ -10,13 +10,6 @@ from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, TensorEntry
 from archlearn.storage.graphs import rebuild_graph
 from archlearn.storage.layers import CONTAINERS, LayerClass
-from archlearn.storage.limits import (
-    MAX_CALLS,
-    MAX_MODULES,
-    MAX_NAME_LENGTH,
-    MAX_TENSORS,
-    check_shape,
-)
 from archlearn.storage.skeletons import add_tensors_, build_modules, find_module, is_open
 from archlearn.storage.values import is_identifier, shorten
 
@@ -27,7 +20,6 @@ def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.M
     Raises:
         FileError: If anything in the description is not allowed or does not fit.
     """
-    _check_limits(description)
     root = build_modules(description, modules)
     add_tensors_(root, description)
     evaluation = rebuild_graph(root, description.evaluation)
@@ -61,25 +53,6 @@ def _existing_module(model: nn.Module, path: str) -> nn.Module:
     if module is None:
         raise FileError(f"it names the module {shorten(path)}, which is not there")
     return module
-
-
-def _check_limits(description: Description) -> None:
-    graphs = [description.evaluation, description.training_graph or []]
-    MAX_MODULES.check(len(description.modules) + len(description.shared_modules))
-    MAX_TENSORS.check(len(description.tensors) + len(description.shared_tensors))
-    names = [
-        description.class_name,
-        *(entry.name for entry in [*description.modules, *description.tensors]),
-        *description.shared_modules,
-        *description.shared_tensors,
-    ]
-    for graph in graphs:
-        MAX_CALLS.check(len(graph))
-        names += [name for entry in graph for name in (entry.name, *entry.kwargs)]
-        names += [entry.target for entry in graph if isinstance(entry.target, str)]
-    MAX_NAME_LENGTH.check(max(map(len, names)))
-    for entry in description.tensors:
-        check_shape(entry.shape)
 
 
 def bind(
