@@ -241,3 +241,17 @@ def test_saving_again_what_was_loaded_gives_the_same_bytes(tmp_path: Path) -> No
     al.save(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), first)
     al.save(al.load(first), second)
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_foreign_name_of_torchvision_imports_nothing(tmp_path: Path) -> None:
+    made = describe(evaluation=graph(call("c", "call_function", "torchvision.os.system", ["ls"])))
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(build_model(made).content)
+    script = (
+        "import sys, archlearn as al\n"
+        f"try: al.load({str(path)!r})\n"
+        "except al.FileError: sys.exit(3 if 'torchvision' in sys.modules else 0)\n"
+        "sys.exit(4)"
+    )
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", script], check=False, env=paths).returncode == 0
