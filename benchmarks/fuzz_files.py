@@ -36,10 +36,18 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.toml import format_settings, read_settings
 from archlearn.weights.loading import read_pretrained
 from benchmarks import circumstances
-from benchmarks.hostile_files import CANARY, CODE, FAMILIES, File, Json
+from benchmarks.hostile_files import CANARY, CODE, FAMILIES, File, Json, SizedRandom
 from tests.weights.caffe_files import network
 
 MUTATED = "mutated files"
+CONTROL = "control"
+# What a reader must not do, by the verdict on it: these show that the fuzzer would see it.
+CONTROLS = {
+    "executed": b"import os; os.system('true')",
+    "untyped": b"1 / 0",
+    "slow": b"while True: pass",
+    "large": b"x = bytearray(3 * 2**30)",
+}
 MAX_SECONDS = 5
 MAX_BYTES = 2**30
 _BATCH = 250  # files that one process reads
@@ -134,9 +142,12 @@ def build_corpus(folder: Path) -> list[File]:
     ]
 
 
-def make_file(corpus: Sequence[File], seed: int, family: str, number: int) -> File:
+def make_file(corpus: Sequence[File], asked: argparse.Namespace, family: str, number: int) -> File:
     """Return the file of a seed, a family and a number."""
-    random = Random(f"{seed}/{family}/{number}")
+    random = SizedRandom(f"{asked.seed}/{family}/{number}")
+    random.largest = asked.largest
+    if family == CONTROL:
+        return File("control", "control", list(CONTROLS.values())[number])
     if family != MUTATED:
         return FAMILIES[family](random)
     good = random.choice(corpus)
@@ -243,6 +254,8 @@ def read_file(file: File, path: Path) -> object:
             return read_checkpoint(path.parent)
         case "settings":
             return read_settings(path)
+        case "control":
+            return exec(path.read_bytes())
 
 
 class _Auditor:
@@ -301,13 +314,14 @@ def _serve(
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, in C code as well
     with os.fdopen(pipe, "w") as out:
         for family, number in jobs:
-            file = make_file(corpus, asked.seed, family, number)
-            started = Outcome(family, number, "slow", f"killed after {MAX_SECONDS} s", MAX_SECONDS)
+            file = make_file(corpus, asked, family, number)
+            killed = f"killed after {asked.seconds} s"
+            started = Outcome(family, number, "slow", killed, asked.seconds)
             out.write(json.dumps(asdict(started)) + "\n")
             out.flush()
             limit = _memory("VmSize") + MAX_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-            signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, asked.seconds)
             start = time.process_time()
             Path("/proc/self/clear_refs").write_text("5")  # the peak of memory starts anew
             verdict, error = _read_one(file, folder, auditor)
@@ -409,6 +423,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mutated", type=int, default=100_000, help="how many mutated files")
     parser.add_argument("--hostile", type=int, default=1_000, help="how many of all families")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="for one file")
+    parser.add_argument("--largest", type=int, default=2**40, help="no size above, to be quick")
+    parser.add_argument("--control", action="store_true", help="readers that must fail")
     parser.add_argument("--only", choices=[MUTATED, *FAMILIES], help="one family")
     parser.add_argument("--number", type=int, help="one file of --only")
     parser.add_argument("--out", type=Path, help="the page to write, as results/fuzz.md")
@@ -421,6 +438,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = [job for job in jobs if job[0] == asked.only]
     if asked.number is not None:
         jobs = [(asked.only, asked.number)]
+    if asked.control:
+        jobs = [(CONTROL, number) for number in range(len(CONTROLS))]
     tallies: dict[str, Tally] = {}
     bad: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from archlearn.training import checkpoints
 from tests.weights.caffe_files import blob, content, layer, varint
 
 Json = dict[str, Any]
-Kind = Literal["model", "weights", "checkpoint", "settings"]
+Kind = Literal["model", "weights", "checkpoint", "settings", "control"]
 CANARY = "archlearn_fuzz_canary"
 CODE = f"__import__('os').system('touch {CANARY}')"
 
@@ -36,11 +36,23 @@ class File:
     content: bytes
 
 
-Family = Callable[[Random], File]
+class SizedRandom(Random):
+    """A generator that also draws sizes, none above `largest`."""
+
+    largest: int = 2**40
+
+    def draw_size(self, low: int, high: int, limit: limits.Limit | None = None) -> int:
+        """Return a size between two, on a logarithmic scale; in one of five draws the limit."""
+        if limit is not None and self.random() < 0.2:
+            return min(limit.most, self.largest)
+        return min(round(low * (high / low) ** self.random()), self.largest)
+
+
+Family = Callable[[SizedRandom], File]
 FAMILIES: dict[str, Family] = {}
 
 
-def family(make: Callable[[Random], File]) -> Callable[[Random], File]:
+def family(make: Callable[[SizedRandom], File]) -> Callable[[SizedRandom], File]:
     """Put a function among the families, by its name."""
     FAMILIES[make.__name__.replace("_", " ")] = make
     return make
@@ -122,14 +134,7 @@ def tensor(name: str, shape: Sequence[int], role: str = "parameter") -> Json:
     }  # fmt: skip
 
 
-def draw_size(random: Random, low: int, high: int, limit: limits.Limit | None = None) -> int:
-    """Return a size between two, on a logarithmic scale; in one of five draws the limit."""
-    if limit is not None and random.random() < 0.2:
-        return limit.most
-    return round(low * (high / low) ** random.random())
-
-
-def draw_number(random: Random) -> object:
+def draw_number(random: SizedRandom) -> object:
     """Return a value that a number should not be."""
     return random.choice([
         -1, 0, 2**31 - 1, 2**31, 2**62, 2**63, 2**64, 10**4000, -(10**4000), 1.5, 1e308, True, None,
@@ -139,7 +144,7 @@ def draw_number(random: Random) -> object:
     ])  # fmt: skip
 
 
-def draw_code(random: Random) -> str:
+def draw_code(random: SizedRandom) -> str:
     """Return text that would run if it were put into code, or reach what it must not."""
     return random.choice([
         CODE, f"x: {CODE}", f"x={CODE}", f"x\n    {CODE}", f"x); {CODE} #", f"x']; {CODE} #",
@@ -155,43 +160,43 @@ def nest(levels: int) -> str:
 
 
 @family
-def nested_shared_modules(random: Random) -> File:
-    levels = draw_size(random, 4, 90)
+def nested_shared_modules(random: SizedRandom) -> File:
+    levels = random.draw_size(4, 90)
     names = [".".join("a" for _ in range(level + 1)) for level in range(levels)]
     shared = {f"{name}b": name for name in reversed(names)}
     return build_model(describe(modules=[module(name) for name in names], shared_modules=shared))
 
 
 @family
-def modules_inside_themselves(random: Random) -> File:
+def modules_inside_themselves(random: SizedRandom) -> File:
     n = random.randint(2, 30)
     shared = {f"m{i}.inner": f"m{(i + 1) % n}" for i in range(n)}
     return build_model(describe(modules=[module(f"m{i}") for i in range(n)], shared_modules=shared))
 
 
 @family
-def chains_of_shared_modules(random: Random) -> File:
-    n = draw_size(random, 50, 9_000)
+def chains_of_shared_modules(random: SizedRandom) -> File:
+    n = random.draw_size(50, 9_000)
     shared = {f"m{i}.inner": f"m{i + 1}" for i in range(n - 1)}
     return build_model(describe(modules=[module(f"m{i}") for i in range(n)], shared_modules=shared))
 
 
 @family
-def deep_module_paths(random: Random) -> File:
-    levels = draw_size(random, 20, 1_000, limits.MAX_MODULE_DEPTH)
+def deep_module_paths(random: SizedRandom) -> File:
+    levels = random.draw_size(20, 1_000, limits.MAX_MODULE_DEPTH)
     names = [".".join("a" for _ in range(level + 1)) for level in range(levels)]
     return build_model(describe(modules=[module(name) for name in names]))
 
 
 @family
-def many_modules(random: Random) -> File:
-    n = draw_size(random, 1_000, 80_000, limits.MAX_MODULES)
+def many_modules(random: SizedRandom) -> File:
+    n = random.draw_size(1_000, 80_000, limits.MAX_MODULES)
     kind = random.choice(["container", "torch.nn.ReLU", "torch.nn.Sequential", "torch.nn.Dropout"])
     return build_model(describe(modules=[module(f"m{i}", kind) for i in range(n)]))
 
 
 @family
-def many_costly_layers(random: Random) -> File:
+def many_costly_layers(random: SizedRandom) -> File:
     one: dict[str, tuple[Json, dict[str, list[int]]]] = {
         "torch.nn.LSTM": (
             {"input_size": 1, "hidden_size": 1},
@@ -212,8 +217,8 @@ def many_costly_layers(random: Random) -> File:
     kind = random.choice(list(one))
     arguments, shapes = one[kind]
     most = limits.MAX_TENSORS.most // len(shapes)
-    n = most if random.random() < 0.3 else draw_size(random, 500, most)
-    n = min(n, limits.MAX_MODULES.most)
+    n = most if random.random() < 0.3 else random.draw_size(500, most)
+    n = min(n, limits.MAX_MODULES.most, random.largest)
     described = random.choice([n, n, n // 2, 0])
     tensors = [
         tensor(f"m{i}.{name}", shape) for i in range(described) for name, shape in shapes.items()
@@ -223,24 +228,24 @@ def many_costly_layers(random: Random) -> File:
 
 
 @family
-def many_recurrent_layers(random: Random) -> File:
-    n, n_layers = draw_size(random, 1, 2_000), draw_size(random, 1, 1_000_000)
+def many_recurrent_layers(random: SizedRandom) -> File:
+    n, n_layers = random.draw_size(1, 2_000), random.draw_size(1, 1_000_000)
     kind = random.choice(["torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN"])
     layers = [
         module(f"m{i}", kind, input_size=1, hidden_size=1, num_layers=n_layers) for i in range(n)
     ]
-    tensors = [tensor(f"t{i}", [0]) for i in range(draw_size(random, 1, 30_000))]
+    tensors = [tensor(f"t{i}", [0]) for i in range(random.draw_size(1, 30_000))]
     return build_model(describe(modules=layers, tensors=tensors))
 
 
 @family
-def norms_of_layers(random: Random) -> File:
+def norms_of_layers(random: SizedRandom) -> File:
     norm = random.choice(["spectral_norm", "weight_norm"])
     settings = {"norm": norm, "dim": random.choice([0, 1, -1, 7, 2**62, 0.5, True])}
     if norm == "spectral_norm":
         iterations = random.choice([1, 10**9, 2**62, -1, 0.5, True, 1e300])
         settings |= {"n_power_iterations": iterations, "eps": random.choice([0, -1, 1e-12, 1e300])}
-    n = draw_size(random, 1, 2_500)
+    n = random.draw_size(1, 2_500)
     names = ["original0", "original1"] if norm == "weight_norm" else ["original"]
     layers = [
         module(f"m{i}", "torch.nn.Linear", in_features=2, out_features=2, bias=False)
@@ -260,15 +265,15 @@ def norms_of_layers(random: Random) -> File:
 
 
 @family
-def many_inputs(random: Random) -> File:
-    n = draw_size(random, 1_000, 80_000, limits.MAX_CALLS) - 1
+def many_inputs(random: SizedRandom) -> File:
+    n = random.draw_size(1_000, 80_000, limits.MAX_CALLS) - 1
     inputs = [call(f"x{i}", "placeholder", f"x{i}") for i in range(n)]
     return build_model(describe(evaluation=[*inputs, graph(output="x0")[-1]]))
 
 
 @family
-def many_calls(random: Random) -> File:
-    n = draw_size(random, 1_000, 80_000, limits.MAX_CALLS) - 2
+def many_calls(random: SizedRandom) -> File:
+    n = random.draw_size(1_000, 80_000, limits.MAX_CALLS) - 2
     stem = random.choice(["r", "r_", "sum_", "print"])
     calls = [relu(f"{stem}{i}", {"node": f"{stem}{i - 1}"} if i else None) for i in range(n)]
     both = graph(*calls, output=f"{stem}{n - 1}")
@@ -277,29 +282,32 @@ def many_calls(random: Random) -> File:
 
 
 @family
-def many_named_tuples(random: Random) -> File:
-    n = draw_size(random, 1, 18_000)
-    n_fields = max(1, draw_size(random, 1, 200_000) // n)
+def many_named_tuples(random: SizedRandom) -> File:
+    n = random.draw_size(1, 18_000)
+    n_fields = max(1, random.draw_size(1, 200_000) // n)
     target = {"namedtuple": "T", "fields": [f"a{i}" for i in range(n_fields)]}
     calls = [call(f"t{i}", "call_function", target, [{"node": "x"}]) for i in range(n)]
     return build_model(describe(evaluation=graph(*calls)))
 
 
 @family
-def long_arguments(random: Random) -> File:
+def long_arguments(random: SizedRandom) -> File:
     item = random.choice(["[]", "0", "{}", '"a"', '{"tuple":[]}', '{"node":"x"}', "[[]]"])
-    n_bytes = draw_size(random, 10_000, 36_000_000)
+    n_bytes = random.draw_size(10_000, 36_000_000)
     n = n_bytes // (len(item) + 1)
     if random.random() < 0.3:
-        n = limits.MAX_VALUES.most // (1 + item.count("[") + item.count("{")) - 100
+        n = (
+            min(limits.MAX_VALUES.most, random.largest) // (1 + item.count("[") + item.count("{"))
+            - 100
+        )
     text = json.dumps(describe(evaluation=graph(relu("r", "HERE"))))
     return build_model(text.replace('"HERE"', "[" + ",".join([item] * n) + "]"))
 
 
 @family
-def long_texts(random: Random) -> File:
+def long_texts(random: SizedRandom) -> File:
     letter = random.choice(["a", "é", "\U0001f600", '"', "\\", ",", "["])
-    text = letter * draw_size(random, 1_000, 4_000_000)
+    text = letter * random.draw_size(1_000, 4_000_000)
     place = random.choice(["class_name", "kind", "argument", "name", "target", "version"])
     changes: Json = {}
     if place in ("class_name", "kind"):
@@ -312,8 +320,8 @@ def long_texts(random: Random) -> File:
 
 
 @family
-def deep_arguments(random: Random) -> File:
-    levels = draw_size(random, 10, 200_000, limits.MAX_NESTING)
+def deep_arguments(random: SizedRandom) -> File:
+    levels = random.draw_size(10, 200_000, limits.MAX_NESTING)
     text = json.dumps(describe(evaluation=graph(relu("r", "HERE"))))
     inner = nest(levels)
     if random.random() < 0.5:
@@ -322,7 +330,7 @@ def deep_arguments(random: Random) -> File:
 
 
 @family
-def impossible_shapes(random: Random) -> File:
+def impossible_shapes(random: SizedRandom) -> File:
     sizes = [2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**32, 2**31, 1, 10**30]
     shape = [0, *random.choices(sizes, k=random.randint(1, 5))]
     random.shuffle(shape)
@@ -331,22 +339,22 @@ def impossible_shapes(random: Random) -> File:
 
 
 @family
-def many_dimensions(random: Random) -> File:
-    n = draw_size(random, 10, 500_000, limits.MAX_DIMENSIONS)
+def many_dimensions(random: SizedRandom) -> File:
+    n = random.draw_size(10, 500_000, limits.MAX_DIMENSIONS)
     shape = [random.choice([0, 1])] * n
     return build_model(describe(tensors=[tensor("t", shape)]))
 
 
 @family
-def many_tensors(random: Random) -> File:
-    n = draw_size(random, 1_000, 80_000, limits.MAX_TENSORS)
+def many_tensors(random: SizedRandom) -> File:
+    n = random.draw_size(1_000, 80_000, limits.MAX_TENSORS)
     role = random.choice(["parameter", "buffer", "constant"])
     return build_model(describe(tensors=[tensor(f"t{i}", [0], role) for i in range(n)]))
 
 
 @family
-def shared_tensors_anywhere(random: Random) -> File:
-    n = draw_size(random, 1, 60_000)
+def shared_tensors_anywhere(random: SizedRandom) -> File:
+    n = random.draw_size(1, 60_000)
     target = random.choice(["t", "u", "", "t.t", CODE])
     stem = random.choice(["s", "t", "m.s", "m.layer.s", "m.layer.weight", "__class__"])
     shared = {(f"{stem}{i}" if n > 1 else stem): target for i in range(n)}
@@ -358,7 +366,7 @@ def shared_tensors_anywhere(random: Random) -> File:
 
 
 @family
-def code_in_names(random: Random) -> File:
+def code_in_names(random: SizedRandom) -> File:
     code = draw_code(random)
     calls = [relu("r"), call("size", "call_method", "size", [{"node": "x"}, 0])]
     place = random.choice(
@@ -387,7 +395,7 @@ def code_in_names(random: Random) -> File:
 
 
 @family
-def code_in_paths(random: Random) -> File:
+def code_in_paths(random: SizedRandom) -> File:
     code = draw_code(random)
     place = random.choice(["module", "tensor", "kind", "role", "dtype", "shared", "get"])
     changes: Json = {"modules": [module("m")], "tensors": [tensor("m.t", [1])]}
@@ -406,7 +414,7 @@ def code_in_paths(random: Random) -> File:
 
 
 @family
-def forbidden_calls(random: Random) -> File:
+def forbidden_calls(random: SizedRandom) -> File:
     target = random.choice([
         "os.system", "builtins.eval", "torch.load", "torch.hub.load", "torch.ops.load_library",
         "torch.utils.cpp_extension.load", "operator.methodcaller", "operator.attrgetter",
@@ -422,7 +430,7 @@ def forbidden_calls(random: Random) -> File:
 
 
 @family
-def forbidden_layers(random: Random) -> File:
+def forbidden_layers(random: SizedRandom) -> File:
     kind = random.choice([
         "subprocess.Popen", "torch.nn.Module", "torch.jit.ScriptModule", "os.system", "torch.load",
         "torch.nn.DataParallel", "torch.nn.LazyLinear", "torch.nn.parameter.Parameter", "builtins",
@@ -458,7 +466,7 @@ _LAYERS: dict[str, Json] = {
 
 
 @family
-def hostile_layer_arguments(random: Random) -> File:
+def hostile_layer_arguments(random: SizedRandom) -> File:
     kind = random.choice(list(_LAYERS))
     arguments = dict(_LAYERS[kind])
     for _ in range(random.randint(1, 2)):
@@ -469,7 +477,7 @@ def hostile_layer_arguments(random: Random) -> File:
 
 
 @family
-def hostile_call_arguments(random: Random) -> File:
+def hostile_call_arguments(random: SizedRandom) -> File:
     values = [draw_number(random) for _ in range(3)]
     target = random.choice([
         "operator.pow", "operator.mul", "operator.mod", "operator.getitem", "operator.add",
@@ -488,7 +496,7 @@ def hostile_call_arguments(random: Random) -> File:
 
 
 @family
-def hostile_attributes(random: Random) -> File:
+def hostile_attributes(random: SizedRandom) -> File:
     kind = random.choice([
         "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerEncoder", "torch.nn.Transformer",
         "archlearn.NarrowedLocalResponseNorm",
@@ -506,7 +514,7 @@ def hostile_attributes(random: Random) -> File:
 
 
 @family
-def hostile_graphs(random: Random) -> File:
+def hostile_graphs(random: SizedRandom) -> File:
     calls = [relu("a"), relu("b", {"node": "a"}), call("g", "get_attr", "t")]
     for _ in range(random.randint(1, 3)):
         entry = random.choice(calls)
@@ -524,20 +532,20 @@ def hostile_graphs(random: Random) -> File:
 
 
 @family
-def hostile_certificates(random: Random) -> File:
+def hostile_certificates(random: SizedRandom) -> File:
     fields: Json = {
         "difference": 0.0, "difference_float64": 0.0, "dtype": "float32", "n_inputs": 2,
         "tolerance": 1e-3, "tolerance_float64": 1e-8,
     }  # fmt: skip
     fields[random.choice(list(fields))] = draw_number(random)
     text = json.dumps({"dict": [[key, value] for key, value in fields.items()]})
-    levels = draw_size(random, 10, 100_000)
+    levels = random.draw_size(10, 100_000)
     others = [nest(levels), "[" + "[]," * levels + "[]]", "", "{}", "1" * 5000, CODE, text]
     return build_model(describe(), certificate=random.choice([text, *others]))
 
 
 @family
-def hostile_headers(random: Random) -> File:
+def hostile_headers(random: SizedRandom) -> File:
     made = build_model(describe(tensors=[tensor("t", [2]), tensor("u", [2])]))
     (length,) = struct.unpack("<Q", made.content[:8])
     header = json.loads(made.content[8 : 8 + length])
@@ -554,9 +562,9 @@ def hostile_headers(random: Random) -> File:
 
 
 @family
-def long_headers(random: Random) -> File:
+def long_headers(random: SizedRandom) -> File:
     metadata = {"format": random.choice(["archlearn", "pt"]), "version": "1", "description": "{}"}
-    n = draw_size(random, 1_000, 30_000_000, limits.MAX_HEADER_BYTES)
+    n = random.draw_size(1_000, 30_000_000, limits.MAX_HEADER_BYTES)
     if random.random() < 0.5:
         metadata |= {f"k{i}": "" for i in range(n // 20)}
     else:
@@ -567,14 +575,14 @@ def long_headers(random: Random) -> File:
 
 
 @family
-def hostile_weights_in_safetensors(random: Random) -> File:
+def hostile_weights_in_safetensors(random: SizedRandom) -> File:
     shape = random.choice([[0, 2**62, 2**62], [0] * 100, [0, 2**63], [2], [1] * 70, [0, 2**48, 2]])
     n_bytes = 0 if 0 in shape else 4 * int(np.prod(shape))
     tensors = [(draw_code(random).replace("\ud800", ""), "F32", shape, n_bytes)]
     return File("weights", "state.safetensors", build_safetensors(tensors, {}))
 
 
-def _unpacked(n: int, width: int, random: Random) -> bytes:
+def _unpacked(n: int, width: int, random: SizedRandom) -> bytes:
     number = 5 if width == 4 else 8
     rows = np.empty(n, dtype=[("tag", "u1"), ("value", f"V{width}")])
     rows["tag"] = number << 3 | (5 if width == 4 else 1)
@@ -583,16 +591,16 @@ def _unpacked(n: int, width: int, random: Random) -> bytes:
 
 
 @family
-def caffe_weights_not_packed(random: Random) -> File:
-    n, width = draw_size(random, 1_000, 2_000_000), random.choice([4, 8])
+def caffe_weights_not_packed(random: SizedRandom) -> File:
+    n, width = random.draw_size(1_000, 2_000_000), random.choice([4, 8])
     size = random.choice([n, n, n + 1])
     values = content(7, content(1, varint(size))) + _unpacked(n, width, random)
     return File("weights", "net.caffemodel", layer("fc", [values], "new"))
 
 
 @family
-def caffe_fields_without_end(random: Random) -> File:
-    n = draw_size(random, 1_000, 1_000_000)
+def caffe_fields_without_end(random: SizedRandom) -> File:
+    n = random.draw_size(1_000, 1_000_000)
     one = random.choice([
         varint(9 << 3) + b"\0", content(9, b""), content(100, b""), content(2, b""),
         varint(9 << 3 | 5) + bytes(4) + varint(10 << 3 | 1) + bytes(8),
@@ -607,8 +615,8 @@ def caffe_fields_without_end(random: Random) -> File:
 
 
 @family
-def caffe_shapes(random: Random) -> File:
-    n = draw_size(random, 1, 2_000_000)
+def caffe_shapes(random: SizedRandom) -> File:
+    n = random.draw_size(1, 2_000_000)
     sizes = [random.choice([0, 1, 2**31, 2**63, 2**64 - 1])] * n
     packed = content(7, content(1, b"".join(map(varint, sizes))))
     if random.random() < 0.5:
@@ -627,7 +635,7 @@ def random_callable() -> object:
 
 
 @family
-def pickles_that_call(random: Random) -> File:
+def pickles_that_call(random: SizedRandom) -> File:
     whole = {"a": torch.ones(2), random.choice(["b", "state_dict", "model"]): _Hostile()}
     if random.random() < 0.3:
         return File("weights", "state.pt", pickle.dumps(whole, random.randint(0, 5)))
@@ -637,9 +645,9 @@ def pickles_that_call(random: Random) -> File:
 
 
 @family
-def archives_that_explode(random: Random) -> File:
+def archives_that_explode(random: SizedRandom) -> File:
     plain = io.BytesIO()
-    torch.save({"a": torch.zeros(draw_size(random, 10_000, 2_000_000))}, plain)
+    torch.save({"a": torch.zeros(random.draw_size(10_000, 2_000_000))}, plain)
     packed = io.BytesIO()
     with (
         zipfile.ZipFile(plain) as old,
@@ -651,7 +659,7 @@ def archives_that_explode(random: Random) -> File:
 
 
 @family
-def pickles_of_odd_values(random: Random) -> File:
+def pickles_of_odd_values(random: SizedRandom) -> File:
     one = torch.zeros(1)
     odd: list[object] = [
         one.expand(2**20, 2**20), torch.zeros(0, 2**30), one.to_sparse(), one.to(torch.complex64),
@@ -679,12 +687,12 @@ def build_checkpoint(position: str, shape: Sequence[int] = (1,)) -> File:
 
 
 @family
-def hostile_checkpoints(random: Random) -> File:
+def hostile_checkpoints(random: SizedRandom) -> File:
     position: Json = {"epoch": 1, "step": 1, "loss_sum": 0.0, "data": "", "command": "archlearn"}
     position[random.choice([*position, "more"])] = random.choice([
         None, -1, 2**80, 10**4000, "1", [], {}, True, 1.5, CODE, "a" * 100_000, float("nan"),
     ])  # fmt: skip
-    levels = draw_size(random, 10, 500_000)
+    levels = random.draw_size(10, 500_000)
     texts = [nest(levels), '{"a":' * levels + "1" + "}" * levels, "[" + "[]," * levels + "[]]"]
     text = random.choice([json.dumps(position)] * 3 + [*texts, "", CODE, "1" * 5000])
     shape = random.choice([[1], [1], [0, 2**62, 2**62], [1] * 100])
@@ -692,8 +700,8 @@ def hostile_checkpoints(random: Random) -> File:
 
 
 @family
-def hostile_settings(random: Random) -> File:
-    levels = draw_size(random, 10, 200_000)
+def hostile_settings(random: SizedRandom) -> File:
+    levels = random.draw_size(10, 200_000)
     texts: list[bytes] = [
         b"seed = 1\n# \xff\xfe", b"\x80", "seed = 1".encode("utf-16"), b"seed = " + b"1" * 5000,
         b"a = " + b"[" * levels + b"]" * levels, b"a" + b".a" * levels + b" = 1", b"\0" * levels,
