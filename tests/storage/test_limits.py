@@ -255,3 +255,12 @@ def test_a_foreign_name_of_torchvision_imports_nothing(tmp_path: Path) -> None:
     )
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", script], check=False, env=paths).returncode == 0
+
+
+def test_the_documentation_has_every_limit() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text()
+    known = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
+    assert len(known) == page.count("| `MAX_")
+    for limit in known:
+        assert getattr(limits, limit.name) is limit
+        assert f"| `{limit.name}` | {limit.most:,} |" in page
