@@ -115,7 +115,8 @@ class LiveDisplay:
 def _headline(end: EpochEnd, start: RunStart) -> Text:
     row = end.row
     return Text(
-        f"epoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
+        # Rich's bar does not end its line.
+        f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
         f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
         f"gates: {row['binarisation_gap']:.3f} from binary, "
         f"{row['binarised_share']:.0%} settled   "

@@ -16,7 +16,7 @@ from archlearn.reporting.formats import (
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
 from archlearn.reporting.runs import Run, Standing
-from archlearn.reporting.values import as_count
+from archlearn.reporting.values import as_count, as_number
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn · $name</p>
@@ -89,6 +89,9 @@ def _tiles(run: Run) -> list[Html]:
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
+    loss = as_number(run.summary.get("test_loss"))
+    if run.summary.get("task") == "next_token" and loss is not None:
+        where = f"{where}; loss {format_number(loss)} nats a token"
     tiles = [_tile(run.score_name.capitalize(), format_score(run), where)]
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
