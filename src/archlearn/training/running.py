@@ -16,7 +16,7 @@ from archlearn.training.data.datasets import fingerprint
 from archlearn.training.data.fetching import Progress, no_progress
 from archlearn.training.disks import explaining_full_disks
 from archlearn.training.errors import CheckpointError, SettingsError
-from archlearn.training.finishing import finish
+from archlearn.training.finishing import check_finish, finish
 from archlearn.training.interrupting import Interruption
 from archlearn.training.looping import Loop
 from archlearn.training.measuring import costs_of
@@ -103,6 +103,8 @@ def _has_group() -> bool:
 
 def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     session = prepare(settings, folder, audience.progress)
+    if session.fabric.is_global_zero:
+        check_finish(session)
     with Interruption() as stop:
         position = _take_up(session, audience.command)
         audience.observer.started(_describe_start(session, position))
