@@ -82,8 +82,9 @@ def check_finish(session: Session) -> None:
         except FileError as error:
             raise FileError(
                 "this run is not begun, for its network could not be saved at the end: "
-                f"{error.__cause__ or error}. On the command line forward must be one that can be "
-                f"followed; `archlearn inspect {session.settings.model}` says what stands in the way"
+                f"{error.__cause__ or error}. On the command line forward must be one that can "
+                f"be followed; `archlearn inspect {session.settings.model}` says what stands in "
+                "the way"
             ) from error
     restore_random_states(states)
 
