@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import TextIO
 
 from archlearn.training.errors import SettingsError
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError:  # on Windows
+    fcntl = None
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def _open_locked(path: Path) -> TextIO:
 
 def _try_to_lock(file: TextIO) -> bool:
     """Return whether the file is locked for this process now; where no locks are, it is said."""
-    if sys.platform == "win32":
+    if fcntl is None:
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
