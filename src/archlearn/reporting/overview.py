@@ -55,7 +55,7 @@ def write_widths(standing: Standing) -> str:
     """Return the architecture; its sums only where it is no chain, or too long to be read."""
     widths = standing.widths.values()
     if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
-        return standing.architecture
+        return standing.architecture + (" (one layer)" if len(widths) == 1 else "")
     return f"{sum(widths):,} channels in {len(widths)} layers"
 
 

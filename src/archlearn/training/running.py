@@ -106,8 +106,10 @@ def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapp
     if session.fabric.is_global_zero:
         check_finish(session)
     with Interruption() as stop:
+        start = _describe_start(session)
         position = _take_up(session, audience.command)
-        audience.observer.started(_describe_start(session, position))
+        start = replace(start, first_epoch=position.epoch, first_step=position.step)
+        audience.observer.started(start)
         loop = Loop(session, position, audience.observer, stop)
         loop.run()
         session.fabric.barrier()
@@ -157,17 +159,20 @@ def _check_data(session: Session, position: Position, data: str) -> None:
         )
 
 
-def _describe_start(session: Session, position: Position) -> RunStart:
+def _describe_start(session: Session) -> RunStart:
+    """Return what a run starts from; gates must still stand where they start."""
     model = session.work.model
-    costs = costs_of(session.network, session.example)
-    gated = has_gates(model)
+    architecture = read_architecture(model) if has_gates(model) else None
+    layers = () if architecture is None else architecture.layers
     return RunStart(
         folder=session.folder,
         settings=session.settings,
         network=session.origin,
         data_source=session.dataset.source,
-        architecture=str(read_architecture(model)) if gated else "",
-        parameters=costs.parameters,
+        architecture="" if architecture is None else str(architecture),
+        parameters=costs_of(session.network, session.example).parameters,
+        widths={layer.name: layer.width for layer in layers},
         n_steps=session.work.schedule.n_steps,
-        first_epoch=position.epoch,
+        first_epoch=0,
+        first_step=0,
     )
