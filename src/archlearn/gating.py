@@ -143,15 +143,21 @@ def parameter_groups(
     if "params" in options:
         raise InputError("'params' are the weights and the gates; give other options only")
     check_rates(lr=lr, gate_lr=gate_lr, weight_decay=weight_decay)
-    gates = _all_gates(model)
-    known = {id(gate) for gate in gates}
-    weights = [p for p in model.parameters() if id(p) not in known]
     rate = 15 * lr if gate_lr is None else gate_lr
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
-        {"params": weights, "lr": lr, **decay, **options},
-        {"params": gates, "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
+        {"params": weights(model), "lr": lr, **decay, **options},
+        {"params": _all_gates(model), "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
     ]
+
+
+def weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return all parameters of a model but its gates, for any optimiser.
+
+    Gates learn by `GateOptimizer`.
+    """
+    known = {id(gate) for gate in _all_gates(model)}
+    return [p for p in model.parameters() if id(p) not in known]
 
 
 def find_holders(model: nn.Module) -> list[GateStore | TriState]:

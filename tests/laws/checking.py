@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
+from archlearn.gates import open_flat
 from archlearn.gating import depth_gates, width_gates
+from archlearn.optim.cost_function import CostFunction
+from archlearn.stores import find_store
 from tests.laws.networks import build, inputs_of
 from tests.laws.programs import Gates, Program
 
@@ -209,3 +212,17 @@ def check_gradient(
         return total + shift * sum(number.detach().sum() for number in numbers)
 
     assert torch.autograd.gradcheck(price, tuple(numbers), fast_mode=True)
+
+
+def check_device_costs(program: Program, gates: Gates) -> None:
+    """The cost function of the gate optimiser says what the plan says, and what a channel costs."""
+    gated = gate_and_set(program, gates)
+    store = find_store(gated)
+    assert store is not None
+    cost = CostFunction(gated, store.choice)
+    flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
+    is_open = open_flat(flat[: store.n_width], store.rows).double()
+    is_linear = (flat[store.n_width :] >= 0.5).double()
+    found = cost(is_open[None], is_linear[None])[0].tolist()
+    after = al.plan(gated).after
+    assert found == [after.parameters, after.multiply_adds]

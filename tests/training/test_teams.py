@@ -94,11 +94,6 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
     assert some.test_loss == whole.test_loss
 
 
-def test_learn_refuses_to_go_unwatched(tmp_path) -> None:
-    with pytest.raises(SettingsError, match="watched on its validation part"):
-        learn(settings(validation=0.0), tmp_path / "run")
-
-
 def test_only_the_first_classes_are_kept() -> None:
     dataset = build_dataset(load_examples("digits"), validation_share=0.1, classes=3)
     assert dataset.n_outputs == 3

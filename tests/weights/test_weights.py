@@ -15,6 +15,7 @@ import archlearn as al
 from archlearn.errors import ArchlearnError, FileError, InputError
 from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.choosing import build_network
 from archlearn.weights.caffemodel import read_caffemodel
 from archlearn.weights.conventions import Pretrained, from_caffe
 from archlearn.weights.loading import read_pretrained, with_weights
@@ -210,3 +211,16 @@ def test_weights_of_another_network_are_refused() -> None:
     wider = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 24))
     with pytest.raises(InputError, match=r"'conv1.weight' has the shape \(2, 3, 11, 11\)"):
         with_weights(wider, Pretrained(state=state), 5)
+
+
+def test_weights_without_counters_of_batches_fit(tmp_path: Path) -> None:
+    net = build_network("resnet20:0.25", (3, 8, 8), 10)
+    state = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+    safetensors.torch.save_file(state, tmp_path / "old.safetensors")
+    read = read_pretrained(tmp_path / "old.safetensors")
+    assert isinstance(read, Pretrained)
+    made = with_weights(build_network("resnet20:0.25", (3, 8, 8), 10), read, 10)
+    assert torch.equal(made.get_parameter("layer3.2.conv2.weight"), state["layer3.2.conv2.weight"])
+    del state["bn1.running_var"]
+    with pytest.raises(InputError, match=r"the file lacks 'bn1.running_var' \(1 names differ\)"):
+        with_weights(net, Pretrained(state=state), 10)

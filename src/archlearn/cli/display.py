@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
+from archlearn.training.settings import RunSettings
 
 _LONGEST_LINE = 160
 _MOST_NAMES = 4
@@ -142,16 +143,27 @@ def describe_start(start: RunStart) -> str:
     lines = [
         f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
-        f"{settings.epochs} epochs, batches of {settings.batch_size}, width cost "
-        f"{settings.strengths.width_cost:.3g}, gate rate {settings.gates.gate_rate:.3g}, "
+        f"{settings.epochs} epochs, batches of {settings.batch_size}, {_aim(settings)}, "
         f"seed {settings.seed}",
     ]
+    if settings.validation == 0:
+        lines.append("no validation part: measured once, on the test part, at the end")
     if start.first_step:
         lines.append(
             f"resumed at step {start.first_step:,} of {start.n_steps:,}, after epoch "
             f"{start.first_epoch} of {settings.epochs}"
         )
     return "\n".join(lines)
+
+
+def _aim(settings: RunSettings) -> str:
+    """Return what decides how small the network gets."""
+    gates, cost = settings.gates, settings.strengths.width_cost
+    if gates.budget:
+        return f"budget {', '.join(gates.budget)}"
+    if gates.gate_optimiser == "budget":
+        return "no budget" if cost is None else f"width cost {cost:.3g}"
+    return f"width cost {cost:.3g}, gate rate {gates.gate_rate:.3g}"
 
 
 def in_a_line(architecture: str) -> str:
@@ -190,15 +202,17 @@ def _describe_merged(summary: Mapping[str, Any]) -> str:
 
 def _describe_test(summary: Mapping[str, Any]) -> str:
     if summary["test_accuracy"] is not None:
-        return f"{summary['test_accuracy']:.2%} right"
+        return f"{summary['test_accuracy']:.2%} right, loss {summary['test_loss']:.4f},"
     return f"mean squared error {summary['test_error']:.4g}"
 
 
 def describe_score(row: Mapping[str, Any]) -> str:
     """Return the score on the validation part."""
     accuracy = row.get("validation_accuracy")
+    if row["validation_loss"] is None:
+        return "not validated"
     if accuracy is not None:
-        return f"validation {accuracy:.2%}"
+        return f"validation {accuracy:.2%}, loss {row['validation_loss']:.4f}"
     return f"validation error {row['validation_error']:.4g}"
 
 

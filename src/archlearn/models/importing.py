@@ -11,8 +11,6 @@ from pathlib import Path
 from archlearn.errors import ArchlearnError, InputError
 
 _NOT_THEIRS = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<frozen")
-
-
 _INSTALLED = {"site-packages", "dist-packages"}
 
 

@@ -95,6 +95,8 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
     if not finished:
         last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
         yield f"This run is unfinished: the page shows where it stood {last}."
+    if epochs and all(epoch.validation_loss is None for epoch in epochs):
+        yield "This run had no validation part: it is measured once, on the test part, at its end."
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
             yield f"{name} is missing, so its figures are left out."

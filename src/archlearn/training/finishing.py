@@ -40,6 +40,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     The compact model is a plain module in ordinary memory layout on the CPU. The test examples
     are looked at here for the first and only time.
     """
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.finish()
     model = _plain_copy(session)
     small, merged, evidence = _compact(model, session)
     _save(small, session.folder / COMPACT, session)
@@ -172,6 +174,7 @@ def _scores(session: Session, score: Score) -> dict[str, Any]:
         "test_error": score.error,
         "test_loss": score.loss,
         "n_test": score.n_examples,
+        "n_validation": len(session.dataset.validation),
         "validation_accuracy": last.get("validation_accuracy"),
         "validation_error": last.get("validation_error"),
     }

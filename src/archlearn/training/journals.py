@@ -20,8 +20,10 @@ class Entry:
     Attributes:
         loss: Mean loss of the epoch's steps; None before the first.
         penalty: Mean penalty of the epoch's steps; None before the first.
+        score: Score on the validation part; None where there is none.
         width: Width gates, from `read_gates`.
         depth: Depth gates.
+        market: Where a budget is learnt: its path, and the price at which the network fits.
         epochs_to_move: Epochs in which gates will still move.
         seconds: Time spent so far.
         seconds_left: Time until the last step.
@@ -30,9 +32,10 @@ class Entry:
     position: Position
     loss: float | None
     penalty: float | None
-    score: Score
+    score: Score | None
     width: Gates
     depth: Gates
+    market: dict[str, object]
     epochs_to_move: float
     seconds: float
     seconds_left: float
@@ -84,13 +87,13 @@ def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, ob
     """Return one line of metrics."""
     score, position = entry.score, entry.position
     last = max(0, position.step - 1)
-    classes = session.objective.task == "classification"
+    classes = session.objective.task != "regression"
     measured = "validation_accuracy" if classes else "validation_error"
     return {
         "epoch": position.epoch,
         "step": position.step,
-        "validation_loss": score.loss,
-        measured: score.accuracy if classes else score.error,
+        "validation_loss": None if score is None else score.loss,
+        measured: None if score is None else score.accuracy if classes else score.error,
         "widths": snapshot.widths,
         "linear": snapshot.linear,
         "binarisation_gap": snapshot.gap,
@@ -101,6 +104,7 @@ def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, ob
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,
         "penalty": entry.penalty,
+        **entry.market,
         "seconds": round(entry.seconds, 3),
     }
 

@@ -140,6 +140,7 @@ class Loop:
             score=score,
             width=width,
             depth=depth,
+            market=self._market(),
             epochs_to_move=self._epochs_to_move(),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
@@ -148,15 +149,23 @@ class Loop:
         if not self._is_ahead_of_device():
             self._journal.write()
 
-    def _validate(self) -> Score:
+    def _validate(self) -> Score | None:
         """Return the score on the validation part, each process taking its share."""
         session = self._session
+        if len(session.dataset.validation) == 0:
+            return None
         sums = sum_scores(session.work.model, self._validation, session.objective)
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
 
+    def _market(self) -> dict[str, object]:
+        gates = self._session.work.gate_optimizer
+        return {} if gates is None else gates.describe()
+
     def _epochs_to_move(self) -> float:
+        if self._session.work.gate_optimizer is not None:
+            return 0.0  # a budget is where they will be
         until = self._session.work.schedule.gates_until
         return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
 

@@ -12,6 +12,7 @@ from archlearn.gates import is_open
 from archlearn.gating import depth_gates, width_gates
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
+from archlearn.training.evaluating import as_format
 
 Gates = dict[str, Tensor]
 
@@ -120,7 +121,8 @@ class Observatory:
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    return per_example(count_costs(network, example.to(next(floating, example.dtype))), example)
+    example = as_format(example, next(floating, example.dtype))
+    return per_example(count_costs(network, example), example)
 
 
 def per_example(costs: Costs, example: Tensor) -> Costs:

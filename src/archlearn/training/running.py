@@ -146,6 +146,8 @@ def _take_up(session: Session, command: str) -> Position:
     if found is None:
         return position
     restore_tensors_(found[1], session.work.model, session.work.optimisers)
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.resume_at(position.step)
     restore_random(found[1], session.fabric.global_rank)
     return replace(position, resumed=position.resumed + 1)
 

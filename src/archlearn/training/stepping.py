@@ -10,6 +10,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.gating import clip_gates_
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.penalties import penalty
 from archlearn.strengths import Strengths
 from archlearn.training.data.datasets import Split
@@ -25,7 +26,7 @@ class Work:
 
     Attributes:
         model: The gated model, not wrapped.
-        strengths: How hard the penalty pulls; None where nothing but weights is learnt.
+        strengths: How hard the penalty pulls; None where there is none.
         batch_size: Examples a step, over all processes and accumulated parts.
     """
 
@@ -38,6 +39,12 @@ class Work:
     batch_size: int
     accumulate: int
     limits: Limits
+
+    @property
+    def gate_optimizer(self) -> GateOptimizer | None:
+        """What learns the gates to a budget; None where a penalty does, or nothing."""
+        last = self.optimisers[-1]
+        return last if isinstance(last, GateOptimizer) else None
 
 
 def penalty_of(work: Work) -> Tensor:

@@ -17,8 +17,8 @@ from archlearn.errors import FileError
 from archlearn.weights.caffemodel import Blobs
 
 _CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
-_TORCHVISION_MEAN = (0.485, 0.456, 0.406)
-_TORCHVISION_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
 
 
@@ -87,5 +87,5 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
             )
         tensors[name] = value
     if all(key in tensors for key in _TORCHVISION_KEYS):
-        return Pretrained(state=tensors, mean=_TORCHVISION_MEAN, std=_TORCHVISION_STD)
+        return Pretrained(state=tensors, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     return Pretrained(state=tensors)

@@ -67,14 +67,15 @@ def _read_state_dict(path: Path) -> dict[str, Any]:
 def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> nn.Module:
     """Return a copy of a network with the weights of another, all of which must fit.
 
-    The last layer stays as it is, with a warning, where only its number of outputs differs.
+    The last layer stays as it is, with a warning, where only its number of outputs differs. The
+    numbers of batches that norms have seen may be missing, as in files of old versions of torch.
 
     Raises:
         InputError: If names or shapes differ elsewhere; the first ones are named.
     """
     made = copy.deepcopy(network)
     own, given = made.state_dict(), pretrained.state
-    odd = sorted(own.keys() ^ given.keys())
+    odd = sorted(name for name in own.keys() ^ given.keys() if not _is_counter(name))
     if odd:
         missing = "lacks" if odd[0] in own else "has besides"
         raise InputError(
@@ -84,7 +85,7 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
         )
     fresh = _of_last_layer(own, given, n_outputs)
     for name, value in own.items():
-        if name in fresh:
+        if name in fresh or name not in given:
             continue
         if value.shape != given[name].shape:
             raise InputError(
@@ -100,11 +101,15 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
     return made
 
 
+def _is_counter(name: str) -> bool:
+    return name.endswith("num_batches_tracked")
+
+
 def _of_last_layer(own: Any, given: Any, n_outputs: int) -> set[str]:
     """Return the names of tensors that differ only in the number of outputs."""
     return {
         name
-        for name in own
+        for name in own.keys() & given.keys()
         if own[name].shape != given[name].shape
         and own[name].ndim == given[name].ndim
         and own[name].shape[0] == n_outputs

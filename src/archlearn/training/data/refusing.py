@@ -51,6 +51,24 @@ def check_classes(split: Split, part: str, name: str) -> None:
         )
 
 
+def check_tokens(split: Split, part: str, name: str) -> None:
+    """Refuse a text that is no rows of tokens, counted from 0, with one target for each.
+
+    Raises:
+        DataError: If so.
+    """
+    inputs, targets = split.inputs, split.targets
+    if inputs.dtype != torch.long or targets.dtype != torch.long or inputs.shape != targets.shape:
+        raise DataError(
+            f"the {part} part of {name!r} has inputs of {inputs.dtype} and shape "
+            f"{tuple(inputs.shape)} and targets of {targets.dtype} and shape "
+            f"{tuple(targets.shape)}; to predict the next token give both as torch.int64, "
+            "examples x tokens"
+        )
+    if min(int(inputs.min()), int(targets.min())) < 0:
+        raise DataError(f"the {part} part of {name!r} has tokens below 0; they are counted from 0")
+
+
 def _check_finite(values: Tensor, what: str) -> None:
     if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
         return
