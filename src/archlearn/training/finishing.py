@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import archlearn
-from archlearn.errors import FileError
+from archlearn.errors import FileError, InputError
+from archlearn.modes import evaluating
 from archlearn.storage import save
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compacting import compact
@@ -74,10 +75,13 @@ def check_finish(session: Session) -> None:
     What would fail at the end of a run fails here. Random states are left as they are.
 
     Raises:
+        InputError: If its outputs are no numbers.
         FileError: If the network is one that a file cannot hold.
     """
     states = capture_random_states()
-    small, _, _ = _compact(_plain_copy(session), session)
+    model = _plain_copy(session)
+    _check_numbers(model, session)
+    small, _, _ = _compact(model, session)
     with tempfile.TemporaryDirectory(dir=session.folder, prefix=".check-") as scratch:
         try:
             _save(small, Path(scratch) / COMPACT, session)
@@ -89,6 +93,17 @@ def check_finish(session: Session) -> None:
                 "the way"
             ) from error
     restore_random_states(states)
+
+
+@torch.no_grad()
+def _check_numbers(model: nn.Module, session: Session) -> None:
+    with evaluating(model):
+        outputs = model(session.example)
+    if not torch.isfinite(outputs).all():
+        raise InputError(
+            f"the network {session.origin} gives what is no finite number for the first two "
+            "examples, before it is trained; look at its weights and at the size of the inputs"
+        )
 
 
 def _plain_copy(session: Session) -> nn.Module:

@@ -73,7 +73,8 @@ class Observatory:
             epochs_to_move: Epochs in which gates will still move.
         """
         flat = _flatten(width, depth)
-        drift = torch.zeros_like(flat) if self._last is None else flat - self._last
+        last = self._last if self._last is not None and self._last.shape == flat.shape else flat
+        drift = flat - last
         self._last = flat
         costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
