@@ -38,12 +38,11 @@ def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettin
     Args:
         settings: What was asked for.
         n_train: Number of train examples.
-        n_parts: Processes times accumulated parts; a batch is a multiple of it.
+        n_parts: Processes times accumulated parts; each has one example of a batch at least.
     """
     batch = settings.batch_size
     if batch is None:
-        batch = min(_BATCH, max(1, n_train // _FEWEST_BATCHES))
-        batch = max(1, batch // n_parts) * n_parts
+        batch = max(n_parts, min(_BATCH, n_train // _FEWEST_BATCHES))
     steps = steps_per_epoch(n_train, batch)
     epochs = settings.epochs or min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
     optimiser = settings.optimiser

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from archlearn.training.checkpoints import Position
@@ -9,7 +10,7 @@ from archlearn.training.evaluating import Score
 from archlearn.training.measuring import Gates, Observatory, Snapshot
 from archlearn.training.observing import EpochEnd, Observer
 from archlearn.training.preparing import Session
-from archlearn.training.recording import GATES, METRICS, append_line
+from archlearn.training.recording import GATES, METRICS, append_line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,16 @@ class Journal:
             session.work.model, session.example, session.settings.strengths.pay
         )
         self._waiting: list[Entry] = []
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Go on from the last line of gates, if the run has been here before."""
+        lines = read_lines(self._session.folder / GATES)
+        if lines:
+            last = lines[-1]
+            width = {name: torch.tensor(gate) for name, gate in last["width"].items()}
+            depth = {name: torch.tensor([gate]) for name, gate in last["depth"].items()}
+            self._observatory.go_on_from(width, depth)
 
     def note(self, entry: Entry) -> None:
         """Take an entry down; it is not written yet."""

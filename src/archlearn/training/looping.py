@@ -7,7 +7,6 @@ and going on from there gives, bit for bit, what never stopping would have given
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from archlearn.training.measuring import read_gates
 from archlearn.training.observing import Observer
 from archlearn.training.preparing import Session
 from archlearn.training.randomness import capture_random_states, order_of_epoch
-from archlearn.training.recording import sync_lines
+from archlearn.training.recording import how_to_go_on, sync_lines
 from archlearn.training.states import RANDOM, collect_tensors
 
 _STEPS_BETWEEN_CHECKS = 50
@@ -186,16 +185,14 @@ class Loop:
         rate = self._session.settings.optimiser.learning_rate or 0.0
         raise RunStoppedError(
             f"the loss became {loss} by step {self.position.step} (epoch "
-            f"{self.position.epoch + 1}); the last checkpoint is from before that; go on from it "
-            f"with a smaller rate: archlearn learn --resume {self._session.folder} "
-            f"--learning-rate {rate / 4:g}"
+            f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
+            f"rate {how_to_go_on(self._session.folder)} --learning-rate {rate / 4:g}"
         )
 
     def _interrupted(self) -> RunInterruptedError:
-        folder: Path = self._session.folder
         return RunInterruptedError(
             f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
-            f"{self._session.n_epochs}); go on with: archlearn learn --resume {folder}"
+            f"{self._session.n_epochs}); {how_to_go_on(self._session.folder)}"
         )
 
     def _save(self) -> None:

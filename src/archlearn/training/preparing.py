@@ -189,11 +189,10 @@ def spread_gates_(model: nn.Module, spread: float) -> None:
 
 def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
     batch = settings.batch_size
-    if batch is None or batch < 1 or batch > n_train or batch % n_parts:
+    if batch is None or not n_parts <= batch <= n_train:
         raise SettingsError(
             f"batches of {batch} were asked for, but there are {n_train} train examples and "
-            f"{n_parts} processes times accumulated parts; choose a multiple of {n_parts} that "
-            f"is at most {n_train}"
+            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
         )
 
 

@@ -1,5 +1,6 @@
 """A step of training, on any device and over several processes, by Lightning Fabric."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,11 +107,12 @@ class EagerStepper:
             clip_gates_(work.model)
         return 1
 
-    def _parts(self, place: int) -> Tensor:
-        """Return the indices this process works on, one row for each accumulated part."""
+    def _parts(self, place: int) -> Sequence[Tensor]:
+        """Return the indices this process works on, for each accumulated part."""
         work, fabric = self._work, self._fabric
         indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
-        return indices.reshape(work.accumulate, fabric.world_size, -1)[:, fabric.global_rank]
+        parts = indices.tensor_split(work.accumulate * fabric.world_size)
+        return parts[fabric.global_rank :: fabric.world_size]
 
     def _accumulate(self, indices: Tensor, *, last: bool) -> None:
         """Add the gradient of one part; the penalty comes with the last one."""
@@ -122,7 +124,15 @@ class EagerStepper:
         waiting = not last and fabric.world_size > 1
         with fabric.no_backward_sync(self._module) if waiting else nullcontext():
             outputs = self._module(work.objective.training_inputs(raw))
-            loss = work.objective.loss(outputs, targets) / work.accumulate
+            loss = work.objective.loss(outputs, targets) * self._weight(indices) / work.accumulate
             cost = penalty_of(work) if last else torch.zeros_like(loss)
             fabric.backward(loss + cost)
         self._sums += torch.stack([loss.detach(), cost.detach()]).double()
+
+    def _weight(self, indices: Tensor) -> float:
+        """Return a part's size relative to the mean part: 1 unless a batch cannot be cut evenly.
+
+        So the mean over processes and parts is that over the batch's examples.
+        """
+        work, fabric = self._work, self._fabric
+        return len(indices) * (work.accumulate * fabric.world_size) / work.batch_size
