@@ -13,6 +13,8 @@ from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.graphs.transformers import BLOCKS, has_blocks
 from archlearn.graphs.weights import put_weights_back_
+from archlearn.independence import noticing_calls
+from archlearn.instance_forward import remove_wrapper_
 from archlearn.learning import Learn
 
 _log = logging.getLogger(__name__)
@@ -56,8 +58,17 @@ def _rehearse(
     must_learn: bool,
 ) -> tuple[nn.Module, Choice]:
     copied = copy_model(net)
+    for module in copied.modules():
+        remove_wrapper_(module)
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
-        rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)
+        with noticing_calls(net) as called:
+            rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)
+        if called:
+            raise TracingError(
+                f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
+                "something that is not copied holds it, such as a lambda or a hook made from it; "
+                "let that use the module that it is called with (self), or remove it"
+            )
         put_weights_back_(copied, net, choice.blueprint.traces)
     return copied, choice

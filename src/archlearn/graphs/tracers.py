@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.graphs.contexts import check_gradients
-from archlearn.graphs.draws import Stand, check_draws
+from archlearn.graphs.draws import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
 from archlearn.graphs.inputs import (
     Argument,
     ExampleInputs,
@@ -116,6 +116,8 @@ class Follower(fx.Tracer):
             Refusal: If the question is about values, or its answer may change.
         """
         node: fx.Node = proxy.node
+        if is_drawn(node):
+            return self._answer_by_chance(node, what)
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
         if not is_parts and not may_ask(node, what, at_top=len(self.module_stack) < 1):
             raise Refusal(REFUSALS[what])
@@ -127,6 +129,13 @@ class Follower(fx.Tracer):
         for guard in to_guard(node, what, answer.value):
             self._guard(node, guard)
         return answer.value
+
+    def _answer_by_chance(self, node: fx.Node, what: str) -> bool:
+        """Answer for a random number, where all that may be drawn give one answer."""
+        sure = find_sure_answer(node) if what == "bool" else None
+        if sure is None:
+            raise Refusal(SKIPPED if what == "bool" else DRAWN)
+        return sure
 
     def own_parameter(self, proxy: Any) -> nn.Parameter | None:
         """Return the parameter that a traced value is as it stands, whose sizes are known."""

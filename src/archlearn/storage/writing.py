@@ -10,6 +10,7 @@ from torch import nn
 
 from archlearn.errors import FileError
 from archlearn.graphs.tracing import ExampleInputs, Traces, trace
+from archlearn.instance_forward import check_forwards
 from archlearn.storage.certificates import write_certificate
 from archlearn.storage.describing import describe
 from archlearn.storage.descriptions import Description
@@ -48,6 +49,7 @@ def save(
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), merge_classes(modules)
     _refuse_gates(model, path)
+    check_forwards(model, "save")
     traces = _find_traces(model, example_inputs, tuple((modules or {}).values()))
     if not path.parent.is_dir():
         raise FileError(

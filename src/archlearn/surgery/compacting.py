@@ -19,6 +19,7 @@ from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import cast_, exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
@@ -77,10 +78,19 @@ def compact(
             "and example inputs as example_inputs=..."
         )
     check_gates(model)
+    check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
     store = find_store(model)
-    if store is not None and store.kind != "binary":
-        return _compact_scaled(model, plan, inputs, certified=certified)
+    with class_forwards(model):
+        if store is not None and store.kind != "binary":
+            return _compact_scaled(model, plan, inputs, certified=certified)
+        return _compact_binary(model, plan, inputs, certified=certified)
+
+
+def _compact_binary(
+    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
+) -> nn.Module:
+    """Return the compact model of one with gates that are 0 or 1."""
     modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)

@@ -16,6 +16,7 @@ from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.lookups import find_module, find_tensor, first_names
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.deciding import Decision, decide
@@ -41,7 +42,8 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
     model = unwrap(model)
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
-    with evaluating(model):
+    check_forwards(model, "plan")
+    with class_forwards(model), evaluating(model):
         return write_plan(model, decide(model, example_inputs), pay)
 
 
