@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from archlearn.binding import is_bound
+from archlearn.binding import is_bound, without_graph_module
 from archlearn.choosing import Choice, choose
 from archlearn.copies import copy_model
 from archlearn.errors import TracingError
@@ -55,7 +55,7 @@ def _rehearse(
     *,
     must_learn: bool,
 ) -> tuple[nn.Module, Choice]:
-    copied = copy_model(net)
+    copied = copy_model(without_graph_module(net))
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
         rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)

@@ -17,6 +17,7 @@ from archlearn.graphs.inputs import (
     is_plain,
 )
 from archlearn.graphs.lookups import find_module
+from archlearn.graphs.outputs import construction_of
 from archlearn.graphs.proxies import AskingProxy, parts_of
 from archlearn.graphs.questions import (
     REFUSALS,
@@ -93,6 +94,22 @@ class Follower(fx.Tracer):
             check_gradients(node.target)
         note_source(node)
         return node
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument, or what `forward` returns, with its own type."""
+        made = construction_of(a)
+        if made is None:
+            try:
+                return super().create_arg(a)
+            except NotImplementedError as error:
+                raise TypeError(
+                    f"{type(a).__name__} is no container that a trace can hold; return or pass on "
+                    "tensors in tuples, dicts or dataclasses"
+                ) from error
+        kind, args, kwargs = made
+        return self.create_node(
+            "call_function", kind, self.create_arg(args), self.create_arg(kwargs)
+        )
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a traced value that can be asked about its shape."""

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -128,6 +129,7 @@ def all_operations() -> dict[str, Operation]:
     """Return every function that a file may name, by the name it has there."""
     listed: dict[str, Operation] = {
         "getattr": getattr,
+        "collections.OrderedDict": OrderedDict,
         "archlearn.check_argument": check_argument,
         "archlearn.check_kind": check_kind,
         "archlearn.check_given": check_given,
