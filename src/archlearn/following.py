@@ -9,6 +9,7 @@ from archlearn.binding import is_bound, without_graph_module
 from archlearn.choosing import Choice, choose
 from archlearn.copies import copy_model
 from archlearn.errors import TracingError
+from archlearn.graphs.huggingface import disable_caches_, with_attention_mask
 from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.graphs.transformers import BLOCKS, has_blocks
@@ -34,6 +35,7 @@ def follow_copy(
         InputError: As `choose` does, or if the model does not run on the inputs.
         TracingError: If its calls cannot be followed.
     """
+    inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _rehearse(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError:
@@ -56,6 +58,7 @@ def _rehearse(
     must_learn: bool,
 ) -> tuple[nn.Module, Choice]:
     copied = copy_model(without_graph_module(net))
+    disable_caches_(copied)
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
         rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)

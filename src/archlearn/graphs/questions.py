@@ -5,6 +5,7 @@ along that branch. The answer may not hang on the batch size, which changes from
 nor on the values of tensors.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
     operator.le, operator.gt, operator.ge, operator.and_, operator.or_,
+    math.ceil, math.floor, math.sqrt,
 }  # fmt: skip
 
 
@@ -135,17 +137,16 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
     return [Guard(asked, bool(value))]
 
 
-def may_ask(node: fx.Node, what: str, *, at_top: bool) -> bool:
+def may_ask(node: fx.Node, what: str, *, may_fix_sizes: bool) -> bool:
     """Return whether the example may answer.
 
-    A submodule that needs a size as a number is rather called as it is, for then it takes all
-    sizes. Shapes of the model's own parameters and buffers are what they are.
+    Shapes of the model's own parameters and buffers are what they are.
     """
     topic = topic_of(node)
     if is_own(node):
         return topic is not None or (what == "len" and node.op == "get_attr")
     if what in _NUMBERS and topic != RANK:
-        return topic == SIZES and at_top
+        return topic == SIZES and may_fix_sizes
     return topic is not None
 
 

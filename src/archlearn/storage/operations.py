@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
-from archlearn.graphs.inputs import check_argument, check_given, check_kind
+from archlearn.graphs.inputs import (
+    check_argument,
+    check_given,
+    check_keywords,
+    check_kind,
+    ones_if_left_out,
+)
+from archlearn.graphs.linear_ops import linear_by_columns
 
 Operation = Callable[..., Any]
 
@@ -133,6 +140,9 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.check_argument": check_argument,
         "archlearn.check_kind": check_kind,
         "archlearn.check_given": check_given,
+        "archlearn.check_keywords": check_keywords,
+        "archlearn.ones_if_left_out": ones_if_left_out,
+        "archlearn.linear_by_columns": linear_by_columns,
     }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)
