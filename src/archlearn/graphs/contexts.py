@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from archlearn.graphs.example_runs import is_untraced
 from archlearn.graphs.questions import Refusal
 from archlearn.graphs.sources import is_ours
 from archlearn.graphs.step import leaves_of
@@ -179,7 +180,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code
         is_torch = is_ours(caller.co_filename) and caller.co_name != "decorate_autocast"
-        if is_torch or threading.get_ident() != thread:
+        if is_torch or is_untraced() or threading.get_ident() != thread:
             return function(*args, **kwargs)
         raise Refusal(_AUTOCAST)
 

@@ -1,6 +1,7 @@
 """A tracer follows every call of a model, and asks the example inputs where Python must decide."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import fx, nn
 
 from archlearn.graphs.contexts import check_gradients
 from archlearn.graphs.draws import Stand, check_draws
+from archlearn.graphs.example_runs import ExampleRuns, is_untraced
 from archlearn.graphs.huggingface import config_flags, is_pretrained
 from archlearn.graphs.inputs import (
     Argument,
@@ -29,7 +31,6 @@ from archlearn.graphs.questions import (
     REFUSALS,
     Answer,
     Guard,
-    Question,
     Refusal,
     may_ask,
     to_guard,
@@ -63,7 +64,6 @@ class Follower(fx.Tracer):
         self,
         leaves: Sequence[Leaf],
         inputs: ExampleInputs | None,
-        answers: dict[tuple[str, str], Answer],
         *,
         is_strict: bool = False,
     ) -> None:
@@ -72,14 +72,18 @@ class Follower(fx.Tracer):
         self._thread = threading.get_ident()
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
-        self._inputs, self._answers = inputs, answers
+        self._inputs = inputs
         self._can_answer = inputs is not None and inputs.are_real
         self._installed: set[nn.Module] = set()
+        self._proxies: list[weakref.ref[Any]] = []
+        self._runs: ExampleRuns | None = None
         self.answered: dict[str, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """Return the calls of a model, without parameters that were only asked for their sizes."""
         self._installed = set(root.modules())
+        if self._inputs is not None:
+            self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
             if node.op == "get_attr" and not node.users:
@@ -125,7 +129,30 @@ class Follower(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a traced value that can be asked about its shape."""
-        return AskingProxy(node, self)
+        made = AskingProxy(node, self)
+        self.note_proxy(made)
+        return made
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    ) -> Any:
+        """Record a call, or make it if nothing is traced now."""
+        if is_untraced() and kind == "call_function":
+            return target(*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return a module's parameter or buffer as a traced value, or as it is."""
+        if is_untraced():
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Answer `if` from the example inputs."""
@@ -185,10 +212,19 @@ class Follower(fx.Tracer):
         return type(proxy) if answer.refusal else type(answer.value)
 
     def _answer(self, node: fx.Node, what: str) -> Answer:
-        question = Question(node, what)
-        if question.key not in self._answers:
-            raise question
-        return self._answers[question.key]
+        assert self._runs is not None  # or nothing can be answered
+        return self._runs.answer(node, what, self._find_live)
+
+    def note_proxy(self, proxy: fx.Proxy) -> None:
+        """Remember a traced value for as long as anybody holds it."""
+        self._proxies.append(weakref.ref(proxy))
+
+    def _find_live(self) -> set[fx.Node]:
+        """Return the calls whose results `forward` may still read."""
+        self._proxies = [ref for ref in self._proxies if ref() is not None]
+        held = [vars(ref()) for ref in self._proxies]
+        nodes: list[Any] = [each.get("node") or each.get("_node") for each in held]
+        return {node for node in nodes if node is not None}
 
     def _guard(self, node: fx.Node, guard: Guard) -> None:
         """Let the graph refuse inputs for which the answer would be another one."""
@@ -208,7 +244,8 @@ class Follower(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
-        if threading.get_ident() != self._thread:  # torch.fx hears of every call that is made
+        # torch.fx hears of every call that is made.
+        if is_untraced() or threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         check_gradients()  # whoever switched them off is the caller
         if m not in self._installed and not list(m.parameters()):

@@ -19,7 +19,7 @@ from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
 from archlearn.graphs.lookups import check_made
-from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
+from archlearn.graphs.questions import Refusal
 from archlearn.graphs.remnants import look_at, restoring
 from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
@@ -107,10 +107,9 @@ def _trace_mode(
     opaque: dict[str, str],
 ) -> tuple[fx.Graph, dict[str, str]]:
     """Return the graph of a model in its present mode, and what was answered on the way."""
-    known: dict[tuple[str, str], Answer] = {}
     is_strict, held, is_settled = False, look_at(net), False
     while True:
-        tracer = Follower([*marked, *opaque], inputs, known, is_strict=is_strict)
+        tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
         try:
             with restoring(net, held) as before, plain_context(), counting_draws():
                 generators = Stand.now()
@@ -126,10 +125,7 @@ def _trace_mode(
             is_settled, held = True, look_at(net)
         except ImportedMeanwhile:
             continue
-        except Question as question:
-            known[question.key] = find_answer(net, question, inputs or ExampleInputs((), {}))
         except UntraceableError as found:
-            known.clear()  # calls have other names once a module is a leaf
             if found.name in opaque:
                 raise _refuse(net, found.reason) from found
             _mark_opaque_(net, found, opaque)
