@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from archlearn.binding import unwrap
 from archlearn.differences import difference, difference_of_numbers
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.draws import cuda_devices
+from archlearn.graphs.outputs import tensors_in
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.watching import Watch
 from archlearn.graphs.weights import untouched
@@ -244,8 +244,7 @@ def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",
             torch.cuda.default_generators[device].manual_seed(0)
         given = inputs.copy()
         out = model(*given.args, **given.kwargs)
-    leaves = tree_leaves(out)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors_in(out)
 
 
 def _go_by_row(outputs: list[Tensor], n_rows: int) -> bool:

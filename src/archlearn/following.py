@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from archlearn.binding import is_bound
+from archlearn.binding import is_bound, without_graph_module
 from archlearn.choosing import Choice, choose
 from archlearn.copies import copy_model
 from archlearn.errors import TracingError
+from archlearn.graphs.huggingface import disable_caches_, with_attention_mask
 from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.graphs.transformers import BLOCKS, has_blocks
@@ -36,6 +37,7 @@ def follow_copy(
         InputError: As `choose` does, or if the model does not run on the inputs.
         TracingError: If its calls cannot be followed.
     """
+    inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _rehearse(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError:
@@ -57,9 +59,10 @@ def _rehearse(
     *,
     must_learn: bool,
 ) -> tuple[nn.Module, Choice]:
-    copied = copy_model(net)
+    copied = copy_model(without_graph_module(net))
     for module in copied.modules():
         remove_wrapper_(module)
+    disable_caches_(copied)
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
         with noticing_calls(net) as called:

@@ -72,7 +72,7 @@ class ByAnotherPool(Pooling):
         (ByExactType, "gives 'first' other numbers to read"),
         (ByExactTypeInTraining, "gives 'first' other numbers to read"),
         (ByAnotherNorm, "calls 'norm' where forward calls 'other'"),
-        (ByResult, "returns something else"),
+        (ByResult, "returns Tensor where forward returns tuple"),
     ],
 )
 def test_a_trace_that_does_something_else_is_refused(kind: type[nn.Module], what: str) -> None:

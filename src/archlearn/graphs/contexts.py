@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from archlearn.graphs.draws import RECORDED
+from archlearn.graphs.example_runs import is_untraced
 from archlearn.graphs.questions import Refusal
 from archlearn.graphs.sources import is_ours
 from archlearn.graphs.step import leaves_of
@@ -184,7 +185,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code
         is_torch = is_ours(caller.co_filename) and caller.co_name != "decorate_autocast"
-        if is_torch or threading.get_ident() != thread:
+        if is_torch or is_untraced() or threading.get_ident() != thread:
             return function(*args, **kwargs)
         raise Refusal(_AUTOCAST)
 

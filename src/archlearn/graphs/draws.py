@@ -134,13 +134,14 @@ def putting_back(inputs: ExampleInputs) -> Generator[list[int]]:
     Yields:
         The CUDA devices that the inputs are on.
     """
-    before = random.getstate()
+    before, n_drawn = random.getstate(), _n_drawn()
     devices = cuda_devices(inputs)
     try:
         with torch.random.fork_rng(devices):
             yield devices
     finally:
         random.setstate(before)
+        _DRAWN.n = n_drawn
 
 
 def cuda_devices(inputs: ExampleInputs) -> list[int]:

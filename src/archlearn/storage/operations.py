@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -11,7 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
-from archlearn.graphs.inputs import check_argument, check_given, check_kind
+from archlearn.graphs.inputs import (
+    check_argument,
+    check_given,
+    check_keywords,
+    check_kind,
+    ones_if_left_out,
+)
+from archlearn.graphs.linear_ops import linear_by_columns
 
 Operation = Callable[..., Any]
 
@@ -130,9 +138,13 @@ def all_operations() -> dict[str, Operation]:
     """Return every function that a file may name, by the name it has there."""
     listed: dict[str, Operation] = {
         "getattr": getattr,
+        "collections.OrderedDict": OrderedDict,
         "archlearn.check_argument": check_argument,
         "archlearn.check_kind": check_kind,
         "archlearn.check_given": check_given,
+        "archlearn.check_keywords": check_keywords,
+        "archlearn.ones_if_left_out": ones_if_left_out,
+        "archlearn.linear_by_columns": linear_by_columns,
     }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)
