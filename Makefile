@@ -24,13 +24,13 @@ help: ## Say what each target does
 install: $(STAMP) ## Make the virtual environment, once
 
 # torch comes first and alone, so that the build which the pin names is the one taken;
-# torchvision without its dependencies, so that it cannot replace torch.
+# torchvision and timm without their dependencies, so that they cannot replace torch.
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet torch==2.13.0
 	$(PIP) install --quiet hatchling editables
 	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,dev,bench]'
-	$(PIP) install --quiet --no-deps torchvision==0.28.0
+	$(PIP) install --quiet --no-deps torchvision==0.28.0 timm==1.0.30
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@
 
