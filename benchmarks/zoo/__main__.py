@@ -49,7 +49,7 @@ def main() -> None:
         rows += pool.map(lambda item: run(item[0], *item[1]), enumerate(todo, start=1))
     print(table(rows, names))
     if options.out:
-        text = page(rows, [name for name in read_entries()], circumstances)
+        text = page(rows, list(read_entries()), circumstances)
         options.out.with_suffix(".md").write_text(text)
 
 
@@ -84,10 +84,16 @@ def _append(out: Path, row: Row) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of models, such as 'hf/*'")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.zoo", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="GLOB", help="names of models, such as 'hf/*'"
+    )
     parser.add_argument("--torch-pruning", action="store_true", help="measure it beside archlearn")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines; the page is beside it")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON lines; the page is beside it"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="models measured at the same time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for a model and side")
     parser.add_argument("--memory", type=float, default=12.0, help="GiB for a model and side")

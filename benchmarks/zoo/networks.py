@@ -3,6 +3,8 @@
 The small cases have the layers of the networks in Torch-Pruning's own tests (named in models.toml).
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ class TemporalConvNet(nn.Module):
         self.first = nn.ModuleList()
         self.second = nn.ModuleList()
         self.shortcut = nn.ModuleList()
-        for level, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        for level, (n_in, n_out) in enumerate(pairwise(widths)):
             options = {"kernel_size": 3, "dilation": 2**level, "padding": 2 * 2**level}
             self.first.append(normed(nn.Conv1d(n_in, n_out, **options)))
             self.second.append(normed(nn.Conv1d(n_out, n_out, **options)))
@@ -45,10 +47,14 @@ class WaveNet(nn.Module):
         self.start = nn.Conv1d(1, width, 1)
         dilated = [nn.Conv1d(width, width, 2, dilation=2**n) for n in range(n_layers)]
         self.filters = nn.ModuleList(dilated)
-        self.gates = nn.ModuleList(nn.Conv1d(width, width, 2, dilation=2**n) for n in range(n_layers))
+        self.gates = nn.ModuleList(
+            nn.Conv1d(width, width, 2, dilation=2**n) for n in range(n_layers)
+        )
         self.residuals = nn.ModuleList(nn.Conv1d(width, width, 1) for _ in range(n_layers))
         self.skips = nn.ModuleList(nn.Conv1d(width, skip, 1) for _ in range(n_layers))
-        self.end = nn.Sequential(nn.ReLU(), nn.Conv1d(skip, skip, 1), nn.ReLU(), nn.Conv1d(skip, 8, 1))
+        self.end = nn.Sequential(
+            nn.ReLU(), nn.Conv1d(skip, skip, 1), nn.ReLU(), nn.Conv1d(skip, 8, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.start(x)
@@ -160,7 +166,8 @@ class LeNet(nn.Module):
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         )  # fmt: skip
         self.classifier = nn.Sequential(
-            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10), nn.ReLU()
+            nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+            nn.Linear(84, 10), nn.ReLU(),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
