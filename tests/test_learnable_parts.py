@@ -56,7 +56,7 @@ def images(n: int = 3) -> list[Tensor]:
     return [torch.randn(6, dtype=torch.float64, generator=generator) for _ in range(n)]
 
 
-def follow_advice(message: str, model: nn.Module, x: Tensor) -> nn.Module:
+def follow_advice(message: str, model: nn.Module, x: Any) -> nn.Module:
     """Do what an error says, with half of the gates closed in between."""
     first, last = re.findall(r"`(model\S+ = [^`]+)`", message)
     names: dict[str, Any] = {"model": model, "al": al, "x": x}
@@ -81,6 +81,28 @@ def test_a_part_in_a_list_is_named_by_its_position() -> None:
     with pytest.raises(al.TracingError, match=r"model\.stages\[0\] = ") as caught:
         al.add_gates(model, (images(),))
     follow_advice(str(caught.value), model, torch.stack(images()))
+
+
+class TakesAList(nn.Module):
+    """A backbone that takes its images as a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers(6, 16, 8)
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        return self.layers(torch.stack(images))
+
+
+def test_a_part_that_takes_a_list_gets_it_in_a_tuple() -> None:
+    class Whole(Detector):
+        def forward(self, images: list[Tensor]) -> list[Tensor]:
+            return [found for found in self.backbone(images) if found.sum() > -9]
+
+    model = Whole(TakesAList()).double().eval()
+    with pytest.raises(al.TracingError, match=r"x = \(\[\(6,\), \(6,\)\],\), a tensor") as caught:
+        al.add_gates(model, (images(2),))
+    follow_advice(str(caught.value), model, (images(2),))
 
 
 def test_inspect_gives_the_same_advice() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.binding import is_bound
 from archlearn.choosing import Choice, choose
@@ -21,7 +21,8 @@ from archlearn.graphs.transformers import BLOCKS, has_blocks
 from archlearn.graphs.weights import put_weights_back_
 from archlearn.learning import Learn
 
-_WORTH_NAMING = 0.1  # share of the parameters from which on a part is named
+# Shares of the parameters from which on a part is named, and from which on anything is said.
+_WORTH_NAMING, _WORTH_SAYING = 0.1, 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +46,7 @@ def follow_copy(
         copied, choice = _rehearse_with_blocks(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
-        raise TracingError(f"{error}{_advise(parts)}") from error
+        raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
     for name, why in choice.blueprint.traces.opaque.items():
         if has_blocks(copied.get_submodule(name)):
             _log.warning("%s was not looked into: %s", name, why)
@@ -87,7 +88,7 @@ def _rehearse(
 def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[str, ExampleInputs]]:
     """Return large submodules that can be learnt on their own, with the inputs that they get.
 
-    None is part of another one, and together they hold most of the parameters, or none is returned.
+    None is part of another; together they hold a good share of the parameters, or there are none.
     """
     n_all = _count(net)
     calls = _watch_calls(net, inputs)
@@ -101,7 +102,7 @@ def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[s
             _rehearse_with_blocks(part, calls[name], None, (), must_learn=True)
             found.append((name, calls[name]))
     n_found = sum(_count(net.get_submodule(name)) for name, _ in found)
-    return found if 2 * n_found >= n_all else []
+    return found if n_found >= _WORTH_SAYING * n_all else []
 
 
 def _watch_calls(net: nn.Module, inputs: ExampleInputs) -> dict[str, ExampleInputs]:
@@ -109,7 +110,8 @@ def _watch_calls(net: nn.Module, inputs: ExampleInputs) -> dict[str, ExampleInpu
     watched, calls = copy_model(net).eval(), dict[str, ExampleInputs]()
 
     def note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if all(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+        is_of_tensors = all(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
+        if is_of_tensors and not (args and kwargs):
             calls.setdefault(name, ExampleInputs(args, kwargs).copy())
 
     for name, module in watched.named_modules():
@@ -141,8 +143,11 @@ def _advise(parts: list[tuple[str, ExampleInputs]]) -> str:
     said: list[str] = []
     for name, inputs in parts:
         path = "model" + "".join(f"[{k}]" if k.isdigit() else f".{k}" for k in name.split("."))
-        shapes = [tuple(x.shape) for x in tree_leaves((inputs.args, inputs.kwargs))]
-        x = f"x of shape {shapes[0]}" if len(shapes) == 1 else f"inputs x of shapes {shapes}"
+        given = tree_map(lambda x: tuple(x.shape), inputs.kwargs or inputs.args)
+        if len(inputs.args) == 1 and isinstance(inputs.args[0], Tensor) and not inputs.kwargs:
+            x = f"x of shape {given[0]}"
+        else:
+            x = f"x = {given}, a tensor in place of each shape,"
         said.append(
             f"{name!r} by `{path} = al.add_gates({path}, x)` with {x} and, when it is trained, "
             f"`{path} = al.compact({path})`"
