@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.proxy import TraceError
 
 from archlearn.graphs.contexts import check_gradients
 from archlearn.graphs.draws import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
@@ -162,7 +163,10 @@ class Follower(fx.Tracer):
         """Return the sizes of a shape one by one, or the parts that a tensor is split into."""
         has_parts = obj.node.op == "get_attr" or self.class_of(obj) in (tuple, list)
         if topic_of(obj.node) is None and not has_parts:
-            return super().iter(obj)
+            try:
+                return super().iter(obj)
+            except TraceError:
+                raise Refusal(REFUSALS["iter"]) from None
         return parts_of(obj, len(self.ask(obj, "len")))
 
     def ask(self, proxy: Any, what: str) -> Any:

@@ -12,6 +12,7 @@ from archlearn.certificates import Certificate, Comparison
 from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.graphs.computed_weights import make_plain_
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.inputs import CHECKS, count_examples
 from archlearn.graphs.lookups import find_module
@@ -28,7 +29,6 @@ from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.constants import find_shifts
 from archlearn.surgery.deciding import Decision, check_gates, decide
 from archlearn.surgery.narrowing import (
-    make_plain_,
     narrowed_tensors,
     shift_biases_,
     update_sizes_,
@@ -198,7 +198,8 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     if computed:
         with exchanging(widen(gated)):
             gated = copy_model(gated)
-        make_plain_(gated, computed)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in computed):
+            make_plain_(find_module(gated, name))
     memo = narrowed_tensors(gated, plan.narrowings)
     small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
     for name in _computed_layers(plan):
