@@ -11,7 +11,12 @@ from archlearn.models import alexnet, caffenet
 from archlearn.models.convnet import ConvNet
 from archlearn.models.gpt import build_gpt
 from archlearn.models.image_networks import IMAGE_NETWORKS, ImageSizes
-from archlearn.models.importing import explaining_users_code, import_callable, is_reference
+from archlearn.models.importing import (
+    explaining_users_code,
+    import_callable,
+    is_reference,
+    refuse_file,
+)
 from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
 from archlearn.models.mlp import MLP
 
@@ -66,6 +71,7 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
         return build_gpt(_length(name, input_shape), n_outputs, _factor(rest or "1", name))
     if kind == "alexnet" and not rest:
         return alexnet.AlexNet(_square(name, input_shape, alexnet.SMALLEST_SIDE)[0], n_outputs)
+    refuse_file(name)
     if is_reference(name):
         return _from_user(name, input_shape, n_outputs)
     raise _unknown(name)

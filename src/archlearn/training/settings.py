@@ -44,6 +44,20 @@ class GateSettings:
     leave: tuple[str, ...] = setting(
         (), "Layers (names or globs) whose architecture is left alone.", fixed=True
     )
+    budget: tuple[str, ...] | None = setting(
+        None,
+        "What the network may cost: multiply_adds=50%, parameters=10000, or both.",
+        fixed=True,
+    )
+    gate_optimiser: Literal["budget", "penalty"] | None = setting(
+        None,
+        "How gates learn: to a budget, or by the paper's penalty. "
+        "[default: penalty where a width cost, gate rate or travel is given]",
+        fixed=True,
+    )
+    gate_schedule: tuple[str, ...] | None = setting(
+        None, "For experiments: name=value of archlearn.GateSchedule.", fixed=True
+    )
     gate_rate: float | None = setting(
         None, "Learning rate of the gates. [default: from steps and width cost]"
     )

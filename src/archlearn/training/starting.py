@@ -33,11 +33,23 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
     """
     found = None if settings.start_from is None else _read(settings.start_from)
     if isinstance(found, nn.Module):
+        _check_precision(found, str(settings.start_from))
         check_fit(found, dataset, str(settings.start_from))
         return found
     fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    _check_precision(fresh, settings.model)
     check_fit(fresh, dataset, settings.model)
     return fresh if found is None else with_weights(fresh, found, dataset.n_outputs)
+
+
+def _check_precision(network: nn.Module, name: str) -> None:
+    """Refuse weights that are not in float32, which runs are trained in."""
+    odd = {p.dtype for p in network.parameters() if p.is_floating_point()} - {torch.float32}
+    if odd:
+        raise InputError(
+            f"the network {name} has weights in {', '.join(sorted(map(str, odd)))}, and runs are "
+            "trained in torch.float32; use its .float() (--precision bf16-mixed is for less)"
+        )
 
 
 def name_start(settings: RunSettings) -> str:

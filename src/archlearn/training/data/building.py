@@ -55,7 +55,13 @@ def build_dataset(
     _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
+    examples = _number_classes(examples)
     train, validation = _choose_parts(examples, validation_share, limit)
+    if len(train) == 0:
+        raise DataError(
+            f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
+            f"{len(validation)} of them are set apart to validate on; give more"
+        )
     mean, std = _measure_inputs(train.inputs, examples.task)
     target_mean, target_std = _measure_targets(train.targets, examples.task)
     return Dataset(
@@ -72,6 +78,22 @@ def build_dataset(
         target_std=target_std,
         framing=framing,
     )
+
+
+def _number_classes(examples: Examples) -> Examples:
+    """Return examples whose classes are of a type that torch takes for a target."""
+    if examples.task != "classification":
+        return examples
+    parts = (examples.train, examples.test, examples.validation)
+    train, test, validation = (
+        part
+        if part is None or part.targets.dtype in (torch.uint8, torch.int64)
+        else replace(part, targets=part.targets.long())
+        for part in parts
+    )
+    assert train is not None
+    assert test is not None
+    return replace(examples, train=train, test=test, validation=validation)
 
 
 def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:

@@ -9,7 +9,12 @@ from typing import cast
 
 from torch import Tensor
 
-from archlearn.models.importing import explaining_users_code, import_callable, is_reference
+from archlearn.models.importing import (
+    explaining_users_code,
+    import_callable,
+    is_reference,
+    refuse_file,
+)
 from archlearn.training.data.building import Examples
 from archlearn.training.data.cifar import load_cifar
 from archlearn.training.data.datasets import Split, Task
@@ -89,6 +94,7 @@ def load_examples(
     if kind == "tiny-shakespeare" and rest:
         path, length = _path_and_number(rest)
         return load_text(path, length or DEFAULT_LENGTH)
+    refuse_file(name)
     if is_reference(name):
         return _from_user(name)
     raise _unknown(name)

@@ -6,6 +6,9 @@ from torch import Tensor
 from archlearn.training.data.datasets import Split
 from archlearn.training.errors import DataError
 
+MOST_CLASSES = 1_000_000
+"""A network has an output for each, so one stray number would fill the memory."""
+
 
 def check_split(split: Split, part: str, name: str) -> None:
     """Refuse examples that are none, of no shape, or hold what is no number.
@@ -24,6 +27,8 @@ def check_split(split: Split, part: str, name: str) -> None:
             "x features or examples x channels x height x width"
         )
     for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+        if values.is_complex():
+            raise DataError(f"the {part} {what} of {name!r} are complex; give real numbers")
         _check_finite(values, f"the {part} {what} of {name!r}")
 
 
@@ -48,6 +53,11 @@ def check_classes(split: Split, part: str, name: str) -> None:
         raise DataError(
             f"the {part} targets of {name!r} go down to {int(targets.min())}; classes are counted "
             "from 0"
+        )
+    if targets.max() >= MOST_CLASSES:
+        raise DataError(
+            f"the {part} targets of {name!r} go up to {int(targets.max())}; classes are counted "
+            f"from 0 without gaps, and there may be {MOST_CLASSES:,} of them"
         )
 
 
