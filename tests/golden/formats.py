@@ -1,0 +1,77 @@
+"""Files and keys that earlier versions wrote: a later version must read and compute the same.
+
+`python -m tests.golden.formats` writes them anew; do that only when a format is meant to change.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.experiments.asking import describe_work
+from archlearn.experiments.relaxing import Dropped, Relaxing
+from archlearn.experiments.scales import FULL
+from archlearn.experiments.table_1 import learn_rows
+from archlearn.experiments.windows import Window
+from archlearn.training.teams import Run
+
+FOLDER = Path(__file__).with_name("files")
+KEYS = FOLDER / "run_keys.json"
+KINDS = ("dense", "convolutions", "l0")
+
+
+def make_gated(kind: str) -> tuple[nn.Module, Tensor]:
+    """Return a gated network of some kind and an input."""
+    torch.manual_seed(0)
+    if kind == "convolutions":
+        net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5),
+        )  # fmt: skip
+        x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    else:
+        second = nn.ReLU() if kind == "l0" else nn.Tanh()
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), second, nn.Linear(4, 3))
+        x = torch.randn(2, 6, dtype=torch.float64)
+    net = net.double().eval()
+    return al.add_gates(net, x, kind="l0" if kind == "l0" else "binary"), x
+
+
+def close_some_(model: nn.Module) -> None:
+    """Close every third gate."""
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[::3] = 0.0 if gate.min() >= 0 else -5.0
+
+
+def list_keys() -> dict[str, str]:
+    """Return the run keys of some typical runs."""
+    works: list[Any] = list(learn_rows(FULL, []))[:3]
+    settings = works[0].settings
+    window = Window(epoch=3, least=10, most=20)
+    relaxing = Relaxing(window=window, layers=(Dropped(dropout="2", layer="1", before="0"),))
+    works += [
+        Run(row="window", settings=settings, after_epoch=window, finish_compact=True),
+        Run(row="relaxing", settings=settings, after_epoch=relaxing),
+    ]
+    return {f"{place}: {work.row}": describe_work(work) for place, work in enumerate(works)}
+
+
+def main() -> None:
+    """Write all files."""
+    FOLDER.mkdir(exist_ok=True)
+    for kind in KINDS:
+        model, x = make_gated(kind)
+        close_some_(model)
+        compact = al.compact(model.eval())
+        al.save(compact, FOLDER / f"{kind}.safetensors", x)
+        kept = {"state": model.state_dict(), "input": x, "output": compact(x).detach()}
+        torch.save(kept, FOLDER / f"{kind}.pt")
+    KEYS.write_text(json.dumps(list_keys(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What an earlier version wrote is read by this one."""
+
+import json
+
+import pytest
+import torch
+
+import archlearn as al
+from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_an_earlier_version_saved_computes_the_same(kind: str) -> None:
+    kept = torch.load(FOLDER / f"{kind}.pt", weights_only=True)
+    model = al.load(FOLDER / f"{kind}.safetensors")
+    torch.testing.assert_close(model(kept["input"]), kept["output"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_dict_of_an_earlier_version_has_the_same_keys_and_meaning(kind: str) -> None:
+    kept = torch.load(FOLDER / f"{kind}.pt", weights_only=True)
+    model, _ = make_gated(kind)
+    assert list(model.state_dict()) == list(kept["state"])
+    model.load_state_dict(kept["state"])
+    output = al.compact(model.eval())(kept["input"])
+    torch.testing.assert_close(output, kept["output"], rtol=0, atol=1e-10)
+
+
+def test_runs_that_were_made_are_found_again() -> None:
+    assert list_keys() == json.loads(KEYS.read_text())
