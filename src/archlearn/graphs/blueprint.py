@@ -30,6 +30,11 @@ NO_GRADIENT = Reason(
     "no gradient of the model's output reaches it in training mode, so no gate would learn there",
     "remove .detach(), or let the output depend on it",
 )
+ONE_CHANNEL = Reason("it has one channel, which must stay", "nothing is needed")
+AS_ONE = Reason(
+    "its channels are tied to one another, so that they could only go all at once",
+    "nothing is needed if the other layers are learnt",
+)
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
 
 
@@ -160,6 +165,10 @@ def _draw(
     homes = [*different.values(), *elements.values(), *_parts(followed, root)]
     by_name = [(site.name, channels) for _, site, channels in at_sites]
     groups = find_groups(root, reasons, homes, by_name)
+    group_of = number_groups(root, groups)
+    for _, channels in by_name:
+        for channel in channels[group_of[channels] < 0].tolist():
+            reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
     return Blueprint(
         inputs=inputs,
         traces=traces,
@@ -170,7 +179,7 @@ def _draw(
         elements=elements,
         gated=chosen,
         groups=groups,
-        group_of=number_groups(root, groups),
+        group_of=group_of,
         reasons=reasons,
         sharing=ledger.sharing,
     )
