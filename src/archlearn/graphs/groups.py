@@ -30,7 +30,8 @@ def find_groups(
 ) -> tuple[Group, ...]:
     """Put together the channels that pass the same sites and live in the same parameters.
 
-    One channel by itself is no group: one of each group always stays, so it could never go. The set of a channel's homes is told by the sum of random numbers, one for each home.
+    One channel by itself is no group: one of each group always stays, so it could never go. The
+    set of a channel's homes is told by the sum of random numbers, one for each home.
     """
     generator = torch.Generator().manual_seed(0)
     signature = torch.zeros(len(root), dtype=torch.long)
