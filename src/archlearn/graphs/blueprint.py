@@ -11,6 +11,7 @@ from archlearn.graphs.channels import Followed, follow
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.groups import Group as Group
 from archlearn.graphs.groups import find_groups, number_groups
+from archlearn.graphs.labels import FIXED
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.remnants import restoring
 from archlearn.graphs.sites import Site, find_sites, find_trained
@@ -53,6 +54,7 @@ class Blueprint:
         groups: Channels that can be learnt.
         group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
+        fixed: Why each atom at a site must stay that is tied to something fixed.
         sharing: Layers with a parameter that another module holds, too.
     """
 
@@ -67,6 +69,7 @@ class Blueprint:
     groups: tuple[Group, ...]
     group_of: Tensor
     reasons: dict[int, Reason]
+    fixed: dict[int, Reason]
     sharing: frozenset[str]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
@@ -181,6 +184,7 @@ def _draw(
         groups=groups,
         group_of=group_of,
         reasons=reasons,
+        fixed=_find_fixed(ledger, root, followed),
         sharing=ledger.sharing,
     )
 
@@ -224,13 +228,29 @@ def _find_reasons(
     for each in followed:
         for site in each.sites.values():
             at_a_site[root[site.ids]] = True
-    reasons: dict[int, Reason] = {}
+    reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in ledger.blocks:
         channels = root[block.ids]
         for channel in torch.unique(channels[at_a_site[channels]]).tolist():
             reasons.setdefault(channel, block.reason)
-    reasons.setdefault(0, TIED_TO_FIXED)
     return reasons
+
+
+def _find_fixed(ledger: Ledger, root: Tensor, followed: tuple[Followed, ...]) -> dict[int, Reason]:
+    """Return why each atom at a site stays that is tied to something fixed.
+
+    Whatever is tied to that is one channel, so the reasons of all its atoms would be one, too.
+    """
+    atoms = torch.cat([root[:0], *(site.ids for each in followed for site in each.sites.values())])
+    atoms = torch.unique(atoms[root[atoms] == FIXED])
+    if not len(atoms):
+        return {}
+    own = ledger.roots(with_fixed=False)
+    reasons: dict[int, Reason] = {}
+    for block in ledger.blocks:
+        for channel in torch.unique(own[block.ids]).tolist():
+            reasons.setdefault(channel, block.reason)
+    return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}
 
 
 def _keep_untrained_(
