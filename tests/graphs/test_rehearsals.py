@@ -115,7 +115,7 @@ def test_a_model_without_numbers_is_refused() -> None:
 def test_a_forward_of_the_instance_is_noticed() -> None:
     net = ByDropout()
     net.forward = types.MethodType(lambda self, x: self.both(x) * 2, net)
-    with pytest.raises(al.TracingError, match="returns something else"):
+    with pytest.raises(al.InputError, match=r"model\.forward was put on the instance"):
         al.add_gates(net, X)
 
 

@@ -250,3 +250,10 @@ def _say(value: Any) -> str:
 
 def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def count_examples(inputs: ExampleInputs) -> int:
+    """Return the number of rows of example inputs; 1 where they have none."""
+    leaves = tree_leaves((inputs.args, inputs.kwargs))
+    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    return sizes[0] if sizes else 1

@@ -36,6 +36,7 @@ _OPERATORS = {
 
 REFUSALS = {
     "bool": "symbolically traced variables cannot be used as inputs to control flow",
+    "iter": "a loop over a traced value has as many turns as the data says",
     "len": "the length of a traced value is not known",
     "number": "a traced value cannot be interpreted as a number",
     "text": "the text of a traced value is not known",

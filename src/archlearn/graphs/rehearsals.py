@@ -144,9 +144,8 @@ def _rehearse_mode(stage: _Stage) -> None:
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
             f"trace {found}. It does something that a trace does not hold, such as asking for "
-            "type(x), catching an error, += on a view of another tensor, or a forward that was "
-            "put into the instance. Move that into a submodule of its own and name it in "
-            "leaves=[...]: it is then called as it is"
+            "type(x), catching an error, or += on a view of another tensor. Move that into a "
+            "submodule of its own and name it in leaves=[...]: it is then called as it is"
         )
 
 

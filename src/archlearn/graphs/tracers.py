@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.proxy import TraceError
 
 from archlearn.graphs.block_hooks import BlockCall, name_nodes
 from archlearn.graphs.contexts import check_gradients
-from archlearn.graphs.draws import Stand, check_draws
+from archlearn.graphs.draws import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
 from archlearn.graphs.example_runs import ExampleRuns, is_untraced
 from archlearn.graphs.huggingface import config_flags, is_pretrained
 from archlearn.graphs.inputs import (
@@ -168,7 +169,10 @@ class Follower(fx.Tracer):
         """Return the sizes of a shape one by one, or the parts that a tensor is split into."""
         has_parts = obj.node.op == "get_attr" or self.class_of(obj) in (tuple, list)
         if topic_of(obj.node) is None and not has_parts:
-            return super().iter(obj)
+            try:
+                return super().iter(obj)
+            except TraceError:
+                raise Refusal(REFUSALS["iter"]) from None
         return parts_of(obj, len(self.ask(obj, "len")))
 
     def ask(self, proxy: Any, what: str) -> Any:
@@ -178,6 +182,8 @@ class Follower(fx.Tracer):
             Refusal: If the question is about values, or its answer may change.
         """
         node: fx.Node = proxy.node
+        if is_drawn(node):
+            return self._answer_by_chance(node, what)
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
         if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
             raise Refusal(REFUSALS[what])
@@ -189,6 +195,13 @@ class Follower(fx.Tracer):
         for guard in to_guard(node, what, answer.value):
             self._guard(node, guard)
         return answer.value
+
+    def _answer_by_chance(self, node: fx.Node, what: str) -> bool:
+        """Answer for a random number, where all that may be drawn give one answer."""
+        sure = find_sure_answer(node) if what == "bool" else None
+        if sure is None:
+            raise Refusal(SKIPPED if what == "bool" else DRAWN)
+        return sure
 
     def _may_fix_sizes(self) -> bool:
         """Return whether sizes of the example may become part of the trace.

@@ -101,13 +101,18 @@ def trace(
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with ONE_THREAD, evaluating(net):
-        with noticing_mode_reads(net) as reads:
-            evaluation, tracer = _trace_mode(net, inputs, marked, opaque)
-        if not reads.seen:
-            return Traces(evaluation, None, opaque, tracer.answered, blocks=(tracer.blocks,))
-        net.train()
-        with noticing_mode_reads(net) as more_reads:
-            training, other = _trace_mode(net, inputs, marked, opaque)
+        while True:
+            with noticing_mode_reads(net) as reads:
+                evaluation, tracer = _trace_mode(net.eval(), inputs, marked, opaque)
+            if not reads.seen:
+                return Traces(evaluation, None, opaque, tracer.answered, blocks=(tracer.blocks,))
+            n_opaque = len(opaque)
+            with noticing_mode_reads(net) as more_reads:
+                training, other = _trace_mode(net.train(), inputs, marked, opaque)
+            if len(opaque) == n_opaque:
+                break
+            # A part that training calls as it is must be a leaf in evaluation, too: gates inside
+            # would act there only, and never learn.
     same = _fingerprint(evaluation) == _fingerprint(training)
     readers = reads.readers | more_reads.readers
     names = tuple(name for name, module in net.named_modules() if name and module in readers)
@@ -126,7 +131,7 @@ def _trace_mode(
     while True:
         tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
         try:
-            with restoring(net, held) as before, plain_context(), counting_draws():
+            with restoring(net, held) as before, plain_context(tracer), counting_draws():
                 generators = Stand.now()
                 graph = tracer.trace(net)
                 if not generators.has_moved() and not before.find_changed():

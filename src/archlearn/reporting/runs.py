@@ -1,7 +1,7 @@
 """A run is what its folder says, as plain data; whatever is absent is None or empty."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from archlearn.reporting.values import Table
@@ -18,6 +18,8 @@ class Epoch:
             that merge at this moment are not among them.
         linear: For each layer whose depth is learnt, whether it stands at linear.
         gap: Mean distance of a gate from its nearer binary value.
+        budget_path: What each cost with a budget may be at this moment.
+        price: What the next channel to go earns for what it costs.
     """
 
     epoch: int
@@ -33,6 +35,8 @@ class Epoch:
     parameters: int | None
     multiply_adds: int | None
     seconds: float | None
+    budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
+    price: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +54,8 @@ class Run:
     """Everything the report knows of one run.
 
     Attributes:
-        score: The figure of merit, on test data where the run has finished.
-        score_source: Where `score` was measured, `test` or `validation`.
+        validation_score: Accuracy or squared error on validation data after the last epoch.
+        test_score: The same on test data, which a run looks at once, when it has finished.
         before: The network at the start.
         after: The compact network, or the network as its gates stand now.
         merged: Layers that became linear and went into the next one.
@@ -65,8 +69,8 @@ class Run:
     data: str
     regression: bool
     finished: bool
-    score: float | None
-    score_source: str
+    validation_score: float | None
+    test_score: float | None
     epochs: tuple[Epoch, ...]
     before: Standing
     after: Standing
@@ -74,6 +78,16 @@ class Run:
     config: Table
     summary: Table
     notes: tuple[str, ...]
+
+    @property
+    def score(self) -> float | None:
+        """The figure of merit of the run by itself, on test data where it has finished."""
+        return self.validation_score if self.test_score is None else self.test_score
+
+    @property
+    def score_source(self) -> str:
+        """Where `score` was measured, `test` or `validation`."""
+        return "validation" if self.test_score is None else "test"
 
     @property
     def score_name(self) -> str:

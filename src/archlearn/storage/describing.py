@@ -17,6 +17,7 @@ from archlearn.storage.layers import CONTAINERS, LayerClass, name_module, read_a
 from archlearn.storage.opaque import read_attributes
 from archlearn.storage.operations import name_operation
 from archlearn.storage.parametrisations import plain_class, read_parametrisations
+from archlearn.storage.skeletons import check_nesting
 from archlearn.storage.values import encode
 
 NamedTensors = dict[str, Tensor]
@@ -30,6 +31,7 @@ def describe(
     Raises:
         FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
     """
+    check_nesting(model)
     called = _called_modules(model, traces.graphs)
     entries, shared_modules = _describe_modules(model, called, modules)
     tensors, shared_tensors = _collect_tensors(model, traces.graphs)

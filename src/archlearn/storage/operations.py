@@ -122,13 +122,15 @@ def find_operation(name: object) -> Operation:
     Raises:
         FileError: If the name is not on the list.
     """
-    if isinstance(name, str) and name.startswith("torchvision."):
+    if name in _torchvision_names():  # whatever else a file names, nothing is imported for it
         listed, hint = torchvision_operations(), "; it may be there once torchvision is installed"
     else:
         listed, hint = all_operations(), ""
     if isinstance(name, str) and name in listed:
         return listed[name]
-    raise FileError(f"it calls {name!r}, which is not an operation that a file may name{hint}")
+    raise FileError(
+        f"it calls {str(name)[:80]!r}, which is not an operation that a file may name{hint}"
+    )
 
 
 @cache
@@ -149,6 +151,11 @@ def all_operations() -> dict[str, Operation]:
     listed |= _collect("F", F, _FUNCTIONAL)
     listed |= _collect("torch", torch, _TORCH)
     return listed
+
+
+@cache
+def _torchvision_names() -> list[str]:
+    return [f"{home}.{name}" for home, names in _TORCHVISION.items() for name in names.split()]
 
 
 def torchvision_operations() -> dict[str, Operation]:
