@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from archlearn.graphs.block_hooks import MARKS
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.labels import fixed_like
 from archlearn.graphs.linear_ops import is_linear_op
@@ -162,7 +163,7 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_ALONG, spatial.along_dim),
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
-    **dict.fromkeys([check.__name__ for check in CHECKS], _number),
+    **dict.fromkeys([check.__name__ for check in (*CHECKS, *MARKS)], _number),
     "getitem": movement.pick,
     "getattr": movement.attribute,
     "pad": movement.pad,
