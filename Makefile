@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types layers docs unit demo laws benchmark clean
+.PHONY: help install test lint types layers docs unit demo laws fuzz benchmark zoo clean
 
 help: ## Say what each target does
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -58,9 +58,17 @@ demo: $(STAMP) ## Learn a small network on real data and show the result
 laws: $(STAMP) ## Check every law on 10,000 random networks (hours)
 	$(BIN)/python tests/laws/run_thorough.py --examples 10000 --workers $(WORKERS) --out results/laws.md
 
+fuzz: $(STAMP) ## Read 100,000 mutated files and 1,000 hostile ones (minutes)
+	$(BIN)/python -m benchmarks.fuzz_files --out results/fuzz.md
+
 benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their tables
 	$(BIN)/python -m benchmarks.step_cost
 	$(BIN)/python -m benchmarks.torchvision_models
+
+# Without their dependencies, so that none of them can replace torch.
+zoo: $(STAMP) ## Compact 313 real models of other packages (hours): results/zoo.md
+	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
+	$(BIN)/python -m benchmarks.zoo --torch-pruning --jobs $(WORKERS) --out results/zoo.jsonl
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

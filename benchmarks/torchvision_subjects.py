@@ -1,5 +1,7 @@
 """The networks of the torchvision benchmark, with no number in them that hides a mistake."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
@@ -24,8 +26,8 @@ def build(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") ->
     without_slow_start = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     net = import_models().get_model(name, weights=None, **without_slow_start)
     net = net.to(dtype=dtype, device=device).eval()
-    _disturb_constants_(net)
-    _calibrate_(net, example(name, dtype, device))
+    disturb_constants_(net)
+    calibrate_(net, example(name, dtype, device))
     return net
 
 
@@ -43,8 +45,8 @@ def spread(output: Tensor) -> float:
 
 
 @torch.no_grad()
-def _disturb_constants_(net: nn.Module) -> None:
-    # A scale of one, a bias of zero or a layer scale of 1e-6 would hide what was done to it.
+def disturb_constants_(net: nn.Module) -> None:
+    """Add noise to every constant: a scale of one or a bias of zero would hide a mistake."""
     for parameter in net.parameters():
         if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
             parameter += 0.2 * torch.randn_like(parameter)
@@ -53,14 +55,17 @@ def _disturb_constants_(net: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _calibrate_(net: nn.Module, images: Tensor) -> None:
-    # Statistics of real activations keep the signal alive through a hundred layers.
+def calibrate_(net: nn.Module, *inputs: Any, **options: Any) -> None:
+    """Give every BatchNorm the statistics of these inputs.
+
+    Statistics of real activations keep the signal alive through a hundred layers.
+    """
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
         norm.momentum = 1.0
-    net(images)
+    net(*inputs, **options)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval()
         norm.momentum = momentum

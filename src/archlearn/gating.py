@@ -30,6 +30,23 @@ from archlearn.wishes import (
 )
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
+_ADAPTIVE = ("eps", "betas", "etas")
+"""Settings of optimisers that divide a gradient by its own size: Adam, RMSprop, Lion, Rprop."""
+
+
+class _GateGroup(dict[str, Any]):
+    """A group of parameters that an adaptive optimiser refuses to take."""
+
+    def setdefault(self, key: str, default: Any = None, /) -> Any:
+        """Give a setting its default, as `torch.optim.Optimizer` does when it takes a group."""
+        if key in _ADAPTIVE:
+            raise InputError(
+                "an optimiser such as Adam moves every gate by its whole rate at each step, "
+                "however weak the force, and closes nearly all; give it archlearn.weights(model), "
+                "and learn the gates by archlearn.GateOptimizer, or by torch.optim.SGD on the "
+                "second group"
+            )
+        return super().setdefault(key, default)
 
 
 @torch.inference_mode(False)
@@ -130,8 +147,8 @@ def parameter_groups(
     flip back within a step or two, and momentum would carry it past.
 
     An adaptive optimiser (Adam) divides each gradient by its own size, so a gate would move by its
-    rate at every step, however weak the force, and strengths would mean little. Give it the first
-    group, and the second one to `torch.optim.SGD`.
+    rate at every step, however weak the force: it refuses the second group. Give it the first one,
+    and the second to `torch.optim.SGD`; or learn the gates by `GateOptimizer`.
 
     Args:
         model: A model with gates.
@@ -147,7 +164,9 @@ def parameter_groups(
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
         {"params": weights(model), "lr": lr, **decay, **options},
-        {"params": _all_gates(model), "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
+        _GateGroup(
+            {"params": _all_gates(model), "lr": rate, "weight_decay": 0.0} | options | _NO_MOMENTUM
+        ),
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import archlearn as al
@@ -72,3 +72,37 @@ def test_a_layer_that_is_told_its_size_is_told_so_behind_gates(network: type[nn.
         network(), torch.randn(2, 3, 8, 8).double(), torch.randn(3, 3, 9, 8).double()
     )
     assert set(width_gates(model)) == {"first", "down"}
+
+
+@fx.wrap
+def shrink_windows(windows: list[int], size: int) -> list[int]:
+    for place, window in enumerate(windows):
+        windows[place] = min(window, size)
+    return windows
+
+
+class ChangesAList(nn.Module):
+    """A function that is called as it is changes a list that it is given, as in swin3d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 1)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x))
+        first, second = shrink_windows([2, 9], x.size(-1))
+        return self.out(x[:, :, :first].mean(-1) + x[:, :, :second].mean(-1))
+
+
+def test_a_list_that_is_changed_in_place_is_a_list() -> None:
+    torch.manual_seed(0)
+    net, x = ChangesAList().double().eval(), torch.randn(3, 3, 5, dtype=torch.float64)
+    gated = al.add_gates(net, x)
+    with torch.no_grad():
+        width_gates(gated)["conv"][:4] = 0.1
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert small.conv.out_channels == 4
+    shorter = x[:, :, :1]
+    torch.testing.assert_close(small(shorter), gated(shorter), rtol=1e-10, atol=1e-10)

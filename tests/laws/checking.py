@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import archlearn as al
 from archlearn.gates import open_flat
-from archlearn.gating import depth_gates, width_gates
+from archlearn.gating import depth_gates, find_holders, width_gates
 from archlearn.optim.cost_function import CostFunction
 from archlearn.stores import find_store
 from tests.laws.networks import build, inputs_of
@@ -200,6 +200,46 @@ def check_penalty(program: Program, gates: Gates) -> None:
         number.data.copy_(torch.where(drawn < 0.5, 0.8 * drawn, 0.2 + 0.8 * drawn))
     strengths = al.Strengths.from_width_cost(0.3, price=list(al.Price)[gates.seed % 3])
     check_gradient(gated, strengths, numbers)
+
+
+def check_training(program: Program, gates: Gates) -> None:
+    """Every gate has a part in what a network computes in training mode."""
+    gated = gate_and_set(program, gates).train()
+    if is_trainable(build(program).train(), fresh(program)):
+        check_all_learn(gated, fresh(program))
+    else:
+        reject()
+
+
+def is_trainable(net: nn.Module, x: Tensor) -> bool:
+    """Return whether gradients can be had; not if a result that they need is changed in place."""
+    try:
+        sum_outputs(net, x).backward()
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        return False
+    return True
+
+
+def sum_outputs(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the sum of all numbers that a network gives."""
+    return torch.stack([out.sum() for out in pytree.tree_leaves(net(x.clone()))]).sum()
+
+
+def check_all_learn(gated: nn.Module, x: Tensor) -> None:
+    """Check that gradients of what a network gives lead to each of its gates as they act."""
+    acting: list[Tensor] = []
+
+    def cut(_: nn.Module, __: object, gates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        acting[:] = [gate.detach().requires_grad_() for gate in gates]
+        return tuple(acting)
+
+    handle = find_holders(gated)[0].register_forward_hook(cut)
+    total = sum_outputs(gated, x)
+    handle.remove()
+    gradients = torch.autograd.grad(total, acting, allow_unused=True)
+    assert all(gradient is not None for gradient in gradients), "a gate does not learn"
 
 
 def check_gradient(

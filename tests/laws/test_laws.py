@@ -65,6 +65,11 @@ def test_cost_on_the_device_is_the_cost_of_the_plan(program: Program, gates: Gat
     checking.check_device_costs(program, gates)
 
 
+@given(program=NETWORKS, gates=gates)
+def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> None:
+    checking.check_training(program, gates)
+
+
 @given(chain=chains.CHAINS)
 def test_merged_layer_computes_what_the_pair_computed(chain: chains.Chain) -> None:
     chains.check_merge(chain)

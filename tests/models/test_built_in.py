@@ -11,7 +11,7 @@ import archlearn as al
 from archlearn.cli.inspect_command import inspect
 from archlearn.errors import InputError
 from archlearn.gating import depth_gates, width_gates
-from archlearn.models.choosing import build_network
+from archlearn.models.choosing import KINDS, build_network
 from archlearn.models.densenet import DenseNet
 from archlearn.models.gpt import GPT
 from archlearn.models.mixer import Mixer
@@ -20,6 +20,7 @@ from archlearn.models.preresnet import PreActivationResNet
 from archlearn.models.resnet import ResNet
 from archlearn.models.vgg import VGG
 from archlearn.models.vit import ViT
+from archlearn.training.settings import RunSettings
 from tests.zoo import randomise_
 
 EXACT = 1e-10
@@ -116,6 +117,12 @@ def test_network_by_name_has_its_known_size(
     example = torch.zeros(2, *shape, dtype=torch.long if name == "gpt" else torch.float32)
     outputs = half(example)
     assert outputs.shape == ((2, 128, 65) if name == "gpt" else (2, 10))
+
+
+def test_help_names_every_built_in_network() -> None:
+    text = RunSettings.__dataclass_fields__["model"].metadata["help"]
+    named = text.partition("(")[2].partition(")")[0].split(", ")
+    assert [*named, "package.module:function"] == list(KINDS)
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:

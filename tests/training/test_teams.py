@@ -94,6 +94,11 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
     assert some.test_loss == whole.test_loss
 
 
+def test_team_normalises_as_asked() -> None:
+    with pytest.raises(SettingsError, match="images of three colours"):
+        train_team([Run(row="a", settings=settings(normalise="imagenet"))])
+
+
 def test_only_the_first_classes_are_kept() -> None:
     dataset = build_dataset(load_examples("digits"), validation_share=0.1, classes=3)
     assert dataset.n_outputs == 3

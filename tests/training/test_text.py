@@ -10,6 +10,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.errors import InputError
+from archlearn.reporting import write_report
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
 from archlearn.training.errors import DataError, SettingsError
@@ -93,6 +94,8 @@ def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
     assert rows[0]["validation_loss"] == pytest.approx(guess, rel=0.2)
     summary = json.loads((tmp_path / "run" / SUMMARY).read_text())
     assert summary["task"] == "next_token"
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    assert "nats a token" in page
     small = al.load(tmp_path / "run" / COMPACT)
     dataset = build_dataset(load_examples(settings.data), validation_share=settings.validation)
     score = evaluate(small, dataset.test, objective_of(dataset))

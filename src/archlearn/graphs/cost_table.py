@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.computed_weights import compute_weights, computes_weights, weight_sources
 from archlearn.graphs.labels import Labels
 from archlearn.graphs.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
 from archlearn.graphs.lookups import first_names
-from archlearn.modes import evaluating
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +68,12 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
     """Return all parameters by name; computed weights instead of what they are computed from."""
     weights: dict[str, Tensor] = dict(net.named_parameters())
     for owner, module in list(net.named_modules()):
-        if parametrize.is_parametrized(module):
-            inside = f"{owner}.parametrizations." if owner else "parametrizations."
-            weights = {n: weight for n, weight in weights.items() if not n.startswith(inside)}
-            weights |= _compute(owner, module)
+        if computes_weights(module):
+            front = f"{owner}." if owner else ""
+            for key in weight_sources(module):
+                weights.pop(f"{front}{key}", None)
+            weights |= {f"{front}{key}": found for key, found in compute_weights(module).items()}
     return weights
-
-
-@torch.no_grad()
-def _compute(owner: str, module: Any) -> dict[str, Tensor]:
-    # Some are computed otherwise in training mode, and move buffers then.
-    with evaluating(module):
-        return {
-            f"{owner}.{key}".lstrip("."): getattr(module, key) for key in module.parametrizations
-        }
 
 
 def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from archlearn.errors import InputError
+from archlearn.graphs.computed_weights import is_weight_hook
 from archlearn.precision import list_tensors
 
 
@@ -19,7 +20,8 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether something of the user's runs before or after the module's `forward`."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    before = module._forward_pre_hooks
+    return bool(module._forward_hooks or (before and not all(map(is_weight_hook, before.values()))))
 
 
 def find_tensor(net: nn.Module, name: str) -> Tensor:

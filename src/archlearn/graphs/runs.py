@@ -15,7 +15,7 @@ from archlearn.graphs.rules.linear import linear
 from archlearn.graphs.rules.registry import rule_for
 from archlearn.graphs.rules.spatial import pool
 from archlearn.graphs.shapes import guess_output
-from archlearn.graphs.step import Rule, call_node, opaque
+from archlearn.graphs.step import Rule, call_node, opaque, thaw
 from archlearn.graphs.transformers import unfused
 from archlearn.graphs.watching import Watch
 
@@ -39,6 +39,10 @@ class Runner(fx.Interpreter):
         self.other_multiply_adds = 0
         self.watch = Watch()
 
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return an argument; those that go by any other name are none."""
+        return {} if str(target).startswith("**") else super().placeholder(target, args, kwargs)
+
     def run_call(self, n: fx.Node) -> Any:
         """Return what a call gives on the example inputs, or something like it."""
         try:
@@ -50,6 +54,11 @@ class Runner(fx.Interpreter):
                 f"the model does not run on the example inputs: {where}: {first_line(error)}. "
                 f"Give inputs that model(...) takes, {_how(error)}"
             ) from error
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, with lists that it may change."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return thaw(args), thaw(kwargs)
 
     def _run_unknown(self, n: fx.Node) -> Any:
         self.watch.shrink = 1.0  # it may hold anything

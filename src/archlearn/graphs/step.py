@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils._pytree import tree_map
 
 from archlearn.graphs.labels import Labels, fixed_like
@@ -65,12 +66,25 @@ Rule = Callable[[Step], Any]
 
 def call_node(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Any:
     """Make the call that a node stands for."""
+    args, kwargs = thaw(args), thaw(kwargs)
     if node.op == "call_module":
         return find_module(net, str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     target: Any = node.target
     return target(*args, **kwargs)
+
+
+def thaw(value: Any) -> Any:
+    """Return arguments of a node with plain lists and dicts, which a call may change in place."""
+    if isinstance(value, list):
+        return [thaw(item) for item in value] if type(value) is immutable_list else value
+    if isinstance(value, dict):
+        frozen = type(value) is immutable_dict
+        return {key: thaw(item) for key, item in value.items()} if frozen else value
+    if type(value) is tuple:
+        return tuple(thaw(item) for item in value)
+    return value
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.errors import TracingError
+from archlearn.graphs.computed_weights import computes_weights
 from archlearn.graphs.lookups import find_module, has_hooks
 from archlearn.graphs.remnants import LEFT, Remnants
 from archlearn.graphs.snapshots import holds
@@ -50,7 +51,7 @@ def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None
 
 def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
     """Return the modules that may change when a model is called, "" for the whole of it."""
-    if any(has_hooks(m) or "parametrizations" in m._modules for m in net.modules()):
+    if any(has_hooks(m) or computes_weights(m) for m in net.modules()):
         return ("",)  # whatever they do
     names: set[str] = set()
     for graph in traces.graphs:

@@ -5,11 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-
 from archlearn.errors import InputError, with_article
-from archlearn.graphs.tracing import ExampleInputs
 from archlearn.optim.cost_function import COSTS
 
 Budget = Mapping[str, "float | str"]
@@ -80,10 +76,3 @@ def check_reachable(
                 f"{present[name] / rows:,.0f}; ask for more, protect less, or see "
                 "archlearn.inspect(model) for what is not learnt and why"
             )
-
-
-def count_examples(inputs: ExampleInputs) -> int:
-    """Return the number of rows of example inputs; 1 where they have none."""
-    leaves = tree_leaves((inputs.args, inputs.kwargs))
-    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    return sizes[0] if sizes else 1

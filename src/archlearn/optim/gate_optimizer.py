@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from archlearn.binding import unwrap
 from archlearn.errors import InputError, lies_in
-from archlearn.optim.budgets import Budget, check_reachable, count_examples, read_budget
-from archlearn.optim.cost_function import COSTS, CostFunction
+from archlearn.graphs.inputs import count_examples
+from archlearn.optim.budgets import Budget, check_reachable, read_budget
+from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
 from archlearn.optim.selection import Ranking, fill_up, fit, rank_gates
 from archlearn.stores import STORE, GateStore
 
@@ -41,7 +42,6 @@ class GateSchedule:
         memory: The decay of the mean size of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear.
-        share: The part of all earnings that may be given up where no budget is named.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         per_cost: Whether earnings are set against costs.
@@ -49,12 +49,11 @@ class GateSchedule:
 
     begin: float = 0.1
     end: float = 0.6
-    power: float = 2.0
+    power: float = 3.0
     decisions: int = 200
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
-    share: float = 0.05
     signal: Literal["square", "size", "signed"] = "square"
     per_cost: bool = True
 
@@ -86,7 +85,8 @@ class GateOptimizer(torch.optim.Optimizer):
             total_steps: Steps of the whole run.
             budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
                 example) or both, as numbers or as percentages of the start. Of several the binding
-                one lands, the others are at or under.
+                one lands, the others are at or under. Left out, without a `width_cost`, half of the
+                multiply-adds that can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
             protect: Layers (names or globs) that keep all their channels.
@@ -126,30 +126,20 @@ class GateOptimizer(torch.optim.Optimizer):
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
         store, cost = self._store, self._cost
-        n_width, n_depth = cost.n_width, cost.n_depth
         device = store.gates()[0].device
         opened, linear = self._state()
-        ones = torch.ones(1, n_width, dtype=torch.float64)
-        start = dict(
-            zip(COSTS, cost(ones, torch.zeros(1, n_depth).double())[0].tolist(), strict=True)
-        )
-        present = cost(opened[None], linear[None])[0].tolist()
-        forced = rank_gates(
-            torch.ones(n_width), torch.ones(n_width), torch.ones(n_width) > 0,
-            store.group_of_gate[:n_width].cpu(), self._least, 1.0,
-        )  # fmt: skip
-        fewest = forced.ratio.isinf().double()[None]
-        least = cost(fewest, torch.ones(1, n_depth).double())[0].tolist()
-        self._start = torch.tensor(present, dtype=torch.float64, device=device)
-        limits = [math.inf, math.inf]
+        present = name_costs(cost(opened[None], linear[None])[0])
+        start, least = cost.extremes(self._least)
+        limits = dict.fromkeys(COSTS, math.inf)
         if budget is not None:
-            asked = read_budget(budget, start, self._n_examples)
-            named = dict(zip(COSTS, least, strict=True)), dict(zip(COSTS, present, strict=True))
-            check_reachable(asked, *named, self._n_examples)
-            limits = [asked.get(name, math.inf) for name in COSTS]
-            store.budget = asked
-        self._limits = torch.tensor(limits, dtype=torch.float64, device=device)
-        self._has_budget = budget is not None
+            store.budget = read_budget(budget, start, self._n_examples)
+            check_reachable(store.budget, least, present, self._n_examples)
+            limits |= store.budget
+        elif self._width_cost is None:
+            macs = "multiply_adds"
+            limits[macs] = math.floor((present[macs] + least[macs]) / 2)
+        self._start = torch.tensor([*present.values()], dtype=torch.float64, device=device)
+        self._limits = torch.tensor([*limits.values()], dtype=torch.float64, device=device)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -242,11 +232,15 @@ class GateOptimizer(torch.optim.Optimizer):
         path = {name: limit / n for name, limit, n in limits if math.isfinite(limit)}
         return {"budget_path": path, "price": self.last["price"].item()}
 
+    def fits(self) -> bool:
+        """Return whether the network is within its budget now; waits for the device."""
+        opened, linear = self._state()
+        return bool((self._cost(opened[None], linear[None])[0] <= self._limits).all())
+
     def costs(self) -> dict[str, float]:
         """Return what the network would cost, compacted now; multiply-adds of one example."""
         opened, linear = self._state()
-        found = self._cost(opened[None], linear[None])[0].tolist()
-        return {"parameters": found[0], "multiply_adds": found[1] / self._n_examples}
+        return name_costs(self._cost(opened[None], linear[None])[0], self._n_examples)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; means stay in the precision they were kept in."""
@@ -272,10 +266,9 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.cat([prices, (curved - straight).mv(weights)])
             # A layer that would take the network below its budget goes last.
             earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
-            overshoots = ((straight < self._limits) | self._limits.isinf()).all(
-                1
-            ) & self._has_budget
-            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+            if self._width_cost is None:
+                overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
+                earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
         if not schedule.per_cost:
             prices = (prices > 0).double()
         kept = torch.cat([opened > 0, linear == 0])
@@ -284,7 +277,7 @@ class GateOptimizer(torch.optim.Optimizer):
         )
         count = self._count(ranking, earned, limits, last=last)
         is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
-        if last and self._has_budget:
+        if last and self._width_cost is None:
             is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
         self.last = {"limits": limits, "price": bound, "costs": present}
@@ -321,22 +314,16 @@ class GateOptimizer(torch.optim.Optimizer):
         return earned
 
     def _count(self, ranking: Ranking, earned: Tensor, limits: Tensor, *, last: bool) -> Tensor:
-        """Return how many gates go: to fit the budget, below the price, or for a share."""
-        if self._has_budget:
+        """Return how many gates go: to fit the budget, or because they earn less than the price."""
+        if self._width_cost is None:
             return fit(ranking, self._cost, limits)
         span = self._end - self._begin
         done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
-        if self._width_cost is not None:
-            neurons = self._store.numbers("prices", torch.float64)[0]
-            mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
-            size = mean.sqrt() if self.schedule.signal == "square" else mean
-            below = size < done * self._width_cost * neurons.clamp(min=1.0)
-            return (below & ranking.ratio.isfinite()).sum()
-        given_up = torch.zeros_like(earned)
-        given_up[ranking.rank] = earned
-        share = self.schedule.share * (1.0 - (1.0 - done) ** self.schedule.power)
-        within = (given_up.cumsum(0) <= share * earned.sum()).sum()
-        return torch.minimum(within, ranking.ratio.isfinite().sum())
+        neurons = self._store.numbers("prices", torch.float64)[0]
+        mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
+        size = mean.sqrt() if self.schedule.signal == "square" else mean
+        below = size < done * self._width_cost * neurons.clamp(min=1.0)
+        return (below & ranking.ratio.isfinite()).sum()
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open and which layers linear, as the gates are now."""

@@ -16,7 +16,7 @@ from archlearn.reporting.formats import (
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
 from archlearn.reporting.runs import Run, Standing
-from archlearn.reporting.values import as_count
+from archlearn.reporting.values import as_count, as_number
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn · $name</p>
@@ -95,6 +95,9 @@ def _tiles(run: Run) -> list[Html]:
         tiles.append(_tile(label, format_count(after), _note(saved, before, after)))
     before, after = (len(standing.widths) or None for standing in (run.before, run.after))
     tiles.append(_tile("Layers", format_count(after), _note(f"of {before}", before, after)))
+    if run.summary.get("task") == "next_token":
+        loss = as_number(run.summary.get("test_loss"))
+        tiles.insert(1, _tile("Loss", format_number(loss), "nats a token, on test data"))
     return tiles
 
 

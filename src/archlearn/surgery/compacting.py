@@ -1,5 +1,6 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
+import logging
 import math
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ from archlearn.certificates import Certificate, Comparison
 from archlearn.copies import copy_model
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.graphs.computed_weights import make_plain_
 from archlearn.graphs.contexts import without_autocast
-from archlearn.graphs.inputs import CHECKS
+from archlearn.graphs.inputs import CHECKS, count_examples
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import cast_, exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
@@ -26,7 +29,6 @@ from archlearn.surgery.carrying import Carrier
 from archlearn.surgery.constants import find_shifts
 from archlearn.surgery.deciding import Decision, check_gates, decide
 from archlearn.surgery.narrowing import (
-    make_plain_,
     narrowed_tensors,
     shift_biases_,
     update_sizes_,
@@ -34,6 +36,8 @@ from archlearn.surgery.narrowing import (
 from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
+
+logger = logging.getLogger(__name__)
 
 CERTIFICATE = "certificate"
 
@@ -74,10 +78,22 @@ def compact(
             "and example inputs as example_inputs=..."
         )
     check_gates(model)
+    check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
     store = find_store(model)
-    if store is not None and store.kind != "binary":
-        return _compact_scaled(model, plan, inputs, certified=certified)
+    with class_forwards(model):
+        if store is not None and store.kind != "binary":
+            return _compact_scaled(model, plan, inputs, certified=certified)
+        small, made = _compact_binary(model, plan, inputs, certified=certified)
+    if store is not None and store.budget:
+        _warn_of_missed_budget(store.budget, made, inputs)
+    return small
+
+
+def _compact_binary(
+    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
+) -> tuple[nn.Module, Plan]:
+    """Return the compact model of one with gates that are 0 or 1, and what was done."""
     modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)
@@ -86,7 +102,22 @@ def compact(
             raise SurgeryError(_difference(plan, made))
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
-    return small
+    return small, made
+
+
+def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
+    """Say when the network costs more than a `GateOptimizer` was told it may."""
+    for name, limit in budget.items():
+        found = getattr(plan.after, name)
+        if found > limit:
+            n_rows = count_examples(inputs) if name == "multiply_adds" else 1
+            logger.warning(
+                "a budget of %s %s was asked for, but the compact model has %s; call "
+                "gates.finish() before compact where a run ends before its total_steps",
+                f"{limit / n_rows:,.0f}",
+                name,
+                f"{found / n_rows:,.0f}",
+            )
 
 
 def _make(
@@ -168,7 +199,8 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     if computed:
         with exchanging(widen(gated)):
             gated = copy_model(gated)
-        make_plain_(gated, computed)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in computed):
+            make_plain_(find_module(gated, name))
     memo = narrowed_tensors(gated, plan.narrowings)
     small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
     for name in _computed_layers(plan):

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from archlearn.graphs.lookups import find_module, find_tensor
 from archlearn.surgery.plans import Fold, Narrowing
@@ -14,22 +13,6 @@ _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-
-
-def make_plain_(net: nn.Module, names: Iterable[str]) -> None:
-    """Replace weights that are computed (weight_norm, spectral_norm) by their values.
-
-    Torch's own `remove_parametrizations` changes the class that copies of the module share.
-    """
-    for name in names:
-        module: Any = find_module(net, name.rpartition(".")[0])
-        if parametrize.is_parametrized(module):
-            computed = {key: getattr(module, key).detach() for key in module.parametrizations}
-            learns = any(p.requires_grad for p in module.parametrizations.parameters())
-            del module.parametrizations
-            module.__class__ = type(module).__bases__[0]
-            for key, value in computed.items():
-                module.register_parameter(key, nn.Parameter(value.clone(), learns))
 
 
 @torch.no_grad()

@@ -2,20 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from archlearn.binding import unwrap
 from archlearn.costs import Costs, count_parameters
 from archlearn.errors import InputError
 from archlearn.graphs.blueprint import Blueprint
+from archlearn.graphs.computed_weights import computed_names, computes_weights, weight_sources
 from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.lookups import find_module, find_tensor, first_names
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.deciding import Decision, decide
@@ -41,7 +41,8 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
     model = unwrap(model)
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
-    with evaluating(model):
+    check_forwards(model, "plan")
+    with class_forwards(model), evaluating(model):
         return write_plan(model, decide(model, example_inputs), pay)
 
 
@@ -180,22 +181,21 @@ def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -
 
 def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
     """Return the weights that are computed (weight_norm) and become plain ones."""
-    if not any("parametrizations" in module._modules for module in model.modules()):
+    if not any(map(computes_weights, model.modules())):
         return []
     touched = [n.name for n in draft.narrowings] + [f"{f.layer}.weight" for f in draft.folds]
     touched += [f"{layer}.weight" for m in draft.merges if m.made for layer in m.layers]
     names: dict[str, None] = {}
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in touched):
-        module: Any = find_module(model, owner)
-        if parametrize.is_parametrized(module):
-            names |= {f"{owner}.{key}": None for key in module.parametrizations}
+        module = find_module(model, owner)
+        names |= {f"{owner}.{key}": None for key in computed_names(module)}
     return list(names)
 
 
 def _count_computed(model: nn.Module, draft: Draft) -> int:
     owners = {name.rpartition(".")[0] for name in computed_tensors(model, draft)}
-    parts: list[Any] = [find_module(model, owner) for owner in owners]
-    return sum(p.numel() for part in parts for p in part.parametrizations.parameters())
+    parts = [find_module(model, owner) for owner in owners]
+    return sum(p.numel() for part in parts for p in weight_sources(part).values())
 
 
 def _predict(model: nn.Module, made: Draft, before: Costs) -> Costs:

@@ -122,7 +122,13 @@ class RecordSettings:
 class RunSettings:
     """Everything that decides how a run goes."""
 
-    model: str = setting("lenet", "Built-in network, or package.module:function.", fixed=True)
+    model: str = setting(
+        "lenet",
+        "Built-in network (lenet, deep-lenet, mlp, convnet, caffenet, alexnet, resnet20, resnet56, "
+        "preresnet20, vgg16-bn, mobilenetv2, densenet40, vit, mixer, gpt), or "
+        "package.module:function.",
+        fixed=True,
+    )
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
     seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
     epochs: int | None = setting(
@@ -143,8 +149,11 @@ class RunSettings:
     resize: int | None = setting(
         None, "Scale images to this side on the device, batch by batch.", fixed=True
     )
-    augment: Literal["no", "flip", "crop", "crop-flip"] = setting(
-        "no", "Vary train images at random: windows of them, left and right, both.", fixed=True
+    augment: Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"] = setting(
+        "no",
+        "Vary train images at random: enlarged windows of them, left and right, both, or CIFAR's "
+        "usual shift by up to an eighth of the side with left and right.",
+        fixed=True,
     )
     normalise: Literal["data", "imagenet"] = setting(
         "data", "Whose mean and deviation inputs are normalised by.", fixed=True

@@ -1,0 +1,202 @@
+"""What archlearn and Torch-Pruning each make of one model of the zoo."""
+
+import copy
+import resource
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.gating import width_gates
+from benchmarks.torchvision_sides import drop_half_, n_parameters
+from benchmarks.zoo.catalogue import Call, Entry, build, draw_inputs, dtype, read_entries, settle_
+
+# Largest difference, as a share of the largest number of the output.
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3}
+TRAINING_SEEDS = (0, 1, 2, 3)
+_SAID = 300
+
+Row = dict[str, Any]
+
+
+def send_row(sender: Connection, name: str, side: str, memory: float) -> None:
+    """Measure one model and side within so many GiB of memory; for a process of its own."""
+    torch.set_num_threads(1)
+    n_bytes = int(memory * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
+    sender.send(measure(name, read_entries()[name], side))
+
+
+def measure(name: str, entry: Entry, side: str) -> Row:
+    """Return one row of the table; an exception is a result, too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = time.perf_counter()
+        try:
+            net, inputs = build(entry), draw_inputs(entry, seed=0)
+            settle_(net, inputs)
+            call(net, inputs)
+        except Exception as error:
+            row: Row = {"result": "the model itself fails", "said": _say(error)}
+        else:
+            row = SIDES[side](net, inputs, entry)
+        return {"model": name, "side": side, **row, "seconds": time.perf_counter() - start}
+
+
+def ours(net: nn.Module, inputs: Call, entry: Entry) -> Row:
+    """Add gates, close half of every group, compact, and compare on new inputs."""
+    try:
+        return _compacted(net, inputs, entry)
+    except al.ArchlearnError as error:
+        return {"result": "refused", "said": _say(error)}
+    except Exception as error:
+        return {"result": "crashed", "said": _say(error)}
+
+
+def _compacted(net: nn.Module, inputs: Call, entry: Entry) -> Row:
+    arguments, options = inputs
+    gated = al.add_gates(net, options or arguments, leaves=entry.get("leaves", ()))
+    fresh = draw_inputs(entry, seed=1)
+    expected_types = output_types(call(net, fresh))
+    drop_half_(gated, seed=1)
+    small = al.compact(gated)
+    expected, found = call(gated, fresh), call(small, fresh)
+    differences = [difference(*pair) for pair in zip(leaves(expected), leaves(found), strict=True)]
+    worst = max(differences, default=float("nan"))
+    groups = width_gates(gated)
+    return {
+        "result": "exact" if worst <= TOLERANCES[dtype(entry)] else "wrong",
+        "difference": worst,
+        "left": n_parameters(small) / n_parameters(net),
+        "types_kept": output_types(expected) == expected_types == output_types(found),
+        "groups": len(groups),
+        "silent_in_training": silent_groups(gated, inputs),
+        "depends_on_input": any(
+            not torch.equal(*pair)
+            for pair in zip(leaves(call(gated, inputs)), leaves(expected), strict=False)
+        ),
+    }
+
+
+def torch_pruning(net: nn.Module, inputs: Call, entry: Entry) -> Row:
+    """Prune at a ratio of one half by Torch-Pruning's plain call; the output is left alone."""
+    import torch_pruning as tp
+
+    arguments, options = inputs
+    before = n_parameters(net)
+    try:
+        pruner = tp.pruner.MagnitudePruner(
+            net,
+            options or arguments,
+            importance=tp.importance.MagnitudeImportance(p=2),
+            pruning_ratio=0.5,
+            ignored_layers=output_layers(net, inputs),
+        )
+        pruner.step()
+        call(net, draw_inputs(entry, seed=1))
+    except Exception as error:
+        return {"result": "fails", "said": _say(error)}
+    return {"result": "runs", "left": n_parameters(net) / before}
+
+
+SIDES: dict[str, Callable[[nn.Module, Call, Entry], Row]] = {
+    "archlearn": ours,
+    "torch-pruning": torch_pruning,
+}
+
+
+def output_layers(net: nn.Module, inputs: Call) -> list[nn.Module]:
+    """Return the layers whose weights are the last on a way to an output."""
+    arguments, options = copy.deepcopy(inputs)
+    waiting = [leaf.grad_fn for leaf in leaves(net(*arguments, **options))]
+    found: set[Tensor] = set()
+    for node in waiting:
+        inner = [before for before, _ in node.next_functions] if node is not None else []
+        # a linear layer's weight is read through a transposition
+        reads = [b.next_functions[0][0] if b and b.name() == "TBackward0" else b for b in inner]
+        matrices = {b.variable for b in reads if hasattr(b, "variable") and b.variable.dim() > 1}
+        found |= matrices
+        if not matrices:
+            waiting += [before for before in inner if before not in waiting]
+    return [m for m in net.modules() if found & set(m.parameters(recurse=False))]
+
+
+@torch.no_grad()
+def call(net: nn.Module, inputs: Call) -> Any:
+    """Return what the model gives; what it draws is drawn alike each time."""
+    arguments, options = copy.deepcopy(inputs)
+    torch.manual_seed(99)
+    return net(*arguments, **options)
+
+
+def silent_groups(gated: nn.Module, inputs: Call) -> list[str] | str:
+    """Return the groups of gates that get a gradient in evaluation mode and none in training."""
+    try:
+        heard = _heard_groups(gated.eval(), inputs, seed=0)
+        for seed in TRAINING_SEEDS:  # a block may be skipped at random
+            heard -= _heard_groups(gated.train(), inputs, seed) if heard else set()
+        return sorted(heard)
+    except Exception as error:
+        return _say(error)
+    finally:
+        gated.eval()
+
+
+def _heard_groups(gated: nn.Module, inputs: Call, seed: int) -> set[str]:
+    """Return the groups of gates on which a loss on all outputs depends."""
+    groups = width_gates(gated)
+    arguments, options = copy.deepcopy(inputs)
+    torch.manual_seed(seed)
+    outputs = [leaf for leaf in leaves(gated(*arguments, **options)) if leaf.requires_grad]
+    losses = [(leaf * torch.rand_like(leaf)).sum() for leaf in outputs]
+    gates = list(groups.values())
+    grads = torch.autograd.grad(losses, gates, allow_unused=True)
+    pairs = zip(groups, grads, strict=True)
+    return {name for name, grad in pairs if grad is not None and bool(grad.any())}
+
+
+def leaves(output: Any) -> list[Tensor]:
+    """Return the tensors of an output, in order, inside whatever it is."""
+    return list(_leaves(output))
+
+
+def _leaves(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _leaves(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _leaves(value)
+    elif hasattr(output, "__dict__"):
+        yield from _leaves(vars(output))
+
+
+def output_types(output: Any) -> Any:
+    """Return the types of an output and of all that it holds."""
+    if isinstance(output, dict):
+        return type(output), {key: output_types(value) for key, value in output.items()}
+    if isinstance(output, list | tuple):
+        return type(output), [output_types(value) for value in output]
+    return type(output)
+
+
+def difference(first: Tensor, second: Tensor) -> float:
+    """Return the largest difference, as a share of the largest number."""
+    if first.shape != second.shape:
+        return float("inf")
+    if not first.is_floating_point() or first.numel() == 0:
+        return 0.0 if torch.equal(first, second) else float("inf")
+    if torch.equal(first, second):
+        return 0.0
+    return float((first - second).abs().max() / first.abs().max().clamp_min(1e-300))
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_SAID]

@@ -1,0 +1,77 @@
+"""The page of the zoo, written from its rows alone."""
+
+from collections import Counter
+
+from benchmarks.circumstances import as_markdown
+from benchmarks.zoo.measure import Row
+
+_HOW = """\
+Small configurations from the packages' own classes, random weights, none of them neutral (seed 0),
+float64. Half of every group of width gates is closed at random (seed 1); the compact model is
+compared with the gated one in evaluation mode on new inputs (seed 1). Exact: they differ by at most
+1e-10 of the largest output (float32: 1e-3). "left": share of the parameters that is left.
+"types": the outputs of gated and compact model have the types of the user's model. "silent": groups
+of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
+at a ratio of one half by its plain call (no `num_heads`; layers that make the output are left
+alone), where that gave a model that runs; what that model computes is not compared."""
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    """Return the rows as Markdown, one line a model."""
+    found = {(row["model"], row["side"]): row for row in rows}
+    lines = [
+        "| model | archlearn | left | Torch-Pruning left | types | silent | said |",
+        "|---|---|--:|--:|---|--:|---|",
+    ]
+    for name in names:
+        we = found.get((name, "archlearn"), {"result": "not measured"})
+        they = found.get((name, "torch-pruning"), {})
+        kept = {True: "kept", False: "LOST", None: ""}[we.get("types_kept")]
+        said = we.get("said", "").replace("|", "\\|")[:160]
+        cells = [name, we["result"], _share(we), _share(they), kept, _silent(we), said]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", summary(rows, names)])
+
+
+def summary(rows: list[Row], names: list[str]) -> str:
+    """Return how many models came out how, and how large the largest difference is."""
+    lines: list[str] = []
+    for side in ("archlearn", "torch-pruning"):
+        of_side = [row for row in rows if row["side"] == side and row["model"] in names]
+        if of_side:
+            counts = Counter(row["result"] for row in of_side)
+            said = ", ".join(f"{n} {result}" for result, n in counts.most_common())
+            lines.append(f"{side}: {len(of_side)} of {len(names)} models measured: {said}.")
+    ours = [row for row in rows if row["side"] == "archlearn" and row["model"] in names]
+    worst = max((row["difference"] for row in ours if "difference" in row), default=0.0)
+    lost = sum(row.get("types_kept") is False for row in ours)
+    silent = sum(bool(row.get("silent_in_training")) for row in ours)
+    lines.append(
+        f"Largest difference {worst:.1e}; output types lost in {lost} models; gates without a "
+        f"gradient in training mode in {silent}."
+    )
+    return "\n".join(lines)
+
+
+def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> str:
+    """Return the whole page: what it is, with what it was made, and the table."""
+    commits = ", ".join(sorted({str(row["commit"]) for row in rows}))
+    return "\n\n".join(
+        [
+            f"# Zoo: {len(names)} real models",
+            f"Written by {as_markdown(circumstances)} Rows were measured at {commits}.",
+            _HOW,
+            table(rows, names) + "\n",
+        ]
+    )
+
+
+def _share(row: Row) -> str:
+    if "left" in row:
+        return f"{row['left']:.3f}"
+    return "fails" if row.get("side") == "torch-pruning" else "–"
+
+
+def _silent(row: Row) -> str:
+    silent = row.get("silent_in_training", "")
+    return silent if isinstance(silent, str) else f"{len(silent)} of {row['groups']}"
