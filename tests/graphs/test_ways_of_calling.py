@@ -106,3 +106,38 @@ def test_a_list_that_is_changed_in_place_is_a_list() -> None:
     assert small.conv.out_channels == 4
     shorter = x[:, :, :1]
     torch.testing.assert_close(small(shorter), gated(shorter), rtol=1e-10, atol=1e-10)
+
+
+class TensorOfASize(nn.Module):
+    """Divides by the root of a size, as RAFT and attention by hand do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.scale = Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scale(torch.relu(self.first(x)))
+        height, width = x.shape[1:]
+        return self.second(x) / torch.tensor([height, width], dtype=x.dtype).sum()
+
+
+class Scale(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt(torch.tensor(x.shape[-1])) + torch.as_tensor(x.size(1)) * x
+
+
+def test_a_tensor_may_be_made_of_a_size() -> None:
+    torch.manual_seed(0)
+    net, x = TensorOfASize().double().eval(), torch.randn(3, 5, 6, dtype=torch.float64)
+    gated = al.add_gates(net, x)
+    torch.testing.assert_close(gated(x), net(x), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        width_gates(gated)["first"][:4] = 0.1
+    small = al.compact(gated)
+    assert small.first.out_features == 4
+    for other in (x, x[:, :2], x[:1]):  # the size is no constant
+        torch.testing.assert_close(gated(other), small(other), rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        width_gates(gated)["first"].fill_(0.9)
+    torch.testing.assert_close(gated(x[:, :2]), net(x[:, :2]), rtol=1e-12, atol=1e-12)
