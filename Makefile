@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types layers docs unit demo laws benchmark zoo clean
+.PHONY: help install test lint types layers docs unit demo laws fuzz benchmark zoo clean
 
 help: ## Say what each target does
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ demo: $(STAMP) ## Learn a small network on real data and show the result
 
 laws: $(STAMP) ## Check every law on 10,000 random networks (hours)
 	$(BIN)/python tests/laws/run_thorough.py --examples 10000 --workers $(WORKERS) --out results/laws.md
+
+fuzz: $(STAMP) ## Read 100,000 mutated files and 1,000 hostile ones (minutes)
+	$(BIN)/python -m benchmarks.fuzz_files --out results/fuzz.md
 
 benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their tables
 	$(BIN)/python -m benchmarks.step_cost

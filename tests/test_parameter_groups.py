@@ -16,10 +16,13 @@ from archlearn.gating import depth_gates, width_gates
 OPTIMISERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": torch.optim.SGD,
     "sgd_momentum": lambda groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True),
+}
+ADAPTIVE: dict[str, Callable[[Any], Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
-    "rmsprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.9),
+    "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
+    "rprop": torch.optim.Rprop,
 }
 STRENGTHS = al.Strengths.from_width_cost(1e-2)
 
@@ -68,6 +71,14 @@ def test_options_reach_both_groups_but_momentum_only_the_weights() -> None:
     weights, gates = al.parameter_groups(gated(), lr=0.1, momentum=0.9, foreach=False)
     assert (weights["momentum"], gates["momentum"]) == (0.9, 0.0)
     assert weights["foreach"] is gates["foreach"] is False
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_an_adaptive_optimiser_takes_the_weights_and_refuses_the_gates(name: str) -> None:
+    weights, gates = al.parameter_groups(gated(), lr=0.01)
+    assert ADAPTIVE[name]([weights]).param_groups[0]["params"] == weights["params"]
+    with pytest.raises(al.InputError, match=r"give it archlearn.weights\(model\)"):
+        ADAPTIVE[name]([weights, gates])
 
 
 @each

@@ -18,16 +18,24 @@ if TYPE_CHECKING:
         SurgeryError,
         TracingError,
     )
-    from archlearn.gating import add_gates, clip_gates_, parameter_groups
+    from archlearn.gating import (
+        add_gates,
+        clip_gates_,
+        depth_gates,
+        parameter_groups,
+        weights,
+        width_gates,
+    )
     from archlearn.inspection import inspect
     from archlearn.learning import Learn
+    from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
     from archlearn.penalties import penalty
     from archlearn.storage import load, save
     from archlearn.strengths import Price, Strengths
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compacting import compact
     from archlearn.surgery.planning import Plan, plan
-    from archlearn.tristate import TriState
+    from archlearn.tristate import Gate, TriState
 
 __version__ = "0.1.0"
 
@@ -43,16 +51,24 @@ _HOMES = {
         "SurgeryError",
         "TracingError",
     ),
-    "archlearn.gating": ("add_gates", "clip_gates_", "parameter_groups"),
+    "archlearn.gating": (
+        "add_gates",
+        "clip_gates_",
+        "depth_gates",
+        "parameter_groups",
+        "weights",
+        "width_gates",
+    ),
     "archlearn.inspection": ("inspect",),
     "archlearn.learning": ("Learn",),
+    "archlearn.optim.gate_optimizer": ("GateOptimizer", "GateSchedule"),
     "archlearn.penalties": ("penalty",),
     "archlearn.strengths": ("Price", "Strengths"),
     "archlearn.storage": ("load", "save"),
     "archlearn.surgery.architecture": ("Architecture", "read_architecture"),
     "archlearn.surgery.compacting": ("compact",),
     "archlearn.surgery.planning": ("Plan", "plan"),
-    "archlearn.tristate": ("TriState",),
+    "archlearn.tristate": ("Gate", "TriState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -63,7 +79,10 @@ __all__ = [
     "CertificateError",
     "Costs",
     "FileError",
+    "Gate",
     "GateError",
+    "GateOptimizer",
+    "GateSchedule",
     "InputError",
     "Learn",
     "Plan",
@@ -77,6 +96,7 @@ __all__ = [
     "clip_gates_",
     "compact",
     "count_costs",
+    "depth_gates",
     "inspect",
     "load",
     "parameter_groups",
@@ -84,6 +104,8 @@ __all__ = [
     "plan",
     "read_architecture",
     "save",
+    "weights",
+    "width_gates",
 ]
 
 

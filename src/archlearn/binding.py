@@ -3,6 +3,7 @@
 So `isinstance` holds, attributes and methods are there, and no parameter changes its name.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,27 @@ def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> Non
     """
     base = user_class(net)
     net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **{GRAPHS: graphs})
+
+
+def without_graph_module(net: nn.Module) -> nn.Module:
+    """Return a `torch.fx.GraphModule` as an ordinary module with the same parts; others as is.
+
+    A GraphModule makes a class of its own for each copy, with its own graph as `forward`: what is
+    bound to it would be lost. torchvision's feature extractors hold two graphs, one for each mode.
+    """
+    if not isinstance(net, fx.GraphModule):
+        return net
+    graphs = [getattr(net, "eval_graph", net.graph), getattr(net, "train_graph", net.graph)]
+    if str(graphs[0]) == str(graphs[1]):
+        graphs = graphs[:1]
+    name = next(c.__name__ for c in type(net).__mro__ if c.__name__ != "GraphModuleImpl")
+    made = nn.Module()
+    own = vars(fx.GraphModule(nn.Module(), fx.Graph())).keys() - vars(made).keys()
+    for key, value in vars(net).items():
+        if key not in own and not isinstance(value, fx.Graph):
+            vars(made)[key] = value
+    made.__class__ = generate_class(nn.Module, name, [copy.deepcopy(graph) for graph in graphs])
+    return made
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -8,18 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from archlearn.binding import unwrap
 from archlearn.differences import difference, difference_of_numbers
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.draws import cuda_devices
+from archlearn.graphs.outputs import tensors_in
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.watching import Watch
 from archlearn.graphs.weights import untouched
+from archlearn.independence import filled_with_nan, find_shared, noticing_calls
+from archlearn.instance_forward import class_forwards
 from archlearn.modes import evaluating
 from archlearn.precision import exchanging, widen
+from archlearn.stores import GateStore
 from archlearn.trials import Trial, plain_trials, quick_trials
+from archlearn.tristate import TriState
 
 # The largest relative difference that rounding alone explains, by the precision compared in.
 TOLERANCES = {
@@ -100,19 +105,23 @@ def certify(
         CertificateError: If they differ by more than rounding explains.
     """
     inputs = ExampleInputs.of(example_inputs)
+    first, second = unwrap(first), unwrap(second)
+    modules = (*first.modules(), *second.modules())
+    has_gates = any(isinstance(module, GateStore | TriState) for module in modules)
     shrink = math.inf
-    for place, model in (("first", first), ("second", second)):
-        try:
-            with evaluating(model), Watch() as watch:
-                _run(model, inputs)
-            shrink = min(shrink, watch.shrink)
-        except Exception as error:
-            raise InputError(
-                f"the {place} model, {type(model).__name__}, does not run on the example inputs: "
-                f"{first_line(error)}; give inputs that both models take"
-            ) from error
-    comparison = Comparison((first, second), {}, inputs, shrink)
-    return comparison.certify(tolerance)
+    with class_forwards(first, second):
+        for place, model in (("first", first), ("second", second)):
+            try:
+                with evaluating(model), Watch() as watch:
+                    _run(model, inputs)
+                shrink = min(shrink, watch.shrink)
+            except Exception as error:
+                raise InputError(
+                    f"the {place} model, {type(model).__name__}, does not run on the example "
+                    f"inputs: {first_line(error)}; give inputs that both models take"
+                ) from error
+        comparison = Comparison((first, second), {}, inputs, shrink, must_be_apart=has_gates)
+        return comparison.certify(tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ class Comparison:
         is_derived: Whether the second was made from the first, so that the first need not run in
             its own precision, unless the second is far from what it gives in double precision.
         movers: Modules that may change when they are called; they are put back after each call.
+        must_be_apart: Whether neither model may use modules or tensors of the other. A compact
+            model that calls the gated one agrees with it, whatever its own weights are.
     """
 
     models: tuple[nn.Module, nn.Module]
@@ -134,6 +145,7 @@ class Comparison:
     shrink: float
     is_derived: bool = False
     movers: tuple[str, ...] = ("",)
+    must_be_apart: bool = True
 
     def certify(self, tolerance: float | None = None) -> Certificate:
         """Compare the models in evaluation mode, in their own precision and in float64.
@@ -144,6 +156,7 @@ class Comparison:
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
+        self._check_memory()
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**widen(first), **widen(second, self.doubles), **self.doubles}
@@ -179,21 +192,48 @@ class Comparison:
         return found if found and settled else None
 
     def _measure(self, trial: Trial, doubles: Doubles, allowed: float) -> _Gap:
-        first, second = self.models
-        single = trial.inputs.to(_dtype(first), floating_only=True)
+        single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
-            wide_outputs = _run(first, double, self.movers)
+            wide_outputs = self._run(0, double)
             if trial.n_rows is not None and not _go_by_row(wide_outputs, trial.n_rows):
                 raise InputError("there is not one output a row, so rows cannot be left out")
-            wide = difference(wide_outputs, _run(second, double, self.movers))
+            wide = difference(wide_outputs, self._run(1, double))
         if not doubles:
             return _Gap(wide, wide, trial.n_inputs)
-        outputs = _run(second, single, self.movers)
+        outputs = self._run(1, single)
         own = difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
         if not own <= allowed:
-            own = difference_of_numbers(_run(first, single, self.movers), outputs)
+            own = difference_of_numbers(self._run(0, single), outputs)
         return _Gap(own, wide, trial.n_inputs)
+
+    def _run(self, place: int, inputs: ExampleInputs) -> list[Tensor]:
+        """Run one of the models, while the other has no numbers and its modules are watched."""
+        model, other = self.models[place], self.models[1 - place]
+        if not self.must_be_apart:
+            return _run(model, inputs, self.movers)
+        with noticing_calls(other) as called, filled_with_nan(other):
+            outputs = _run(model, inputs, self.movers)
+        if called:
+            raise CertificateError(
+                f"one of the two models, {type(model).__name__}, calls {called[0]!r} of the other, "
+                "so nothing is known of its own weights; something that is not copied holds that "
+                "module, such as a lambda or a hook made from it: remove it, and compact again"
+            )
+        return outputs
+
+    def _check_memory(self) -> None:
+        """Refuse models that share a tensor: changing one would change the other.
+
+        Raises:
+            CertificateError: If they do.
+        """
+        shared = find_shared(*self.models) if self.must_be_apart else ""
+        if shared:
+            raise CertificateError(
+                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
+                "itself; compare the gated model with the one that compact returned"
+            )
 
 
 def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
@@ -204,8 +244,7 @@ def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",
             torch.cuda.default_generators[device].manual_seed(0)
         given = inputs.copy()
         out = model(*given.args, **given.kwargs)
-    leaves = tree_leaves(out)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors_in(out)
 
 
 def _go_by_row(outputs: list[Tensor], n_rows: int) -> bool:

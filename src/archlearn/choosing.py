@@ -9,12 +9,18 @@ from torch import Tensor, fx, nn
 
 from archlearn.choices import Choice as Choice
 from archlearn.errors import InputError
-from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint, draw_blueprint
+from archlearn.graphs.blueprint import (
+    NO_CHANNELS,
+    NO_GRADIENT,
+    NOT_ASKED,
+    Blueprint,
+    draw_blueprint,
+)
 from archlearn.graphs.ledger import Reason
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.links import Link, find_link, join_links
 from archlearn.graphs.lookups import find_module
-from archlearn.graphs.sites import Site
+from archlearn.graphs.sites import Site, find_trained
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.learning import Learn
 from archlearn.tristate import TriState
@@ -57,7 +63,7 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
         module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
-    blueprint = draw_blueprint(net, inputs, has_gates)
+    blueprint = draw_blueprint(net, inputs, has_gates, trained_only=False)
     links, no_link = _find_links(net, blueprint, has_depth)
     return Choice(blueprint, links, no_link, _find_rows(net, blueprint))
 
@@ -134,6 +140,7 @@ def _find_links(
     net: nn.Module, blueprint: Blueprint, wanted: Callable[[Site], bool]
 ) -> tuple[dict[str, Link], dict[str, Reason]]:
     found: dict[str, dict[int, Link | str]] = {}
+    trained = find_trained(blueprint.graphs[-1])
     for place, graph in enumerate(blueprint.graphs):
         for site in blueprint.sites[place]:
             link = (
@@ -147,6 +154,8 @@ def _find_links(
                 and not _fits_norm(graph, net, blueprint, link)
             ):
                 link = "its BatchNorm does not normalise the layer's features"
+            if place == len(blueprint.graphs) - 1 and site.node not in trained:
+                link = NO_GRADIENT.text
             found.setdefault(site.name, {})[place] = link
     links: dict[str, Link] = {}
     reasons: dict[str, Reason] = {}
@@ -184,16 +193,14 @@ def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor]
 
 
 def _nothing(choice: Choice, net: nn.Module) -> str:
-    sites = choice.blueprint.sites[0]
+    sites, opaque = choice.blueprint.sites[0], choice.blueprint.traces.opaque
+    inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
     if not sites:
-        opaque = choice.blueprint.traces.opaque
-        inside = [f"\n  {name} was not looked into: {why}" for name, why in opaque.items()]
-        return (
-            f"nothing can be learnt in {type(net).__name__}: it calls no activation that archlearn "
-            "knows; use ReLU, GELU, SiLU or the like as modules or functions" + "".join(inside)
-        )
+        fix = "" if inside else "; use ReLU, GELU, SiLU or the like as modules or functions"
+        what = f"it calls no activation that archlearn knows{fix}"
+        return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
     lines = []
     for site in sites[:10]:
         reason = choice.width_reason(0, site) or NO_CHANNELS
         lines.append(f"  {site.name} ({site.activation}): {reason.text}; {reason.fix}")
-    return f"nothing can be learnt in {type(net).__name__}:\n" + "\n".join(lines)
+    return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])

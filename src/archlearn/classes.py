@@ -3,11 +3,13 @@
 import copyreg
 import functools
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any, cast
 
 from torch import fx, nn
 
 from archlearn.errors import InputError
+from archlearn.graphs.inputs import DEFAULT, check_argument
 from archlearn.packing import Packed, compile_graph, pack_graph, unpack_graph
 
 GRAPHS = "_archlearn_graphs"
@@ -27,11 +29,32 @@ def generate_class(
         attributes: Further attributes of the class.
     """
     runs = [compile_graph(graph) for graph in graphs]
+    if GRAPHS in attributes:
+        cast(Any, runs[0]).__signature__ = _signature(graphs[0])
     recipe = (base, name, tuple(graphs), attributes)
     namespace = {"__module__": base.__module__, _RECIPE: recipe, **attributes, "forward": runs[0]}
     if len(runs) > 1:
         namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
     return _metaclass(type(base))(name, (base,), namespace)
+
+
+def _signature(graph: fx.Graph) -> Signature:
+    """Return the arguments that may differ from call to call.
+
+    An argument that must have its default is left out: `generate` and `Trainer` of transformers
+    give to a model whatever its signature names. Labels are not, or they would drop them unseen.
+    """
+    shown = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    for node in graph.find_nodes(op="placeholder"):
+        name, default = str(node.target), node.args[0] if node.args else Parameter.empty
+        checks = [user.args for user in node.users if user.target is check_argument]
+        is_hidden = any(bool(node.args) and args[1] in (default, DEFAULT) for args in checks)
+        if name.startswith("**") or (is_hidden and "label" not in name):
+            kind = Parameter.KEYWORD_ONLY
+        else:
+            shown.append(Parameter(name, kind, default=default))
+    return Signature(shown)
 
 
 def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:

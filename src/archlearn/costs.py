@@ -15,6 +15,7 @@ from archlearn.graphs.remnants import restoring
 from archlearn.graphs.tracing import ExampleInputs
 from archlearn.graphs.transformers import unfused
 from archlearn.graphs.weights import movers, untouched
+from archlearn.instance_forward import class_forwards
 from archlearn.modes import evaluating
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.stores import STORE, GateStore, find_store
@@ -46,7 +47,8 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
     """
     check_made(model)
     inputs = known_inputs(model, example_inputs)
-    return Costs(count_parameters(model), count_multiply_adds(model, inputs))
+    with class_forwards(model):
+        return Costs(count_parameters(model), count_multiply_adds(model, inputs))
 
 
 def count_parameters(model: nn.Module) -> int:

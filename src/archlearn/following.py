@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.binding import is_bound
+from archlearn.binding import is_bound, without_graph_module
 from archlearn.choosing import Choice, choose
 from archlearn.copies import copy_model
 from archlearn.errors import ArchlearnError, TracingError
 from archlearn.graphs.contexts import frozen
 from archlearn.graphs.draws import putting_back
+from archlearn.graphs.huggingface import disable_caches_, with_attention_mask
 from archlearn.graphs.rehearsals import rehearse
 from archlearn.graphs.tracing import ExampleInputs, Leaf
 from archlearn.graphs.transformers import BLOCKS, has_blocks
 from archlearn.graphs.weights import put_weights_back_
+from archlearn.independence import noticing_calls
+from archlearn.instance_forward import remove_wrapper_
 from archlearn.learning import Learn
 
 # Shares of the parameters from which on a part is named, and from which on anything is said.
@@ -42,6 +45,7 @@ def follow_copy(
         InputError: As `choose` does, or if the model does not run on the inputs.
         TracingError: If its calls cannot be followed.
     """
+    inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _rehearse_with_blocks(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError as error:
@@ -77,10 +81,20 @@ def _rehearse(
     *,
     must_learn: bool,
 ) -> tuple[nn.Module, Choice]:
-    copied = copy_model(net)
+    copied = copy_model(without_graph_module(net))
+    for module in copied.modules():
+        remove_wrapper_(module)
+    disable_caches_(copied)
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
-        rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)
+        with noticing_calls(net) as called:
+            rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)
+        if called:
+            raise TracingError(
+                f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
+                "something that is not copied holds it, such as a lambda or a hook made from it; "
+                "let that use the module that it is called with (self), or remove it"
+            )
         put_weights_back_(copied, net, choice.blueprint.traces)
     return copied, choice
 

@@ -30,6 +30,23 @@ from archlearn.wishes import (
 )
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
+_ADAPTIVE = ("eps", "betas", "etas")
+"""Settings of optimisers that divide a gradient by its own size: Adam, RMSprop, Lion, Rprop."""
+
+
+class _GateGroup(dict[str, Any]):
+    """A group of parameters that an adaptive optimiser refuses to take."""
+
+    def setdefault(self, key: str, default: Any = None, /) -> Any:
+        """Give a setting its default, as `torch.optim.Optimizer` does when it takes a group."""
+        if key in _ADAPTIVE:
+            raise InputError(
+                "an optimiser such as Adam moves every gate by its whole rate at each step, "
+                "however weak the force, and closes nearly all; give it archlearn.weights(model), "
+                "and learn the gates by archlearn.GateOptimizer, or by torch.optim.SGD on the "
+                "second group"
+            )
+        return super().setdefault(key, default)
 
 
 @torch.inference_mode(False)
@@ -130,8 +147,8 @@ def parameter_groups(
     flip back within a step or two, and momentum would carry it past.
 
     An adaptive optimiser (Adam) divides each gradient by its own size, so a gate would move by its
-    rate at every step, however weak the force, and strengths would mean little. Give it the first
-    group, and the second one to `torch.optim.SGD`.
+    rate at every step, however weak the force: it refuses the second group. Give it the first one,
+    and the second to `torch.optim.SGD`; or learn the gates by `GateOptimizer`.
 
     Args:
         model: A model with gates.
@@ -143,15 +160,23 @@ def parameter_groups(
     if "params" in options:
         raise InputError("'params' are the weights and the gates; give other options only")
     check_rates(lr=lr, gate_lr=gate_lr, weight_decay=weight_decay)
-    gates = _all_gates(model)
-    known = {id(gate) for gate in gates}
-    weights = [p for p in model.parameters() if id(p) not in known]
     rate = 15 * lr if gate_lr is None else gate_lr
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
-        {"params": weights, "lr": lr, **decay, **options},
-        {"params": gates, "lr": rate, "weight_decay": 0.0, **options, **_NO_MOMENTUM},
+        {"params": weights(model), "lr": lr, **decay, **options},
+        _GateGroup(
+            {"params": _all_gates(model), "lr": rate, "weight_decay": 0.0} | options | _NO_MOMENTUM
+        ),
     ]
+
+
+def weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return all parameters of a model but its gates, for any optimiser.
+
+    Gates learn by `GateOptimizer`.
+    """
+    known = {id(gate) for gate in _all_gates(model)}
+    return [p for p in model.parameters() if id(p) not in known]
 
 
 def find_holders(model: nn.Module) -> list[GateStore | TriState]:

@@ -11,6 +11,7 @@ from archlearn.costs import known_inputs
 from archlearn.following import follow_copy
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import Leaf
+from archlearn.instance_forward import check_forwards
 from archlearn.stores import find_store
 from archlearn.tristate import TriState
 from archlearn.wishes import check_leaves, check_rows
@@ -94,6 +95,7 @@ def inspect(
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(choose_by_hand(model, inputs))
+    check_forwards(model, "inspect")
     marked = check_leaves(model, leaves)
     _, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
     return _inspect(choice)

@@ -28,6 +28,8 @@ class GateStore(nn.Module):
         n_width: The number of width gates.
         depth: The depth gates, a parameter for each site.
         kept_prices: What the last penalty found, and the next one need not find again.
+        budget: What the compact model may cost, where a `GateOptimizer` was told.
+        n_loads: How often a `state_dict` was loaded.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -65,6 +67,8 @@ class GateStore(nn.Module):
         self.n_width = int(sizes.sum())
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
+        self.budget: dict[str, float] | None = None
+        self.n_loads = 0
         self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
@@ -103,6 +107,7 @@ class GateStore(nn.Module):
     def refill_(self) -> None:
         """Put back what `to_empty` may have lost and no `state_dict` holds."""
         self.kept_prices = None
+        self.n_loads += 1
         for name, numbers in self._kept.items():
             buffer: Tensor = getattr(self, name)
             if not buffer.is_meta:

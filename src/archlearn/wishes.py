@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from archlearn.binding import unwrap
 from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.graphs.tracing import ExampleInputs, Leaf
+from archlearn.instance_forward import check_forwards
 from archlearn.stores import find_store
 from archlearn.tristate import TriState
 
@@ -29,6 +30,7 @@ def check_net(net: Any) -> None:
             f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
             "before torch.compile or DDP, and wrap the gated copy"
         )
+    check_forwards(net, "add_gates", may_be_wrapped=False)
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")
 

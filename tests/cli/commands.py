@@ -1,6 +1,7 @@
 """Commands run as a user runs them: in a process of their own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from archlearn.training.recording import METRICS, read_lines
 
@@ -84,6 +87,19 @@ def run(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     with start(arguments, folder) as process:
         output, _ = process.communicate(timeout=120)
     return process.returncode, output
+
+
+def on_small_disk(size: str, mode: str, folder: Path) -> list[str]:
+    """Return the words before a command that give it a file system of its own at a folder.
+
+    Only the command sees it; it needs no rights but those to make a namespace.
+    """
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o {mode},size={size} none "$0" && exec "$@"'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(folder)]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
+        pytest.skip("this machine lets nobody mount a file system of his own")
+    return words
 
 
 def assert_refused(arguments: str, answer: str, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Two processes learn what one learns with the same global batch."""
+"""Two processes learn what one learns by the same command, also where a batch is odd."""
 
 import socket
 import sys
@@ -19,9 +19,7 @@ LEARN = [
     "--data",
     "digits",
     "--limit",
-    "600",
-    "--batch-size",
-    "60",
+    "610",
     "--epochs",
     "12",
     "--accelerator",

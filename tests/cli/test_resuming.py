@@ -27,6 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_network(folder)
     code, output = run([*LEARN, "--out", "a"], folder)
     assert code == 0, output
+    (folder / "a" / "said.txt").write_text(output)
     return folder / "a"
 
 
@@ -60,7 +61,7 @@ def test_killed_twice_and_resumed_is_identical(whole: Path, tmp_path: Path) -> N
     assert not (tmp_path / "a" / SUMMARY).exists()
     code, output = run(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
-    assert "resumed after epoch" in output
+    assert "resumed at step" in output
     assert_identical(whole, tmp_path / "a")
     summary = json.loads((tmp_path / "a" / SUMMARY).read_text())
     assert summary["resumed"] >= 1
@@ -79,9 +80,15 @@ def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_p
     found = read_checkpoint(tmp_path / "a")
     assert found is not None
     assert 90 <= found[0].step < 300
-    code, output = run(["learn", "--resume", "a"], tmp_path)
-    assert code == 0, output
+    code, again = run(["learn", "--resume", "a"], tmp_path)
+    assert code == 0, again
     assert_identical(whole, tmp_path / "a")
+    lines = again.splitlines()
+    said = (whole / "said.txt").read_text().splitlines()
+    assert lines[:2] == said[:2]  # the network at the start, and not half-way with its parameters
+    where = f"resumed at step {found[0].step} of 300, after epoch {found[0].epoch} of 30"
+    assert lines[2] == where
+    assert "projected –" not in again
 
 
 def test_killed_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:

@@ -57,21 +57,20 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_broken_image_is_named_and_taking_it_out_lets_the_run_go_on(
+def test_broken_image_is_named_and_skipping_it_lets_the_same_command_go_on(
     photos: Path, tmp_path: Path
 ) -> None:
     learn = "learn --model mlp:8 --data folder:photos:8 --epochs 5 --no-report --out a"
     code, output = run(learn.split(), tmp_path)
     assert code == 1, output
     assert "dogs/7.png is broken" in output
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    code, output = run(["learn", "--resume", "b", "--skip-broken"], tmp_path)
+    code, output = run([*learn.split(), "--skip-broken"], tmp_path)
     assert code == 0, output
     assert "dogs/7.png is broken" in output
     (photos / "dogs" / "7.png").unlink()
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run([*learn.split()[:-1], "b"], tmp_path)
     assert code == 0, output
-    assert (tmp_path / "a" / SUMMARY).exists()
+    assert (tmp_path / "b" / SUMMARY).exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import archlearn as al
 
 X = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
 DRAWS: list[Callable[[], float]] = [
-    lambda: torch.rand(()).item(),
+    lambda: torch.empty(()).uniform_().item(),
     random.random,
     lambda: float(np.random.rand()),
 ]
@@ -38,6 +38,24 @@ def test_a_part_that_draws_is_called_as_it_is(draw: Callable[[], float]) -> None
     model = al.add_gates(net, X)
     assert not torch.equal(model(X), model(X))
     assert "random" in al.inspect(net, X).opaque["0"]
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), lambda: torch.randn(5)])
+def test_numbers_that_torch_draws_are_drawn_anew_at_each_call(draw: Callable[[], float]) -> None:
+    net = nn.Sequential(Jittered(draw), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)).train()
+    model = al.add_gates(net, X)
+    assert not al.inspect(net, X).opaque
+    assert not torch.equal(model(X), model(X))
+    torch.manual_seed(1)
+    meant = net(X)
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(X), meant)
+
+
+def test_a_number_that_becomes_one_of_pythons_makes_a_leaf() -> None:
+    net = nn.Sequential(Jittered(lambda: float(torch.rand(()))), nn.Linear(5, 6), nn.ReLU())
+    net.append(nn.Linear(6, 2))
+    assert "draws random numbers" in al.inspect(net, X).opaque["0"]
 
 
 def test_a_model_that_draws_itself_is_refused() -> None:

@@ -72,7 +72,7 @@ class ByAnotherPool(Pooling):
         (ByExactType, "gives 'first' other numbers to read"),
         (ByExactTypeInTraining, "gives 'first' other numbers to read"),
         (ByAnotherNorm, "calls 'norm' where forward calls 'other'"),
-        (ByResult, "returns something else"),
+        (ByResult, "returns Tensor where forward returns tuple"),
     ],
 )
 def test_a_trace_that_does_something_else_is_refused(kind: type[nn.Module], what: str) -> None:
@@ -115,7 +115,7 @@ def test_a_model_without_numbers_is_refused() -> None:
 def test_a_forward_of_the_instance_is_noticed() -> None:
     net = ByDropout()
     net.forward = types.MethodType(lambda self, x: self.both(x) * 2, net)
-    with pytest.raises(al.TracingError, match="returns something else"):
+    with pytest.raises(al.InputError, match=r"model\.forward was put on the instance"):
         al.add_gates(net, X)
 
 

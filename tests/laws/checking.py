@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
+from archlearn.gates import open_flat
+from archlearn.gating import depth_gates, find_holders, width_gates
+from archlearn.optim.cost_function import CostFunction
+from archlearn.stores import find_store
 from tests.laws.networks import build, inputs_of
 from tests.laws.programs import Gates, Program
 
@@ -199,6 +202,46 @@ def check_penalty(program: Program, gates: Gates) -> None:
     check_gradient(gated, strengths, numbers)
 
 
+def check_training(program: Program, gates: Gates) -> None:
+    """Every gate has a part in what a network computes in training mode."""
+    gated = gate_and_set(program, gates).train()
+    if is_trainable(build(program).train(), fresh(program)):
+        check_all_learn(gated, fresh(program))
+    else:
+        reject()
+
+
+def is_trainable(net: nn.Module, x: Tensor) -> bool:
+    """Return whether gradients can be had; not if a result that they need is changed in place."""
+    try:
+        sum_outputs(net, x).backward()
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        return False
+    return True
+
+
+def sum_outputs(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the sum of all numbers that a network gives."""
+    return torch.stack([out.sum() for out in pytree.tree_leaves(net(x.clone()))]).sum()
+
+
+def check_all_learn(gated: nn.Module, x: Tensor) -> None:
+    """Check that gradients of what a network gives lead to each of its gates as they act."""
+    acting: list[Tensor] = []
+
+    def cut(_: nn.Module, __: object, gates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        acting[:] = [gate.detach().requires_grad_() for gate in gates]
+        return tuple(acting)
+
+    handle = find_holders(gated)[0].register_forward_hook(cut)
+    total = sum_outputs(gated, x)
+    handle.remove()
+    gradients = torch.autograd.grad(total, acting, allow_unused=True)
+    assert all(gradient is not None for gradient in gradients), "a gate does not learn"
+
+
 def check_gradient(
     gated: nn.Module, strengths: al.Strengths, numbers: list[nn.Parameter], shift: float = 0.0
 ) -> None:
@@ -209,3 +252,17 @@ def check_gradient(
         return total + shift * sum(number.detach().sum() for number in numbers)
 
     assert torch.autograd.gradcheck(price, tuple(numbers), fast_mode=True)
+
+
+def check_device_costs(program: Program, gates: Gates) -> None:
+    """The cost function of the gate optimiser says what the plan says, and what a channel costs."""
+    gated = gate_and_set(program, gates)
+    store = find_store(gated)
+    assert store is not None
+    cost = CostFunction(gated, store.choice)
+    flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
+    is_open = open_flat(flat[: store.n_width], store.rows).double()
+    is_linear = (flat[store.n_width :] >= 0.5).double()
+    found = cost(is_open[None], is_linear[None])[0].tolist()
+    after = al.plan(gated).after
+    assert found == [after.parameters, after.multiply_adds]

@@ -45,6 +45,7 @@ ON_NETWORKS: dict[str, Callable[..., None]] = {
     "open": checking.check_open,
     "states": checking.check_states,
     "penalty": checking.check_penalty,
+    "training": checking.check_training,
 }
 ON_CHAINS: dict[str, Callable[..., None]] = {
     "merge": chains.check_merge,

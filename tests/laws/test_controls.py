@@ -189,6 +189,18 @@ def test_a_gradient_that_misses_a_term_is_seen(gated: nn.Module) -> None:
         checking.check_gradient(gated, strengths, numbers, shift=1e-3)
 
 
+def test_gates_that_training_passes_by_are_seen() -> None:
+    gated, x = checking.gate(PROGRAM).train(), checking.fresh(PROGRAM)
+    checking.check_all_learn(gated, x)
+    outputs = gated(x)
+    layer = gated.get_submodule("blocks.0.0")
+    layer.register_forward_hook(lambda *given: given[2].detach())
+    checking.check_all_learn(gated, x)  # its own gates are behind it
+    gated.register_forward_hook(lambda *_: outputs)
+    with pytest.raises(AssertionError, match="does not learn"):
+        checking.check_all_learn(gated, x)
+
+
 def test_a_merge_in_the_wrong_order_is_seen() -> None:
     first, second, third = chains.build_chain(CHAIN)
     x = chains.inputs_of(CHAIN)

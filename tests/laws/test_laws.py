@@ -60,6 +60,16 @@ def test_penalty_has_the_gradient_of_its_value(program: Program, gates: Gates) -
     checking.check_penalty(program, gates)
 
 
+@given(program=NETWORKS, gates=gates)
+def test_cost_on_the_device_is_the_cost_of_the_plan(program: Program, gates: Gates) -> None:
+    checking.check_device_costs(program, gates)
+
+
+@given(program=NETWORKS, gates=gates)
+def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> None:
+    checking.check_training(program, gates)
+
+
 @given(chain=chains.CHAINS)
 def test_merged_layer_computes_what_the_pair_computed(chain: chains.Chain) -> None:
     chains.check_merge(chain)

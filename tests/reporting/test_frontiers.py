@@ -37,13 +37,22 @@ def test_runs_on_other_data_stand_apart_and_keep_their_numbers(tmp_path: Path) -
         replace(LENET, score=0.99, costs=((431080, 1), (5000, 1))),
     ]
     folders = [write_run(tmp_path / str(n), story) for n, story in enumerate(stories)]
-    mnist, diabetes = read_frontiers([read_run(folder) for folder in folders])
+    runs = [read_run(folder) for folder in folders]
+    mnist, diabetes = read_frontiers(runs)
     assert [(p.number, p.parameters, p.score) for p in mnist.points] == [
-        (1, 19115, 0.9932),
-        (3, 5000, 0.99),
+        (1, 19115, runs[0].validation_score),
+        (3, 5000, runs[2].validation_score),
     ]
     assert [p.number for p in mnist.best] == [3, 1]
     assert (diabetes.data, diabetes.lower_is_better) == ("diabetes", True)
+
+
+def test_the_best_run_is_chosen_on_validation_data(tmp_path: Path) -> None:
+    """The second run is better on test data by chance alone."""
+    lucky = replace(LENET, score=0.98, test_score=0.999)
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lucky)]
+    (frontier,) = read_frontiers([read_run(folder) for folder in folders])
+    assert [p.number for p in frontier.best] == [1]
 
 
 def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:

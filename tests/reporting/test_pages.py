@@ -188,6 +188,19 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert "c: This run is unfinished" in page.text
 
 
+def test_runs_are_compared_on_validation_data_and_the_page_says_so(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / "a", replace(LENET, score=0.97, test_score=0.96)),
+        write_run(tmp_path / "b", replace(LENET, score=0.95, test_score=0.98)),
+    ]
+    page = report(runs)
+    assert "Run Validation accuracy Test accuracy" in page.text
+    for shown in ("96.88 % 96.00 %", "94.88 % 98.00 %"):
+        assert shown in page.text
+    assert "the best of them chosen, on validation data" in page.text
+    assert "no other run is both smaller and better on validation data" in page.text
+
+
 def test_what_a_run_is_called_cannot_become_markup(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>&$x"
     story = replace(

@@ -98,7 +98,7 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
     ),
     "nested argument": (
         lambda d: node(d, "call_module").update(args=[deep(100)]),
-        "nested more than 32 deep",
+        r"33 levels of nested arguments, more than the 32 .*\(MAX_NESTING",
     ),
     "unknown argument": (
         lambda d: node(d, "call_module").update(args=[{"pickle": "gASV"}]),

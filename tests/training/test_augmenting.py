@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn.training import evaluating
@@ -69,6 +70,30 @@ def test_windows_lie_within_the_image_and_differ() -> None:
     assert shift.std(0).min() > 0.05
     share = (drawn[:, 0, 0] < 0).float().mean()
     assert 0.4 < share < 0.6
+
+
+def test_padded_crop_moves_by_whole_pixels_and_shows_zeros_beyond_the_border() -> None:
+    torch.manual_seed(0)
+    side, most = 16, 2
+    originals = images(400, side) + 5.0
+    seen = Framing(augment="pad-crop-flip").varied(originals)
+    padded = F.pad(originals, (most, most, most, most))
+    found: set[tuple[int, int, bool]] = set()
+    for number in range(len(originals)):
+        matches = [
+            (down, across, turned)
+            for down in range(2 * most + 1)
+            for across in range(2 * most + 1)
+            for turned in (False, True)
+            if torch.allclose(
+                seen[number].flip(2) if turned else seen[number],
+                padded[number, :, down : down + side, across : across + side],
+                atol=1e-4,
+            )
+        ]
+        assert len(matches) == 1
+        found.update(matches)
+    assert len(found) == 2 * (2 * most + 1) ** 2, "every place and both directions are drawn"
 
 
 @pytest.mark.parametrize("augment", ["flip", "crop"])

@@ -1,5 +1,6 @@
 """A checkpoint is whole or it is not loaded."""
 
+import json
 import os
 import random
 import subprocess
@@ -19,12 +20,15 @@ from archlearn.training.checkpoints import (
     write_checkpoint,
 )
 from archlearn.training.errors import CheckpointError
+from archlearn.training.optimising import Optimisers
 from archlearn.training.randomness import (
     capture_random_states,
     order_of_epoch,
     restore_random_states,
     seed_everything,
 )
+from archlearn.training.states import restore_random, restore_tensors_
+from benchmarks.hostile_files import build_checkpoint, nest
 
 
 def write_two(folder: Path) -> None:
@@ -170,3 +174,44 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert found[0].epoch == 2
     assert {file.name for file in tmp_path.iterdir()} == {LATEST, PREVIOUS}
     assert os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        nest(100_000),
+        '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "[1]",
+        json.dumps({"epoch": "1"}),
+        json.dumps({"epoch": -1}),
+        json.dumps({"epoch": True}),
+        json.dumps({"step": 2**70}),
+        json.dumps({"epoch": 1, "more": 1}),
+        json.dumps({"command": "a" * 2**22}),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_hostile_position_whose_digest_fits_is_refused(tmp_path: Path, position: str) -> None:
+    (tmp_path / LATEST).write_bytes(build_checkpoint(position).content)
+    with pytest.raises(CheckpointError, match=r"is torn \(it has no position\)"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_with_an_impossible_shape_is_refused(tmp_path: Path) -> None:
+    (tmp_path / LATEST).write_bytes(build_checkpoint("{}", (0, 2**62, 2**62)).content)
+    with pytest.raises(CheckpointError, match=r"is torn .*MAX_ELEMENTS"):
+        read_checkpoint(tmp_path)
+
+
+def test_states_that_fit_no_generator_or_optimiser_are_refused() -> None:
+    tensors = {"random/0/torch": torch.zeros(3)}
+    with pytest.raises(CheckpointError, match="random states cannot be restored"):
+        restore_random(tensors, 0)
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimisers: Optimisers = (torch.optim.SGD(model.parameters(), momentum=0.9),)
+    tensors = {
+        "model/weight": torch.zeros(1, 2),
+        "optimiser/weight/momentum_buffer": torch.zeros(5),
+    }
+    with pytest.raises(CheckpointError, match=r"momentum_buffer' of shape \(5,\) .*\(1, 2\)"):
+        restore_tensors_(tensors, model, optimisers)

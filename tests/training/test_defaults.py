@@ -82,9 +82,12 @@ def test_rate_follows_the_batch_up_to_a_large_one(batch: int, rate: float) -> No
     assert settings.optimiser.learning_rate == pytest.approx(rate)
 
 
-def test_batch_is_a_multiple_of_the_parts() -> None:
-    settings = derive_sizes(RunSettings(), 55_000, 4)
-    assert settings.batch_size == 124
+def test_batch_is_the_same_for_any_number_of_processes() -> None:
+    assert [derive_sizes(RunSettings(), 55_000, n).batch_size for n in (1, 4, 300)] == [
+        125,
+        125,
+        300,
+    ]
 
 
 def test_rates_warm_up_fall_to_zero_and_gates_stand_still_at_both_ends() -> None:

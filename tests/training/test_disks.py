@@ -12,10 +12,12 @@ from safetensors.torch import save_file
 from archlearn.cli.targets import writing
 from archlearn.training.disks import explaining_full_disks
 from archlearn.training.errors import RunStoppedError, SettingsError
+from archlearn.training.recording import CONFIG
 
 
 @pytest.mark.parametrize("number", [28, 122])
 def test_full_disks_are_explained_for_files_of_tensors_too(number: int, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).touch()
     text = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
     for error in (OSError(number, os.strerror(number)), SafetensorError(text)):
         with (

@@ -45,6 +45,10 @@ def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
         ('[gates]\nlearn = "widht"', "did you mean 'width'"),
         ("gates = 3", "'gates' is a table"),
         ("epochs = ", "run.toml is not TOML"),
+        ("epochs = " + "1" * 5000, "run.toml is not TOML"),
+        ("epochs = " + "[" * 5000 + "]" * 5000, "run.toml is no settings file: it is nested too"),
+        ("[gates]\nleave = 3", "'gates.leave' must be a list of texts, but 3 was given"),
+        ("[strengths]\nwidth_cost = 1" + "0" * 400, "'strengths.width_cost' must be a number"),
     ],
 )
 def test_wrong_values_are_refused(text: str, complaint: str) -> None:
@@ -79,3 +83,19 @@ def test_a_resumed_run_must_keep_what_is_fixed() -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nothing.toml: No such .*; give a TOML file"):
         read_settings(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"seed = 1 # \xe9", r"run.toml are not UTF-8 \(byte 11 is 0xe9\); save them as UTF-8"),
+        ("seed = 1".encode("utf-16"), r"run.toml are not UTF-8 \(byte 0 is 0xff\)"),
+        (b"#" * 2**21, r"more than 1,048,576 bytes \(MAX_CONFIG_BYTES"),
+    ],
+)
+def test_files_that_hold_no_settings_are_named(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "run.toml").write_bytes(content)
+    with pytest.raises(SettingsError, match=complaint):
+        read_settings(tmp_path / "run.toml")

@@ -94,9 +94,9 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
     assert some.test_loss == whole.test_loss
 
 
-def test_learn_refuses_to_go_unwatched(tmp_path) -> None:
-    with pytest.raises(SettingsError, match="watched on its validation part"):
-        learn(settings(validation=0.0), tmp_path / "run")
+def test_team_normalises_as_asked() -> None:
+    with pytest.raises(SettingsError, match="images of three colours"):
+        train_team([Run(row="a", settings=settings(normalise="imagenet"))])
 
 
 def test_only_the_first_classes_are_kept() -> None:

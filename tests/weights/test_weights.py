@@ -1,6 +1,7 @@
 """Weights of other programs: what is read is what was written, and nothing else is believed."""
 
 import pickle
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,11 +16,22 @@ import archlearn as al
 from archlearn.errors import ArchlearnError, FileError, InputError
 from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.choosing import build_network
 from archlearn.weights.caffemodel import read_caffemodel
 from archlearn.weights.conventions import Pretrained, from_caffe
 from archlearn.weights.loading import read_pretrained, with_weights
+from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models
-from tests.weights.caffe_files import Form, as_caffe_has_them, blob, content, layer, network, varint
+from tests.weights.caffe_files import (
+    Form,
+    as_caffe_has_them,
+    blob,
+    content,
+    layer,
+    network,
+    number,
+    varint,
+)
 
 SMALL = Sizes(side=67, n_outputs=5, factor=1 / 48)
 
@@ -210,3 +222,113 @@ def test_weights_of_another_network_are_refused() -> None:
     wider = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 24))
     with pytest.raises(InputError, match=r"'conv1.weight' has the shape \(2, 3, 11, 11\)"):
         with_weights(wider, Pretrained(state=state), 5)
+
+
+def test_weights_without_counters_of_batches_fit(tmp_path: Path) -> None:
+    net = build_network("resnet20:0.25", (3, 8, 8), 10)
+    state = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+    safetensors.torch.save_file(state, tmp_path / "old.safetensors")
+    read = read_pretrained(tmp_path / "old.safetensors")
+    assert isinstance(read, Pretrained)
+    made = with_weights(build_network("resnet20:0.25", (3, 8, 8), 10), read, 10)
+    assert torch.equal(made.get_parameter("layer3.2.conv2.weight"), state["layer3.2.conv2.weight"])
+    del state["bn1.running_var"]
+    with pytest.raises(InputError, match=r"the file lacks 'bn1.running_var' \(1 names differ\)"):
+        with_weights(net, Pretrained(state=state), 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 1000])
+def test_rows_of_values_that_are_not_packed_are_read_whole(
+    tmp_path: Path, n: int, dtype: torch.dtype
+) -> None:
+    values = torch.randn(n, dtype=dtype)
+    tag = varint(5 << 3 | 5) if dtype == torch.float32 else varint(8 << 3 | 1)
+    lines = [tag + value.numpy().tobytes() for value in values]
+    middle = n // 2
+    # Another field stands in between, and a gradient, which is not read, looks like the values.
+    gradient = b"".join(varint(6 << 3 | 5) + bytes(4) for _ in range(n))
+    body = b"".join([*lines[:middle], number(20, 3), *lines[middle:], gradient])
+    shape = content(7, content(1, varint(n)))
+    path = write(tmp_path / "net.caffemodel", layer("fc", [shape + body], "new"))
+    assert torch.equal(read_caffemodel(path)["fc"][0], values)
+
+
+def test_two_million_values_that_are_not_packed_are_a_handful_of_fields(tmp_path: Path) -> None:
+    tag = varint(5 << 3 | 5)
+    shape = content(7, content(1, varint(2_000_000)))
+    body = shape + (tag + b"\0\0\x80\x3f") * 2_000_000
+    path = write(tmp_path / "net.caffemodel", layer("fc", [body], "new"))
+    assert torch.equal(read_caffemodel(path)["fc"][0], torch.ones(2_000_000))
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (number(9, 0) * 250_001, r"250,001 fields, more than the 250,000 .*\(MAX_FIELDS"),
+        (
+            layer("a", [content(7, content(1, b"\1" * 1000))], "new"),
+            "its field 1 has more than 8 numbers",
+        ),
+    ],
+)
+def test_caffe_models_beyond_a_limit_are_refused(
+    tmp_path: Path, body: bytes, complaint: str
+) -> None:
+    with pytest.raises(FileError, match=complaint):
+        read_caffemodel(write(tmp_path / "net.caffemodel", body))
+
+
+def test_an_archive_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(100_000)}, tmp_path / "plain.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as old,
+        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    with pytest.raises(FileError, match=r"bytes unpack to 40\d,\d+; write it anew"):
+        read_pretrained(tmp_path / "small.pth")
+
+
+def test_a_state_dict_with_an_impossible_shape_is_refused(tmp_path: Path) -> None:
+    body = build_safetensors([("a", "F32", (0, 2**62, 2**62), 0)], {})
+    with pytest.raises(FileError, match=r"cannot start from .*MAX_ELEMENTS"):
+        read_pretrained(write(tmp_path / "a.safetensors", body))
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model", None])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module._orig_mod."])
+def test_what_training_scripts_save_fits(tmp_path: Path, key: str | None, prefix: str) -> None:
+    net = caffenet(0)
+    state = {f"{prefix}{name}": value for name, value in net.state_dict().items()}
+    whole = state if key is None else {key: state, "epoch": 3, "optimizer": {"state": {}}}
+    torch.save(whole, tmp_path / "a.ckpt")
+    read = read_pretrained(tmp_path / "a.ckpt")
+    assert isinstance(read, Pretrained)
+    made = with_weights(caffenet(1), read, SMALL.n_outputs)
+    assert torch.equal(made.fc8.weight, net.fc8.weight)
+
+
+class Wrapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(2, 3)
+
+
+def test_a_network_whose_parts_are_all_in_one_attribute_keeps_its_names(tmp_path: Path) -> None:
+    safetensors.torch.save_file(Wrapping().state_dict(), tmp_path / "a.safetensors")
+    read = read_pretrained(tmp_path / "a.safetensors")
+    assert isinstance(read, Pretrained)
+    made = with_weights(Wrapping(), read, 3)
+    assert torch.equal(made.model.weight, read.state["weight"])
+
+
+def test_missing_and_unexpected_names_are_told() -> None:
+    state = {"weight": torch.ones(2, 2), **{f"more{i}": torch.ones(1) for i in range(7)}}
+    message = (
+        r"the file lacks 'bias' and has besides 'more0', 'more1', 'more2', 'more3', 'more4' and 2 "
+        r"more \(8 names differ\)"
+    )
+    with pytest.raises(InputError, match=message):
+        with_weights(nn.Linear(2, 2), Pretrained(state=state), 2)

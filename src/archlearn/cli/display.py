@@ -15,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
+from archlearn.training.settings import RunSettings
 
 _LONGEST_LINE = 160
+_MOST_NAMES = 4
 
 
 @contextmanager
@@ -53,7 +55,7 @@ class PlainDisplay:
         _write(
             f"epoch {row['epoch']:3d}  loss {number(row['train_loss'])}  {describe_score(row)}  "
             f"{widths}  gap {row['binarisation_gap']:.3f}  parameters {row['parameters']:,} "
-            f"(projected {end.projected:,})  left {duration(end.seconds_left)}"
+            f"(projected {count(end.projected)})  left {duration(end.seconds_left)}"
         )
 
     def finished(self, summary: Mapping[str, Any]) -> None:
@@ -71,12 +73,12 @@ class LiveDisplay:
         self._end: EpochEnd | None = None
         self._step = 0
         self._shown = 0.0
-        self._first: Mapping[str, int] = {}
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what, and begin to show it."""
         self._console.print(describe_start(start), highlight=False)
         self._start = start
+        self._step = start.first_step
         self._live.start()
 
     def stepped(self, step: int) -> None:
@@ -87,7 +89,6 @@ class LiveDisplay:
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Show the new numbers."""
-        self._first = self._first or end.row["widths"]
         self._end = end
         self._step = end.row["step"]
         self._show()
@@ -107,18 +108,19 @@ class LiveDisplay:
             return
         parts: list[Any] = [ProgressBar(total=self._start.n_steps, completed=self._step, width=60)]
         if self._end is not None:
-            parts += [_headline(self._end, self._start), _widths(self._end.row, self._first)]
+            parts += [_headline(self._end, self._start), _widths(self._end.row, self._start.widths)]
         self._live.update(Group(*parts), refresh=True)
 
 
 def _headline(end: EpochEnd, start: RunStart) -> Text:
     row = end.row
     return Text(
-        f"epoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
+        # Rich's bar does not end its line.
+        f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
         f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
         f"gates: {row['binarisation_gap']:.3f} from binary, "
         f"{row['binarised_share']:.0%} settled   "
-        f"parameters {row['parameters']:,}, projected {end.projected:,}"
+        f"parameters {row['parameters']:,}, projected {count(end.projected)}"
     )
 
 
@@ -142,13 +144,27 @@ def describe_start(start: RunStart) -> str:
     lines = [
         f"{start.network} on {settings.data} ({start.data_source}): {before}"
         f"{start.parameters:,} parameters",
-        f"{settings.epochs} epochs, batches of {settings.batch_size}, width cost "
-        f"{settings.strengths.width_cost:.3g}, gate rate {settings.gates.gate_rate:.3g}, "
+        f"{settings.epochs} epochs, batches of {settings.batch_size}, {_aim(settings)}, "
         f"seed {settings.seed}",
     ]
-    if start.first_epoch:
-        lines.append(f"resumed after epoch {start.first_epoch}")
+    if settings.validation == 0:
+        lines.append("no validation part: measured once, on the test part, at the end")
+    if start.first_step:
+        lines.append(
+            f"resumed at step {start.first_step:,} of {start.n_steps:,}, after epoch "
+            f"{start.first_epoch} of {settings.epochs}"
+        )
     return "\n".join(lines)
+
+
+def _aim(settings: RunSettings) -> str:
+    """Return what decides how small the network gets."""
+    gates, cost = settings.gates, settings.strengths.width_cost
+    if gates.budget:
+        return f"budget {', '.join(gates.budget)}"
+    if gates.gate_optimiser == "budget":
+        return "no budget" if cost is None else f"width cost {cost:.3g}"
+    return f"width cost {cost:.3g}, gate rate {gates.gate_rate:.3g}"
 
 
 def in_a_line(architecture: str) -> str:
@@ -166,7 +182,7 @@ def describe_end(summary: Mapping[str, Any]) -> str:
         [
             f"before   {in_a_line(before.get('architecture', ''))}  "
             f"{before['parameters']:,} parameters, {before['multiply_adds']:,} multiply-adds",
-            f"after    {in_a_line(after.get('architecture', ''))}  "
+            f"after    {in_a_line(after.get('architecture', ''))}{_describe_merged(summary)}  "
             f"{after['parameters']:,} parameters ({share:.1%}), "
             f"{after['multiply_adds']:,} multiply-adds",
             f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
@@ -175,23 +191,40 @@ def describe_end(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _describe_merged(summary: Mapping[str, Any]) -> str:
+    """Return which layers are gone and how many are left: widths alone do not tell."""
+    names = summary["merged"]
+    if not names:
+        return ""
+    which = ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} layers"
+    n_left = len(summary["after"]["widths"])
+    return f" ({which} merged; {n_left} {'layer' if n_left == 1 else 'layers'} left)"
+
+
 def _describe_test(summary: Mapping[str, Any]) -> str:
     if summary["test_accuracy"] is not None:
-        return f"{summary['test_accuracy']:.2%} right"
+        return f"{summary['test_accuracy']:.2%} right, loss {summary['test_loss']:.4f},"
     return f"mean squared error {summary['test_error']:.4g}"
 
 
 def describe_score(row: Mapping[str, Any]) -> str:
     """Return the score on the validation part."""
     accuracy = row.get("validation_accuracy")
+    if row["validation_loss"] is None:
+        return "not validated"
     if accuracy is not None:
-        return f"validation {accuracy:.2%}"
+        return f"validation {accuracy:.2%}, loss {row['validation_loss']:.4f}"
     return f"validation error {row['validation_error']:.4g}"
 
 
 def number(value: float | None) -> str:
     """Return a number with four digits, or a dash."""
     return "     –" if value is None else f"{value:.4f}"
+
+
+def count(value: int | None) -> str:
+    """Return a whole number with its thousands apart, or a dash."""
+    return "–" if value is None else f"{value:,}"
 
 
 def duration(seconds: float) -> str:

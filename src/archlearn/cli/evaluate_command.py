@@ -17,6 +17,7 @@ def evaluate(
     *,
     data: str | None = None,
     split: Literal["test", "validation", "train"] = "test",
+    normalise: Literal["data", "imagenet"] | None = None,
     skip_broken: bool = False,
 ) -> None:
     """Measure a compact model on data.
@@ -25,10 +26,12 @@ def evaluate(
         target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
         data: The data set; a run knows its own.
         split: The part to measure on.
+        normalise: Whose mean and deviation inputs are normalised by; a run knows its own.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
     from archlearn.storage import load
     from archlearn.training.data.fetching import no_progress
+    from archlearn.training.errors import SettingsError
     from archlearn.training.evaluating import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
     from archlearn.training.preparing import load_dataset
@@ -42,9 +45,15 @@ def evaluate(
     asked = replace(
         settings,
         data=data or settings.data,
+        normalise=normalise or settings.normalise,
         skip_broken=skip_broken or settings.skip_broken,
     )
     dataset = load_dataset(asked, no_progress)
+    if len(getattr(dataset, split)) == 0:
+        raise SettingsError(
+            f"{target} set no validation part apart (--validation 0); measure it on another part, "
+            "as --split test"
+        )
     network = load(path)
     check_fit(network, dataset, str(path))
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))

@@ -9,7 +9,8 @@ from cyclopts.validators import Number
 EXAMPLES = """Examples:
   archlearn inspect lenet
   archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
-  archlearn inspect convnet --data cifar-10
+  archlearn inspect resnet20 --data cifar-10
+  archlearn inspect gpt --shape 128 --outputs 65
 """
 
 
@@ -34,18 +35,21 @@ def inspect(
     import torch
 
     from archlearn.inspection import inspect as inspect_model
-    from archlearn.models.choosing import build_network
+    from archlearn.models.choosing import build_network, reads_tokens
 
     sizes, n_outputs = _parse_shape(shape), outputs
+    example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
     if data is not None:
         from archlearn.training.data.building import build_dataset
         from archlearn.training.data.choosing import load_examples
+        from archlearn.training.objectives import objective_of
 
         examples = load_examples(data, skip_broken=skip_broken)
         dataset = build_dataset(examples, validation_share=0.1)
         sizes, n_outputs = dataset.input_shape, dataset.n_outputs
+        example = objective_of(dataset).inputs(dataset.train.inputs[:2])
     network = build_network(model, sizes, n_outputs)
-    sys.stdout.write(f"{inspect_model(network, torch.zeros(2, *sizes))}\n")
+    sys.stdout.write(f"{inspect_model(network, example)}\n")
 
 
 def _parse_shape(text: str) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from archlearn.training.settings import RunSettings
 EXAMPLES = """Examples:
   archlearn learn --model lenet --data mnist --out runs/a
   archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 --out runs/b
+  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip --out runs/f
+  archlearn learn --model gpt --data tiny-shakespeare:input.txt --optimiser adam --out runs/g
   archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
   archlearn learn --config run.toml --seed 1 --out runs/d
   archlearn learn --resume runs/a

@@ -14,7 +14,7 @@ from archlearn.training.data.fetching import Progress
 from archlearn.training.disks import explaining_full_disks
 from archlearn.training.errors import RunStoppedError
 from archlearn.training.observing import Observer
-from archlearn.training.recording import COMPACT, REPORT, read_run_settings
+from archlearn.training.recording import COMPACT, REPORT, how_to_go_on, read_run_settings
 from archlearn.training.running import Audience, learn, resume
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import override
@@ -45,8 +45,7 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         yield
     except BrokenPipeError as error:
         raise RunStoppedError(
-            "nobody reads the output any more; write it into a file, and go on with: archlearn "
-            f"learn --resume {folder}"
+            f"nobody reads the output any more; write it into a file, and {how_to_go_on(folder)}"
         ) from error
 
 

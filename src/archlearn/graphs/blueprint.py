@@ -13,7 +13,7 @@ from archlearn.graphs.groups import Group as Group
 from archlearn.graphs.groups import find_groups, number_groups
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.remnants import restoring
-from archlearn.graphs.sites import Site, find_sites
+from archlearn.graphs.sites import Site, find_sites, find_trained
 from archlearn.graphs.tracing import ExampleInputs, Leaf, Traces, trace
 from archlearn.modes import evaluating
 
@@ -23,6 +23,13 @@ NO_CHANNELS = Reason(
     "nothing is needed, unless a product by hand does (x @ w, einsum): make it an nn.Linear",
 )
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
+NOT_IN_TRAINING = Reason(
+    "called in evaluation mode only, where no gate learns", "let training mode call it, too"
+)
+NO_GRADIENT = Reason(
+    "no gradient of the model's output reaches it in training mode, so no gate would learn there",
+    "remove .detach(), or let the output depend on it",
+)
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
 
 
@@ -92,21 +99,33 @@ def draw_blueprint(
     inputs: ExampleInputs,
     may_gate: Callable[[Site], bool],
     leaves: Iterable[Leaf] = (),
+    *,
+    trained_only: bool = True,
 ) -> Blueprint:
-    """Trace a network, left unchanged, and find what can be learnt at sites that may be gated."""
+    """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
+
+    Args:
+        net: The network.
+        inputs: Arguments for one call.
+        may_gate: Whether a site may be gated.
+        leaves: Submodules that are not to be looked into.
+        trained_only: Whether channels stay whose gates no gradient would reach in training mode.
+    """
     traces = trace(net, inputs, leaves)
-    sites = tuple(find_sites(graph, net) for graph in traces.graphs)
     with evaluating(net), restoring(net), putting_back(inputs):
-        return _draw(net, inputs, traces, sites, may_gate)
+        return _draw(net, inputs, traces, may_gate, trained_only=trained_only)
 
 
 def _draw(
     net: nn.Module,
     inputs: ExampleInputs,
     traces: Traces,
-    sites: tuple[tuple[Site, ...], ...],
     may_gate: Callable[[Site], bool],
+    *,
+    trained_only: bool,
 ) -> Blueprint:
+    sites = tuple(find_sites(graph, net) for graph in traces.graphs)
+
     def gated(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
         return {
             place: frozenset(
@@ -129,15 +148,18 @@ def _draw(
     dims = _find_roots(root, ledger.dims)
     elements = {name: root[ids] for name, ids in ledger.elements.items()}
     at_sites = [
-        (site.name, root[followed[place].sites[site.node].ids])
+        (place, site, root[followed[place].sites[site.node].ids])
         for place, found in enumerate(sites)
         for site in found
         if site.node in chosen[place] and site.node in followed[place].sites
     ]
+    if trained_only:
+        _keep_untrained_(reasons, root, traces, at_sites)
     # Dimensions with the very same channels tell no more than one of them does.
     different = {id(channels): channels for channels in dims.values()}
     homes = [*different.values(), *elements.values(), *_parts(followed, root)]
-    groups = find_groups(root, reasons, homes, at_sites)
+    by_name = [(site.name, channels) for _, site, channels in at_sites]
+    groups = find_groups(root, reasons, homes, by_name)
     return Blueprint(
         inputs=inputs,
         traces=traces,
@@ -200,6 +222,26 @@ def _find_reasons(
             reasons.setdefault(channel, block.reason)
     reasons.setdefault(0, TIED_TO_FIXED)
     return reasons
+
+
+def _keep_untrained_(
+    reasons: dict[int, Reason],
+    root: Tensor,
+    traces: Traces,
+    at_sites: list[tuple[int, Site, Tensor]],
+) -> None:
+    """Keep channels whose gates would act in evaluation only: a penalty would close them all."""
+    last = len(traces.graphs) - 1
+    trained = find_trained(traces.graphs[last])
+    learns = torch.zeros(len(root), dtype=torch.bool)
+    called = torch.zeros(len(root), dtype=torch.bool)
+    for place, site, channels in at_sites:
+        if place == last:
+            called[channels] = True
+            learns[channels] |= site.node in trained
+    for _, _, channels in at_sites:
+        for channel in channels[~learns[channels]].tolist():
+            reasons.setdefault(channel, NO_GRADIENT if called[channel] else NOT_IN_TRAINING)
 
 
 def _parts(followed: tuple[Followed, ...], root: Tensor) -> Iterable[Tensor]:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from archlearn.graphs.draws import RECORDED
+from archlearn.graphs.example_runs import is_untraced
 from archlearn.graphs.questions import Refusal
 from archlearn.graphs.sources import is_ours
 from archlearn.graphs.step import leaves_of
@@ -37,14 +39,15 @@ _CREATORS = (
 
 
 @contextmanager
-def plain_context() -> Generator[None]:
+def plain_context(tracer: fx.Tracer) -> Generator[None]:
     """Trace with gradients and without autocast, and see what torch.fx does not.
 
-    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])` and
-    `torch.finfo(x.dtype)` become calls. A part that is computed again for its gradients is
-    followed like any other.
+    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])`,
+    `torch.finfo(x.dtype)` and `torch.rand(3)` become calls. A part that is computed again for its
+    gradients is followed like any other.
     """
-    with ONE_THREAD, _exchanging(_replacements()), torch.inference_mode(False), torch.enable_grad():
+    made = _replacements(tracer)
+    with ONE_THREAD, _exchanging(made), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -103,12 +106,12 @@ def frozen(net: nn.Module) -> Generator[None]:
                 parameter.requires_grad_(True)
 
 
-def _replacements() -> list[tuple[Any, str, Any]]:
+def _replacements(tracer: fx.Tracer) -> list[tuple[Any, str, Any]]:
     homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
     made: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
-        *[(torch, name, _recording(getattr(torch, name))) for name in _CREATORS],
+        *[(torch, name, _recording(getattr(torch, name), tracer)) for name in _CREATORS],
     ]
     again: Any = sys.modules.get("torch.utils.checkpoint")
     if again is not None:
@@ -151,12 +154,15 @@ class _CalledOnce:
         return function(*args)
 
 
-def _recording(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
     def record(*args: Any, **kwargs: Any) -> Any:
-        traced = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, fx.Proxy)]
-        if not traced:
+        draws = function in RECORDED and "generator" not in kwargs
+        is_traced = any(isinstance(leaf, fx.Proxy) for leaf in leaves_of((args, kwargs)))
+        if threading.get_ident() != thread or not (draws or is_traced):
             return function(*args, **kwargs)
-        return traced[0].tracer.create_proxy("call_function", function, args, kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
 
     return record
 
@@ -179,7 +185,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code
         is_torch = is_ours(caller.co_filename) and caller.co_name != "decorate_autocast"
-        if is_torch or threading.get_ident() != thread:
+        if is_torch or is_untraced() or threading.get_ident() != thread:
             return function(*args, **kwargs)
         raise Refusal(_AUTOCAST)
 

@@ -1,5 +1,6 @@
 """A number that Python draws while a model is traced would be the same number ever after."""
 
+import operator
 import random
 import sys
 import threading
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.proxy import TraceError
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,6 +21,14 @@ DRAWN = (
     "it draws random numbers that no tensor of the model has a part in, and a trace would keep "
     "them; draw them with torch.rand_like(x), or x.new_empty(...).bernoulli_(p)"
 )
+SKIPPED = (
+    "it decides by a random number what it calls (LayerDrop), and a trace would decide once and "
+    "for all; set the probability to 0 while gates learn (layerdrop=0.0 in the configuration), or "
+    "multiply the branch by x.new_empty(...).bernoulli_(p), as stochastic depth does"
+)
+RECORDED = (torch.rand, torch.randn)  # as they are while no model is traced
+_UNIFORM = RECORDED[0]
+_SAME_NUMBER = ("item", "float", "double")
 
 
 _DRAWN = threading.local()
@@ -84,6 +93,40 @@ def check_draws(before: Stand) -> None:
         raise TraceError(DRAWN)
 
 
+def is_drawn(value: Any) -> bool:
+    """Return whether a traced value is made of random numbers alone."""
+    if not isinstance(value, fx.Node):
+        return False
+    parts = value.all_input_nodes
+    return value.target in RECORDED or (bool(parts) and all(map(is_drawn, parts)))
+
+
+def find_sure_answer(node: fx.Node) -> bool | None:
+    """Return what `torch.rand([]) < p` gives for all numbers from [0, 1), or None if not one thing.
+
+    A probability of 0 is what most models with LayerDrop have.
+    """
+    if len(node.args) != 2 or not _is_uniform(node.args[0]):
+        return None
+    limit = node.args[1]
+    if not isinstance(limit, int | float):
+        return None
+    if node.target in (operator.lt, operator.ge):
+        is_sure, is_less = not 0 < limit < 1, limit >= 1
+    elif node.target in (operator.le, operator.gt):
+        is_sure, is_less = not 0 <= limit < 1, limit >= 1
+    else:
+        return None
+    return is_less is (node.target in (operator.lt, operator.le)) if is_sure else None
+
+
+def _is_uniform(value: Any) -> bool:
+    """Return whether a traced value is one number from [0, 1), drawn by `torch.rand`."""
+    while isinstance(value, fx.Node) and value.target in _SAME_NUMBER:
+        value = value.args[0]
+    return isinstance(value, fx.Node) and value.target is _UNIFORM
+
+
 @contextmanager
 def putting_back(inputs: ExampleInputs) -> Generator[list[int]]:
     """Put the generators of torch and Python back to where they stood.
@@ -91,13 +134,14 @@ def putting_back(inputs: ExampleInputs) -> Generator[list[int]]:
     Yields:
         The CUDA devices that the inputs are on.
     """
-    before = random.getstate()
+    before, n_drawn = random.getstate(), _n_drawn()
     devices = cuda_devices(inputs)
     try:
         with torch.random.fork_rng(devices):
             yield devices
     finally:
         random.setstate(before)
+        _DRAWN.n = n_drawn
 
 
 def cuda_devices(inputs: ExampleInputs) -> list[int]:

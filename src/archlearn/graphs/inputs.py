@@ -67,6 +67,12 @@ DEFAULT = "<default>"
 
 
 _ITS_DEFAULT = object()
+_WAY_OUT = "put the value that you use into example_inputs"
+_OF_CACHES = ("use_cache", "past_key_values")
+_CACHES = (
+    "a model with gates, and its compact one, keep no cache of keys and values: leave it out, or "
+    "give use_cache=False"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ class Argument:
 
     Attributes:
         is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
+        by_keyword: Whether the example gave it by its name.
+        is_given: Whether the example gave it at all.
+        is_optional: Whether it may be left out.
         default: What it is where it is left out; None if it has no default.
     """
 
@@ -82,6 +91,8 @@ class Argument:
     value: Any
     is_followed: bool
     by_keyword: bool
+    is_given: bool = True
+    is_optional: bool = False
     default: Any = None
 
     def held(self) -> Any:
@@ -109,21 +120,31 @@ def bind_arguments(
             f"example_inputs do not fit {owner}.forward{signature}: {error}; give them as one "
             "call of the model takes them"
         ) from error
+    given = set(bound.arguments)
     bound.apply_defaults()
     arguments: list[Argument] = []
-    for name, value in list(bound.arguments.items())[1:]:
-        kind = signature.parameters[name].kind
-        if kind is python_inspect.Parameter.VAR_POSITIONAL:
+    for place, (name, value) in enumerate(bound.arguments.items()):
+        parameter = signature.parameters[name]
+        if parameter.kind is python_inspect.Parameter.VAR_POSITIONAL:
             parts = [(f"{name}_{i}", part, False) for i, part in enumerate(value)]
-        elif kind is python_inspect.Parameter.VAR_KEYWORD:
+        elif parameter.kind is python_inspect.Parameter.VAR_KEYWORD:
             parts = [(key, part, True) for key, part in value.items()]
         else:
-            parts = [(name, value, kind is python_inspect.Parameter.KEYWORD_ONLY)]
-        default = signature.parameters[name].default
-        if default is python_inspect.Parameter.empty:
-            default = None
-        arguments += [Argument(n, v, _holds_tensor(v), by, default) for n, v, by in parts]
-    return arguments
+            parts = [(name, value, place > len(inputs.args))]
+        is_optional = parameter.default is not python_inspect.Parameter.empty
+        default = parameter.default if is_optional else None
+        arguments += [
+            Argument(n, v, _holds_tensor(v), by_name, name in given, is_optional, default)
+            for n, v, by_name in parts
+        ]
+    return arguments[1:]
+
+
+def further_keywords(forward: Callable[..., Any]) -> str:
+    """Return the name under which `forward` takes any other keywords (`**kwargs`), or ''."""
+    parameters = python_inspect.signature(forward).parameters.values()
+    kind = python_inspect.Parameter.VAR_KEYWORD
+    return next((each.name for each in parameters if each.kind is kind), "")
 
 
 def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
@@ -132,24 +153,48 @@ def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
     left = iter(inputs.args)
     values: list[Any] = []
     for name, default in names:
-        if name in inputs.kwargs:
+        if name.startswith("**"):
+            values.append({})
+        elif name in inputs.kwargs:
             values.append(inputs.kwargs[name])
         else:
             values.append(next(left, default[0] if default else None))
     return values
 
 
-def check_argument(given: Any, fixed: Any, name: str) -> None:
-    """Raise if an argument that was fixed when the model was traced is given otherwise."""
+def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> None:
+    """Raise if an argument that was fixed when the model was traced is given otherwise.
+
+    Args:
+        given: What the model is called with.
+        fixed: What it was traced with.
+        name: The argument's name.
+        default: What is meant where it is left out, as a model's `config` says it.
+    """
+    if default is not None and _is_equal(given, default):
+        return
     if fixed == DEFAULT:
         if given is None:
             return
         fixed = _ITS_DEFAULT
     if given is not fixed and not _is_equal(given, fixed):
         raise InputError(
-            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; put the value "
-            "that you use into example_inputs"
+            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; "
+            f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
         )
+
+
+def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise if `forward` is given a keyword that it was traced without.
+
+    None, and what a model's `config` says anyway, change nothing.
+    """
+    for name, value in given.items():
+        if value is not None and not (name in defaults and _is_equal(value, defaults[name])):
+            raise InputError(
+                f"{name} is {_say(value)}, but the model was traced without {name}; "
+                f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
+            )
 
 
 def check_given(given: Any, name: str) -> None:
@@ -161,6 +206,11 @@ def check_given(given: Any, name: str) -> None:
         )
 
 
+def ones_if_left_out(mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Return an attention mask, or one that hides no token."""
+    return torch.ones_like(tokens) if mask is None else mask
+
+
 def check_kind(given: Any, fixed: Any, name: str) -> None:
     """Raise if the type or device of a tensor has another answer than when the model was traced.
 
@@ -170,7 +220,7 @@ def check_kind(given: Any, fixed: Any, name: str) -> None:
         check_argument(bool(given), fixed, name)
 
 
-CHECKS = (check_argument, check_kind, check_given)
+CHECKS = (check_argument, check_keywords, check_kind, check_given)
 """What a graph calls to refuse inputs that it was not traced for."""
 
 
@@ -200,3 +250,10 @@ def _say(value: Any) -> str:
 
 def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def count_examples(inputs: ExampleInputs) -> int:
+    """Return the number of rows of example inputs; 1 where they have none."""
+    leaves = tree_leaves((inputs.args, inputs.kwargs))
+    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    return sizes[0] if sizes else 1

@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from archlearn.graphs.lookups import find_module, has_hooks
 
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
+
+
+def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply a linear layer whose weight has a column for each output (transformers' `Conv1D`)."""
+    return torch.addmm(bias, x, weight)
+
 
 _MODULES: dict[type[nn.Module], tuple[str, int]] = {
     nn.Linear: (LINEAR, 0),
@@ -29,6 +35,7 @@ _FUNCTIONS: dict[Callable[..., Any], tuple[str, int]] = {
     torch.conv1d: (CONV, 1),
     torch.conv2d: (CONV, 2),
     torch.conv3d: (CONV, 3),
+    linear_by_columns: (TRANSPOSED, 0),
     F.conv_transpose1d: (TRANSPOSED, 1),
     F.conv_transpose2d: (TRANSPOSED, 2),
     F.conv_transpose3d: (TRANSPOSED, 3),

@@ -93,6 +93,8 @@ def join_links(graphs: Sequence[fx.Graph], found: Mapping[int, Link | str]) -> L
         if not isinstance(link, Link) and any(str(n.target) in layers for n in graph.nodes):
             return OTHERWISE
         nodes.append(link.nodes[0] if isinstance(link, Link) else ())
+    if len(graphs) - 1 not in found:
+        return "called in evaluation mode only, where no gate learns"
     return replace(one, nodes=tuple(nodes))
 
 

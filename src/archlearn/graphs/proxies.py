@@ -89,6 +89,10 @@ class AskingProxy(Asking, fx.Proxy):
 class AskingAttribute(Asking, Attribute):
     """An attribute of a traced value."""
 
+    def __init__(self, root: fx.Proxy, attr: str) -> None:
+        super().__init__(root, attr)
+        self.tracer.note_proxy(self)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call a method; of a parameter, those that ask for its sizes are answered at once."""
         own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None

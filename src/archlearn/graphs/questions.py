@@ -5,19 +5,17 @@ along that branch. The answer may not hang on the batch size, which changes from
 nor on the values of tensors.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.graphs.inputs import ExampleInputs, check_argument, check_kind, values_for
-from archlearn.graphs.step import call_node
-from archlearn.modes import evaluating, unnoticed
+from archlearn.graphs.inputs import ExampleInputs, check_argument, check_kind
 
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
 _ATTRIBUTES = {
@@ -32,6 +30,7 @@ _OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
     operator.le, operator.gt, operator.ge, operator.and_, operator.or_,
+    math.ceil, math.floor, math.sqrt,
 }  # fmt: skip
 
 
@@ -46,24 +45,8 @@ REFUSALS = {
 _NUMBERS = ("number", "text", "key")  # what hangs on a number itself, not on one bit of it
 
 
-_READ: dict[str, Callable[[Any], Any]] = {"bool": bool, "len": len}
-
-
 class Refusal(BaseException):
     """Why a part cannot be followed; it passes a user's `except Exception`."""
-
-
-class Question(BaseException):
-    """Something that only the example inputs can answer; it passes a user's `except Exception`."""
-
-    def __init__(self, node: fx.Node, what: str) -> None:
-        super().__init__(node.name)
-        self.node, self.what = node, what
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The same in every trace of one model."""
-        return self.node.name, self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +119,16 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
     return [Guard(asked, bool(value))]
 
 
-def may_ask(node: fx.Node, what: str, *, at_top: bool) -> bool:
+def may_ask(node: fx.Node, what: str, *, may_fix_sizes: bool) -> bool:
     """Return whether the example may answer.
 
-    A submodule that needs a size as a number is rather called as it is, for then it takes all
-    sizes. Shapes of the model's own parameters and buffers are what they are.
+    Shapes of the model's own parameters and buffers are what they are.
     """
     topic = topic_of(node)
     if is_own(node):
         return topic is not None or (what == "len" and node.op == "get_attr")
     if what in _NUMBERS and topic != RANK:
-        return topic == SIZES and at_top
+        return topic == SIZES and may_fix_sizes
     return topic is not None
 
 
@@ -165,52 +147,7 @@ def is_own(node: fx.Node) -> bool:
     return True
 
 
-def find_answer(net: nn.Module, question: Question, inputs: ExampleInputs) -> Answer:
-    """Run the calls made so far on the example inputs, and see what the question gets."""
-    try:
-        value = _evaluate(net, question, inputs)
-    except Exception as error:
-        return Answer(refusal=f"the example inputs give no answer ({error})")
-    read: Callable[[Any], Any] = _READ.get(question.what, lambda found: found)
-    if _may_hang_on_batch(question):
-        for n_rows in (1, 2, 7):
-            try:
-                other = _evaluate(net, question, _with_rows(inputs, n_rows))
-            except Exception:  # such a batch does not exist for this model
-                continue
-            if read(other) != read(value):
-                return Answer(refusal="the answer depends on the size of the batch")
-    return Answer(value)
-
-
-def _may_hang_on_batch(question: Question) -> bool:
-    topic = topic_of(question.node)
-    if is_own(question.node):
-        return False
-    if question.what == "len":  # of a shape, that is a rank; of parts, it may be anything
-        return topic is None
-    return topic == SIZES and question.what != "class"
-
-
-def _evaluate(net: nn.Module, question: Question, inputs: ExampleInputs) -> Any:
-    graph, wanted = question.node.graph, question.node
-    given = iter(values_for(graph, inputs.copy()))
-    values: dict[fx.Node, Any] = {}
-    with unnoticed(), evaluating(net), torch.no_grad():
-        for node in graph.nodes:
-            args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])
-            if node.op == "placeholder":
-                values[node] = next(given)
-            elif node.op == "get_attr":
-                values[node] = operator.attrgetter(str(node.target))(net)
-            else:
-                values[node] = call_node(node, net, args, kwargs)
-            if node is wanted:
-                break
-    return values[wanted]
-
-
-def _with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
+def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
     """Return inputs with another number of rows in each tensor that has as many as the first."""
     tensors = [x for x in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(x, Tensor)]
     n_now = tensors[0].shape[0] if tensors and tensors[0].dim() else 0

@@ -12,16 +12,16 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx, nn
 
 from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.inputs import ExampleInputs, values_for
+from archlearn.graphs.outputs import structure_of, tensors_in
 from archlearn.graphs.remnants import Remnants, look_at, restoring
 from archlearn.graphs.runs import is_all_known, run_graph
 from archlearn.graphs.stand_ins import Notes, standing_in
@@ -144,9 +144,8 @@ def _rehearse_mode(stage: _Stage) -> None:
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
             f"trace {found}. It does something that a trace does not hold, such as asking for "
-            "type(x), catching an error, += on a view of another tensor, or a forward that was "
-            "put into the instance. Move that into a submodule of its own and name it in "
-            "leaves=[...]: it is then called as it is"
+            "type(x), catching an error, or += on a view of another tensor. Move that into a "
+            "submodule of its own and name it in leaves=[...]: it is then called as it is"
         )
 
 
@@ -185,6 +184,8 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
             return f"gives {first!r} other numbers to read"
     if len(meant.layers) != len(traced.layers):
         return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"
+    if meant.structure != traced.structure:
+        return f"returns {_say(traced.structure)} where forward returns {_say(meant.structure)}"
     same = len(meant.returned) == len(traced.returned) and all(
         one.shape == two.shape
         and one.dtype is two.dtype
@@ -192,6 +193,15 @@ def _find_difference(meant: Notes, traced: Notes) -> str:
         for one, two in zip(meant.returned, traced.returned, strict=True)
     )
     return "" if same else "returns something else"
+
+
+def _say(structure: Any) -> str:
+    """Return an output's types as Python writes them, without their modules."""
+    if isinstance(structure, type):
+        return structure.__name__
+    kind, parts = structure
+    inside = ", ".join(f"{key}={_say(part)}" for key, part in parts)
+    return f"{kind.__name__}({inside})"
 
 
 def _is_near(one: float, two: float) -> bool:
@@ -209,7 +219,8 @@ def _run(
     try:
         with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are for whoever calls the model
-            notes.returned = _tensors_in(call(inputs.copy()))
+            out = call(inputs.copy())
+            notes.returned, notes.structure = tensors_in(out), structure_of(out)
             notes.settle()
     except Exception as error:
         notes.error = error
@@ -225,13 +236,3 @@ def _same_chance(inputs: ExampleInputs) -> Generator[None]:
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(0)
         yield
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            found += _tensors_in([getattr(leaf, each.name) for each in fields(leaf)])
-    return found

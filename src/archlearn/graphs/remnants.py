@@ -22,6 +22,7 @@ LEFT = (
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
 _CONTAINERS = (dict, list, set)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -57,6 +58,11 @@ class Remnants:
         if name:
             raise TraceError(LEFT.format(name=name))
 
+    def only_flags_changed(self) -> bool:
+        """Return whether nothing changed but attributes that are plain values, and hooks."""
+        tensors = self.numbers.find_written() is None
+        return tensors and all(each.only_flags_changed() for each in self.each)
+
     def put_back(self) -> None:
         """Let the modules hold what they held."""
         for each in self.each:
@@ -68,7 +74,7 @@ class Remnants:
 class _Holding:
     """What one module holds: its attributes, and which buffers."""
 
-    __slots__ = ("buffers", "contents", "module", "whole")
+    __slots__ = ("buffers", "contents", "hooks", "module", "whole")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -79,6 +85,7 @@ class _Holding:
             for name, value in _own(self.whole).items()
             if type(value) in _CONTAINERS
         }
+        self.hooks = {name: dict(self.whole[name]) for name in _HOOKS}
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
@@ -87,7 +94,7 @@ class _Holding:
             for name in [*before, *now]:
                 if name not in now or name not in before or not _is_same(before[name], now[name]):
                     return name
-        for name, contents in self.contents.items():
+        for name, contents in (self.contents | self.hooks).items():
             if not _is_same(contents, _contents(vars(self.module)[name])):
                 return name
         if not _is_identical(self.buffers, self.module._buffers):
@@ -95,6 +102,16 @@ class _Holding:
                 if self.buffers.get(name) is not self.module._buffers.get(name):
                     return name
         return ""
+
+    def only_flags_changed(self) -> bool:
+        """Return whether nothing changed but attributes that are plain values, and hooks."""
+        before, now = _own(self.whole), _own(vars(self.module))
+        changed = [
+            now.get(name) for name in now if not _is_same(before.get(name, before), now[name])
+        ]
+        same = all(_is_same(c, _contents(now.get(name, ()))) for name, c in self.contents.items())
+        same = same and _is_identical(self.buffers, self.module._buffers)
+        return same and before.keys() <= now.keys() and all(map(_is_flag, changed))
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""
@@ -104,6 +121,8 @@ class _Holding:
         vars(self.module).update(before)
         for name, contents in self.contents.items():
             _refill(before[name], contents)
+        for name, hooks in self.hooks.items():
+            _refill(self.whole[name], hooks)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
 
@@ -126,6 +145,10 @@ def restoring(net: nn.Module, before: Remnants | None = None) -> Generator[Remna
         yield known
     finally:
         known.put_back()
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_flag, value)))
 
 
 def _own(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx, nn
 
 from archlearn.graphs.linear_ops import is_linear_op, layer_of
@@ -56,6 +57,24 @@ def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
             squashing = is_squashing(node, net)
             sites.append(Site(name, node.name, module, activation, source_of(node), squashing))
     return tuple(sites)
+
+
+def find_trained(graph: fx.Graph) -> frozenset[str]:
+    """Return the names of all calls that a gradient of the model's output reaches."""
+    waiting = [node for node in graph.nodes if node.op == "output"]
+    found: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found and not _is_detached(node):
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return frozenset(node.name for node in found)
+
+
+def _is_detached(node: fx.Node) -> bool:
+    if node.target is getattr:
+        return node.args[1] == "data"
+    return node.target in ("detach", "detach_", torch.detach, torch.detach_)
 
 
 def _layer_in_front(node: fx.Node, net: nn.Module, order: dict[fx.Node, int]) -> str | None:

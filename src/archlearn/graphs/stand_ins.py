@@ -27,6 +27,7 @@ class Notes:
         read: One number for what each of them read, where the model is.
         numbers: The same once the run is over: a GPU is waited for only then, and once.
         returned: All tensors of the result.
+        structure: The types of the result, and of what it holds.
         error: Why there is none.
     """
 
@@ -34,6 +35,7 @@ class Notes:
     read: list[Tensor] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
     returned: list[Tensor] = field(default_factory=list)
+    structure: Any = None
     error: Exception | None = None
 
     def settle(self) -> None:

@@ -1,38 +1,47 @@
 """A tracer follows every call of a model, and asks the example inputs where Python must decide."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.graphs.contexts import check_gradients
-from archlearn.graphs.draws import Stand, check_draws
+from archlearn.graphs.draws import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
+from archlearn.graphs.example_runs import ExampleRuns, is_untraced
+from archlearn.graphs.huggingface import config_flags, is_pretrained
 from archlearn.graphs.inputs import (
     Argument,
     ExampleInputs,
     bind_arguments,
     check_argument,
     check_given,
+    check_keywords,
+    further_keywords,
     is_plain,
+    ones_if_left_out,
 )
+from archlearn.graphs.linear_ops import linear_by_columns
 from archlearn.graphs.lookups import find_module
+from archlearn.graphs.outputs import construction_of
 from archlearn.graphs.proxies import AskingProxy, parts_of
 from archlearn.graphs.questions import (
     REFUSALS,
     Answer,
     Guard,
-    Question,
     Refusal,
     may_ask,
     to_guard,
     topic_of,
 )
 from archlearn.graphs.remnants import Remnants
-from archlearn.graphs.rules.activations import FUNCTIONS
+from archlearn.graphs.rules.activations import FUNCTIONS, has_activation
 from archlearn.graphs.sources import describe_failure, note_source, source_of
 from archlearn.graphs.transformers import BLOCKS, without_hint
+from archlearn.graphs.written_gelu import fuse_gelu_
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
 
@@ -56,7 +65,6 @@ class Follower(fx.Tracer):
         self,
         leaves: Sequence[Leaf],
         inputs: ExampleInputs | None,
-        answers: dict[tuple[str, str], Answer],
         *,
         is_strict: bool = False,
     ) -> None:
@@ -65,16 +73,23 @@ class Follower(fx.Tracer):
         self._thread = threading.get_ident()
         self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
         self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
-        self._inputs, self._answers = inputs, answers
+        self._inputs = inputs
         self._can_answer = inputs is not None and inputs.are_real
+        self._installed: set[nn.Module] = set()
+        self._proxies: list[weakref.ref[Any]] = []
+        self._runs: ExampleRuns | None = None
         self.answered: dict[str, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """Return the calls of a model, without parameters that were only asked for their sizes."""
+        self._installed = set(root.modules())
+        if self._inputs is not None:
+            self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
             if node.op == "get_attr" and not node.users:
                 graph.erase_node(node)
+        fuse_gelu_(graph)
         return graph
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -95,9 +110,50 @@ class Follower(fx.Tracer):
         note_source(node)
         return node
 
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument, or what `forward` returns, with its own type."""
+        made = construction_of(a)
+        if made is None:
+            try:
+                return super().create_arg(a)
+            except NotImplementedError as error:
+                is_cache = type(a).__name__.endswith("Cache")
+                fix = "return or pass on tensors in tuples, dicts or dataclasses"
+                raise TypeError(
+                    f"{type(a).__name__} is no container that a trace can hold; "
+                    f"{'put use_cache=False into example_inputs' if is_cache else fix}"
+                ) from error
+        kind, args, kwargs = made
+        return self.create_node(
+            "call_function", kind, self.create_arg(args), self.create_arg(kwargs)
+        )
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a traced value that can be asked about its shape."""
-        return AskingProxy(node, self)
+        made = AskingProxy(node, self)
+        self.note_proxy(made)
+        return made
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    ) -> Any:
+        """Record a call, or make it if nothing is traced now."""
+        if is_untraced() and kind == "call_function":
+            return target(*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return a module's parameter or buffer as a traced value, or as it is."""
+        if is_untraced():
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Answer `if` from the example inputs."""
@@ -120,8 +176,10 @@ class Follower(fx.Tracer):
             Refusal: If the question is about values, or its answer may change.
         """
         node: fx.Node = proxy.node
+        if is_drawn(node):
+            return self._answer_by_chance(node, what)
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
-        if not is_parts and not may_ask(node, what, at_top=len(self.module_stack) < 1):
+        if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
             raise Refusal(REFUSALS[what])
         if not self._can_answer:
             raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
@@ -131,6 +189,25 @@ class Follower(fx.Tracer):
         for guard in to_guard(node, what, answer.value):
             self._guard(node, guard)
         return answer.value
+
+    def _answer_by_chance(self, node: fx.Node, what: str) -> bool:
+        """Answer for a random number, where all that may be drawn give one answer."""
+        sure = find_sure_answer(node) if what == "bool" else None
+        if sure is None:
+            raise Refusal(SKIPPED if what == "bool" else DRAWN)
+        return sure
+
+    def _may_fix_sizes(self) -> bool:
+        """Return whether sizes of the example may become part of the trace.
+
+        A submodule that needs a size as a number is rather called as it is, for then it takes all
+        sizes, unless there is something to learn in it.
+        """
+        if not self.module_stack:
+            return True
+        inner = find_module(self.root, next(reversed(self.module_stack.values()))[0])
+        alike = [m for m in self.root.modules() if type(m) is type(inner)]
+        return any(map(has_activation, alike))  # one that is not looked into, none is
 
     def own_parameter(self, proxy: Any) -> nn.Parameter | None:
         """Return the parameter that a traced value is as it stands, whose sizes are known."""
@@ -148,10 +225,19 @@ class Follower(fx.Tracer):
         return type(proxy) if answer.refusal else type(answer.value)
 
     def _answer(self, node: fx.Node, what: str) -> Answer:
-        question = Question(node, what)
-        if question.key not in self._answers:
-            raise question
-        return self._answers[question.key]
+        assert self._runs is not None  # or nothing can be answered
+        return self._runs.answer(node, what, self._find_live)
+
+    def note_proxy(self, proxy: fx.Proxy) -> None:
+        """Remember a traced value for as long as anybody holds it."""
+        self._proxies.append(weakref.ref(proxy))
+
+    def _find_live(self) -> set[fx.Node]:
+        """Return the calls whose results `forward` may still read."""
+        self._proxies = [ref for ref in self._proxies if ref() is not None]
+        held = [vars(ref()) for ref in self._proxies]
+        nodes: list[Any] = [each.get("node") or each.get("_node") for each in held]
+        return {node for node in nodes if node is not None}
 
     def _guard(self, node: fx.Node, guard: Guard) -> None:
         """Let the graph refuse inputs for which the answer would be another one."""
@@ -171,9 +257,12 @@ class Follower(fx.Tracer):
         kwargs: dict[str, Any],
     ) -> Any:
         """Follow a module, or say that it cannot be followed."""
-        if threading.get_ident() != self._thread:  # torch.fx hears of every call that is made
+        # torch.fx hears of every call that is made.
+        if is_untraced() or threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         check_gradients()  # whoever switched them off is the caller
+        if m not in self._installed and not list(m.parameters()):
+            return forward(*args, **kwargs)  # made in a forward, such as nn.ReLU()(x)
         if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
@@ -200,36 +289,62 @@ class Follower(fx.Tracer):
         if self._inputs is None:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         arguments = bind_arguments(root_fn, type(self.root).__name__, self._inputs)
+        further = further_keywords(root_fn)
         proxies = [self._placeholder(a, arguments[:i]) for i, a in enumerate(arguments)]
+        if further:
+            proxies.append(self.create_proxy("placeholder", f"**{further}", (), {}))
 
         def call(*given: Any) -> Any:
             args: list[Any] = []
             keywords: dict[str, Any] = {}
-            for argument, proxy in zip(arguments, given, strict=True):
-                value = proxy if argument.is_followed else argument.value
-                if not argument.is_followed:
-                    checked = (proxy, argument.held(), argument.name)
-                    self.create_proxy("call_function", check_argument, checked, {})
-                elif proxy.node.args:
-                    self.create_proxy("call_function", check_given, (proxy, argument.name), {})
-                if argument.by_keyword:
+            traced = dict(zip([argument.name for argument in arguments], given, strict=False))
+            if further:
+                checked = (given[-1], config_flags(self.root))
+                self.create_proxy("call_function", check_keywords, checked, {})
+            for argument in arguments:
+                value = self._checked(argument, traced)
+                if argument.by_keyword and argument.is_given:
                     keywords[argument.name] = value
-                else:
+                elif argument.is_given:
                     args.append(value)
             whole, named = without_hint(self.root, args, keywords)
             return root_fn(self.root, *whole, **named)
 
         return call, proxies
 
-    def _placeholder(self, argument: "Argument", before: "list[Argument]") -> fx.Proxy:
-        if argument.is_followed and all(other.is_followed for other in before):
+    def _placeholder(self, argument: Argument, before: list[Argument]) -> fx.Proxy:
+        needed = argument.is_followed and not argument.is_optional
+        if needed and all(other.is_followed and not other.is_optional for other in before):
             return self.create_proxy("placeholder", argument.name, (), {})
         default = argument.default if is_plain(argument.default) else None
         return self.create_proxy("placeholder", argument.name, (default,), {})
 
+    def _checked(self, argument: Argument, traced: dict[str, Any]) -> Any:
+        """Return an argument's value; let the graph refuse others than it was traced for."""
+        proxy, name = traced[argument.name], argument.name
+        if not argument.is_followed:
+            checked = (proxy, argument.held(), name)
+            default = config_flags(self.root).get(name)
+            if default is not None and not argument.is_given:
+                checked = (*checked, default)
+            self.create_proxy("call_function", check_argument, checked, {})
+            return argument.value
+        if name == "attention_mask" and argument.is_optional and is_pretrained(self.root):
+            tokens = traced.get("input_ids")
+            if argument.value.dim() == 2 and isinstance(tokens, fx.Proxy):
+                return self.create_proxy("call_function", ones_if_left_out, (proxy, tokens), {})
+        if proxy.node.args:
+            self.create_proxy("call_function", check_given, (proxy, name), {})
+        return proxy
+
 
 def _name_by_position_(node: fx.Node) -> None:
-    """Let an activation have its input where all others have it, if it was given by name."""
+    """Let an activation and a layer have their input where all others have it."""
     if node.target in FUNCTIONS and not node.args and "input" in node.kwargs:
         node.args = (node.kwargs["input"],)
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
+    if node.target is torch.addmm and len(node.args) == 3 and not node.kwargs:
+        bias, x, weight = node.args
+        own = [part for part in (bias, weight) if isinstance(part, fx.Node)]
+        if [part.op for part in own] == ["get_attr", "get_attr"]:
+            node.target, node.args = linear_by_columns, (x, weight, bias)

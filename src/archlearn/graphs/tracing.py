@@ -9,23 +9,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
 from archlearn.graphs.contexts import ONE_THREAD, ImportedMeanwhile, plain_context
-from archlearn.graphs.draws import Stand, check_draws, counting_draws
+from archlearn.graphs.draws import Stand, check_draws, counting_draws, putting_back
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
 from archlearn.graphs.inputs import check_argument as check_argument
 from archlearn.graphs.inputs import values_for as values_for
 from archlearn.graphs.lookups import check_made
-from archlearn.graphs.questions import Answer, Question, Refusal, find_answer
+from archlearn.graphs.questions import Refusal
 from archlearn.graphs.remnants import look_at, restoring
 from archlearn.graphs.sources import describe_failure
 from archlearn.graphs.sources import source_of as source_of
 from archlearn.graphs.tracers import Follower, UntraceableError
 from archlearn.graphs.tracers import Leaf as Leaf
 from archlearn.graphs.transformers import describe_fix
-from archlearn.modes import evaluating, noticing_mode_reads
+from archlearn.modes import evaluating, noticing_mode_reads, unnoticed
 from archlearn.packing import Packed, pack_graph, unpack_graph
 
 _TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -86,13 +87,18 @@ def trace(
     marked = list(leaves)
     opaque: dict[str, str] = {}
     with ONE_THREAD, evaluating(net):
-        with noticing_mode_reads(net) as reads:
-            evaluation, answers = _trace_mode(net, inputs, marked, opaque)
-        if not reads.seen:
-            return Traces(evaluation, None, opaque, answers)
-        net.train()
-        with noticing_mode_reads(net) as more_reads:
-            training, more = _trace_mode(net, inputs, marked, opaque)
+        while True:
+            with noticing_mode_reads(net) as reads:
+                evaluation, answers = _trace_mode(net.eval(), inputs, marked, opaque)
+            if not reads.seen:
+                return Traces(evaluation, None, opaque, answers)
+            n_opaque = len(opaque)
+            with noticing_mode_reads(net) as more_reads:
+                training, more = _trace_mode(net.train(), inputs, marked, opaque)
+            if len(opaque) == n_opaque:
+                break
+            # A part that training calls as it is must be a leaf in evaluation, too: gates inside
+            # would act there only, and never learn.
     same = _fingerprint(evaluation) == _fingerprint(training)
     readers = reads.readers | more_reads.readers
     names = tuple(name for name, module in net.named_modules() if name and module in readers)
@@ -106,12 +112,11 @@ def _trace_mode(
     opaque: dict[str, str],
 ) -> tuple[fx.Graph, dict[str, str]]:
     """Return the graph of a model in its present mode, and what was answered on the way."""
-    known: dict[tuple[str, str], Answer] = {}
-    is_strict, held = False, look_at(net)
+    is_strict, held, is_settled = False, look_at(net), False
     while True:
-        tracer = Follower([*marked, *opaque], inputs, known, is_strict=is_strict)
+        tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
         try:
-            with restoring(net, held) as before, plain_context(), counting_draws():
+            with restoring(net, held) as before, plain_context(tracer), counting_draws():
                 generators = Stand.now()
                 graph = tracer.trace(net)
                 if not generators.has_moved() and not before.find_changed():
@@ -119,13 +124,13 @@ def _trace_mode(
                 if is_strict:
                     check_draws(generators)
                     before.check()
-                is_strict = True  # once more, to find the module that does
+                changed = before.find_changed()
+            # Once more: as after a first call, or to find the module that does it every time.
+            is_strict = is_settled or not (changed and _settle_(net, inputs))
+            is_settled, held = True, look_at(net)
         except ImportedMeanwhile:
             continue
-        except Question as question:
-            known[question.key] = find_answer(net, question, inputs or ExampleInputs((), {}))
         except UntraceableError as found:
-            known.clear()  # calls have other names once a module is a leaf
             if found.name in opaque:
                 raise _refuse(net, found.reason) from found
             _mark_opaque_(net, found, opaque)
@@ -133,6 +138,28 @@ def _trace_mode(
             raise
         except (Exception, Refusal) as error:
             raise _refuse(net, describe_failure(error)) from error
+
+
+def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+    """Call a model if only its first call leaves something behind: a flag, or hooks.
+
+    Return whether that is so; else the model is as it was.
+    """
+    if inputs is None or not inputs.are_real:
+        return False
+    before = look_at(net)
+    with evaluating(net), torch.no_grad(), putting_back(inputs), unnoticed():
+        try:
+            first, second = inputs.copy(), inputs.copy()
+            net(*first.args, **first.kwargs)
+            is_flag, after = before.only_flags_changed(), look_at(net)
+            net(*second.args, **second.kwargs)
+            if is_flag and before.find_changed() and not after.find_changed():
+                return True
+        except Exception:  # whatever is wrong is told by the trace
+            pass
+    before.put_back()
+    return False
 
 
 def _refuse(net: nn.Module, reason: str) -> TracingError:

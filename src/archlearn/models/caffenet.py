@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from archlearn.models.initialisation import draw_weights_
 from archlearn.responses import LocalResponse
 
 INPUT_SIDE = 227
@@ -80,13 +81,3 @@ class CaffeNet(nn.Module):
         x = self.drop6(torch.relu(self.fc6(x)))
         x = self.drop7(torch.relu(self.fc7(x)))
         return self.fc8(x)
-
-
-@torch.no_grad()
-def draw_weights_(net: nn.Module) -> None:
-    """Draw every weight so that a ReLU layer keeps the size of what it reads; biases are zero."""
-    for layer in net.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            if layer.bias is not None:
-                layer.bias.zero_()

@@ -9,7 +9,14 @@ from torch import nn
 from archlearn.errors import InputError
 from archlearn.models import alexnet, caffenet
 from archlearn.models.convnet import ConvNet
-from archlearn.models.importing import explaining_users_code, import_callable, is_reference
+from archlearn.models.gpt import build_gpt
+from archlearn.models.image_networks import IMAGE_NETWORKS, ImageSizes
+from archlearn.models.importing import (
+    explaining_users_code,
+    import_callable,
+    is_reference,
+    refuse_file,
+)
 from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
 from archlearn.models.mlp import MLP
 
@@ -21,6 +28,8 @@ KINDS = {
     "convnet": "32-32-64-64-128-128 convolutions with BatchNorm",
     "caffenet": "the paper's network for ImageNet; caffenet:0.5 has half of each width",
     "alexnet": "torchvision's AlexNet: one tower, no normalisation",
+    **{name: network.text for name, network in IMAGE_NETWORKS.items()},
+    "gpt": "6 causal transformer blocks of 192 on tokens; gpt:0.5 has half of each width",
     "package.module:function": "your own function or class",
 }
 
@@ -54,11 +63,23 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
             n_channels=channels, side=side, n_outputs=n_outputs, factor=_factor(rest or "1", name)
         )
         return caffenet.CaffeNet(sizes)
+    if kind in IMAGE_NETWORKS:
+        network = IMAGE_NETWORKS[kind]
+        channels, side = _square(name, input_shape, network.smallest_side)
+        return network.build(ImageSizes(channels, side, n_outputs, _factor(rest or "1", name)))
+    if kind == "gpt":
+        return build_gpt(_length(name, input_shape), n_outputs, _factor(rest or "1", name))
     if kind == "alexnet" and not rest:
         return alexnet.AlexNet(_square(name, input_shape, alexnet.SMALLEST_SIDE)[0], n_outputs)
+    refuse_file(name)
     if is_reference(name):
         return _from_user(name, input_shape, n_outputs)
     raise _unknown(name)
+
+
+def reads_tokens(name: str) -> bool:
+    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
+    return name.partition(":")[0] == "gpt"
 
 
 def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
@@ -70,6 +91,16 @@ def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
             "(digits:28 enlarges the digits), or enlarge them batch by batch (--resize 227)"
         )
     return shape[0], shape[1]
+
+
+def _length(name: str, shape: Shape) -> int:
+    """Return the number of tokens of an example, or refuse."""
+    if len(shape) != 1:
+        raise InputError(
+            f"the model {name!r} reads rows of tokens, but one example has shape {shape}; use text "
+            "(--data tiny-shakespeare:FILE), or a model for images (--model vit)"
+        )
+    return shape[0]
 
 
 def _numbers(text: str, name: str) -> list[int]:
@@ -84,8 +115,9 @@ def _factor(text: str, name: str) -> float:
         factor = float(text)
     except ValueError:
         factor = 0.0
+    kind = name.partition(":")[0]
     if not 0 < factor <= 4:
-        raise InputError(f"{name!r}: give the factor of the widths, as in caffenet:0.5")
+        raise InputError(f"{name!r}: give the factor of the widths, as in {kind}:0.5")
     return factor
 
 

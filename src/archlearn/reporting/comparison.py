@@ -29,6 +29,10 @@ _HEADER = """<header>
 <p class="lead">$lead</p>
 $notes
 </header>"""
+_CHOICE = (
+    "Runs are compared, and the best of them chosen, on validation data. The test score is for the "
+    "run that is chosen: the highest of several is too high."
+)
 IGNORED = ("out", "name")
 """Settings in which every two runs differ."""
 
@@ -71,30 +75,33 @@ def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _frontier(numbers: Frontier, place: int) -> Html:
-    caption = "Numbers are rows of the table. Filled: no other run is both smaller and better."
+    caption = (
+        "Numbers are rows of the table. Filled: no other run is both smaller and better on "
+        "validation data."
+    )
     form = format_number if numbers.lower_is_better else format_percent
     words = "; ".join(
         f"run {p.number}: {p.parameters:,} parameters, {form(p.score)}" for p in numbers.points
     )
-    title = f"{numbers.score_name.capitalize()} against parameters on {numbers.data}."
+    title = f"Validation {numbers.score_name} against parameters on {numbers.data}."
     return write_figure(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
 
 
 def _results(runs: Sequence[Run]) -> Html:
-    scores = " or ".join(dict.fromkeys(run.score_name for run in runs)).capitalize()
+    score = " or ".join(dict.fromkeys(run.score_name for run in runs))
     costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
-    head = ("Run", scores, *costs, "Architecture", "Time")
+    head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
-    return write_table("Runs side by side", head, rows)
+    return join((write_paragraph(_CHOICE), write_table("Runs side by side", head, rows)))
 
 
 def _result(number: int, run: Run) -> tuple[object, ...]:
     before, after = run.before, run.after
-    on = "" if run.score_source == "test" else f" ({run.score_source})"
     seconds = as_number(run.summary.get("seconds"))
     return (
         _label(number, run),
-        f"{format_score(run)}{on}",
+        format_score(run, run.validation_score),
+        format_score(run, run.test_score),
         format_count(after.parameters),
         format_ratio(before.parameters, after.parameters),
         format_count(after.multiply_adds),

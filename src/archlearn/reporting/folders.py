@@ -95,6 +95,8 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
     if not finished:
         last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
         yield f"This run is unfinished: the page shows where it stood {last}."
+    if epochs and all(epoch.validation_loss is None for epoch in epochs):
+        yield "This run had no validation part: it is measured once, on the test part, at its end."
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
             yield f"{name} is missing, so its figures are left out."
@@ -143,7 +145,6 @@ def _assemble(folder: Path, config: Table, summary: Table, progress: _Progress) 
     epochs = progress.epochs
     regression = task == "regression" or any(epoch.is_error for epoch in epochs)
     test_score = as_number(summary.get("test_error" if regression else "test_accuracy"))
-    last_score = epochs[-1].score if epochs else None
     return Run(
         folder=folder,
         name=as_text(summary.get("name")) or folder.resolve().name,
@@ -151,8 +152,8 @@ def _assemble(folder: Path, config: Table, summary: Table, progress: _Progress) 
         data=as_text(config.get("data")) or as_text(summary.get("data")),
         regression=regression,
         finished=progress.finished,
-        score=last_score if test_score is None else test_score,
-        score_source="validation" if test_score is None else "test",
+        validation_score=epochs[-1].score if epochs else None,
+        test_score=test_score,
         epochs=epochs,
         before=_standing(as_table(summary.get("before")), epochs[0] if epochs else None),
         after=_standing(as_table(summary.get("after")), epochs[-1] if epochs else None),

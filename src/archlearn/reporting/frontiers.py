@@ -1,4 +1,7 @@
-"""Runs on the same data stand against each other by what they cost and what they reach."""
+"""Accuracy against parameters: runs on the same data, compared on validation data.
+
+Whoever picks the best of several runs by their test scores reads too high a score off the winner.
+"""
 
 # Methods of matplotlib are annotated in part only.
 # pyright: reportUnknownMemberType=false
@@ -17,7 +20,7 @@ from archlearn.reporting.scales import format_share_ticks_, tick_logarithmic_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One run: its number in the table, its parameters and its score."""
+    """One run: its number in the table, its parameters and its score on validation data."""
 
     number: int
     parameters: int
@@ -44,8 +47,9 @@ def read_frontiers(runs: Sequence[Run]) -> tuple[Frontier, ...]:
     """Return one frontier for each data set and kind of score, numbered as in the table."""
     groups: dict[tuple[str, bool], list[Point]] = {}
     for number, run in enumerate(runs, start=1):
-        if run.score is not None and run.after.parameters:
-            point = Point(number=number, parameters=run.after.parameters, score=run.score)
+        score = run.validation_score
+        if score is not None and run.after.parameters:
+            point = Point(number=number, parameters=run.after.parameters, score=score)
             groups.setdefault((run.data, run.regression), []).append(point)
     return tuple(
         Frontier(
@@ -108,4 +112,4 @@ def _set_axes_(figure: Figure, numbers: Frontier) -> None:
         format_share_ticks_(axes.yaxis)
     axes.grid(visible=True, axis="x", color=GRID.light, linewidth=0.8)
     axes.tick_params(labelsize=FONT_SIZE)
-    label_axes(axes, "parameters, logarithmic", numbers.score_name)
+    label_axes(axes, "parameters, logarithmic", f"validation {numbers.score_name}")

@@ -16,7 +16,7 @@ from archlearn.reporting.formats import (
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
 from archlearn.reporting.runs import Run, Standing
-from archlearn.reporting.values import as_count
+from archlearn.reporting.values import as_count, as_number
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn · $name</p>
@@ -55,13 +55,13 @@ def write_widths(standing: Standing) -> str:
     """Return the architecture; its sums only where it is no chain, or too long to be read."""
     widths = standing.widths.values()
     if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
-        return standing.architecture
+        return standing.architecture + (" (one layer)" if len(widths) == 1 else "")
     return f"{sum(widths):,} channels in {len(widths)} layers"
 
 
-def format_score(run: Run) -> str:
-    """Return the accuracy in per cent, or the squared error."""
-    return format_number(run.score) if run.regression else format_percent(run.score)
+def format_score(run: Run, score: float | None) -> str:
+    """Return an accuracy of a run in per cent, or its squared error."""
+    return format_number(score) if run.regression else format_percent(score)
 
 
 def write_architecture(run: Run) -> Html:
@@ -89,7 +89,10 @@ def _tiles(run: Run) -> list[Html]:
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
-    tiles = [_tile(run.score_name.capitalize(), format_score(run), where)]
+    loss = as_number(run.summary.get("test_loss"))
+    if run.summary.get("task") == "next_token" and loss is not None:
+        where = f"{where}; loss {format_number(loss)} nats a token"
+    tiles = [_tile(run.score_name.capitalize(), format_score(run, run.score), where)]
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
         tiles.append(_tile(label, format_count(after), _note(saved, before, after)))

@@ -50,8 +50,8 @@ class Run:
     """Everything the report knows of one run.
 
     Attributes:
-        score: The figure of merit, on test data where the run has finished.
-        score_source: Where `score` was measured, `test` or `validation`.
+        validation_score: Accuracy or squared error on validation data after the last epoch.
+        test_score: The same on test data, which a run looks at once, when it has finished.
         before: The network at the start.
         after: The compact network, or the network as its gates stand now.
         merged: Layers that became linear and went into the next one.
@@ -65,8 +65,8 @@ class Run:
     data: str
     regression: bool
     finished: bool
-    score: float | None
-    score_source: str
+    validation_score: float | None
+    test_score: float | None
     epochs: tuple[Epoch, ...]
     before: Standing
     after: Standing
@@ -74,6 +74,16 @@ class Run:
     config: Table
     summary: Table
     notes: tuple[str, ...]
+
+    @property
+    def score(self) -> float | None:
+        """The figure of merit of the run by itself, on test data where it has finished."""
+        return self.validation_score if self.test_score is None else self.test_score
+
+    @property
+    def score_source(self) -> str:
+        """Where `score` was measured, `test` or `validation`."""
+        return "validation" if self.test_score is None else "test"
 
     @property
     def score_name(self) -> str:

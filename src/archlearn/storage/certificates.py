@@ -11,6 +11,9 @@ from archlearn.errors import FileError
 from archlearn.storage.descriptions import parse_json
 from archlearn.storage.values import decode, encode, shorten
 
+# A tolerance may have been given as a whole number.
+_KINDS: dict[Any, tuple[type, ...]] = {float: (float, int), int: (int,), str: (str,)}
+
 
 def write_certificate(model: nn.Module) -> str | None:
     """Return a model's certificate as JSON, or None if it has none."""
@@ -32,9 +35,12 @@ def restore_certificate_(model: nn.Module, text: str | None) -> None:
         return
     found = decode(parse_json(text), _refuse_node)
     data = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-    plain = all(isinstance(value, int | float | str) for value in data.values())
-    if set(data) != {field.name for field in fields(Certificate)} or not plain:
-        raise FileError(f"its certificate is {shorten(found)}, which lacks or adds a field")
+    kinds = {field.name: _KINDS[field.type] for field in fields(Certificate)}
+    if set(data) != set(kinds) or any(type(data[name]) not in kinds[name] for name in kinds):
+        raise FileError(
+            f"its certificate is {shorten(found)}, which lacks or adds a field, or has one of "
+            "another type"
+        )
     vars(model)["certificate"] = Certificate.from_dict(data)
 
 

@@ -1,17 +1,23 @@
 """Describing a model turns its modules, tensors and traced calls into plain data."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from archlearn.errors import FileError
+from archlearn.graphs.outputs import is_construction
 from archlearn.graphs.tracing import Traces
 from archlearn.storage.descriptions import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.storage.layers import CONTAINERS, LayerClass, name_module, read_arguments
 from archlearn.storage.opaque import read_attributes
 from archlearn.storage.operations import name_operation
 from archlearn.storage.parametrisations import plain_class, read_parametrisations
+from archlearn.storage.skeletons import check_nesting
 from archlearn.storage.values import encode
 
 NamedTensors = dict[str, Tensor]
@@ -25,6 +31,7 @@ def describe(
     Raises:
         FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
     """
+    check_nesting(model)
     called = _called_modules(model, traces.graphs)
     entries, shared_modules = _describe_modules(model, called, modules)
     tensors, shared_tensors = _collect_tensors(model, traces.graphs)
@@ -164,19 +171,47 @@ def _describe_tensor(model: nn.Module, name: str, tensor: Tensor) -> TensorEntry
 
 
 def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
-    return [_describe_node(node) for node in graph.nodes]
+    """Return the calls of a graph; containers of the user's own classes become plain ones."""
+    plain: dict[fx.Node, Any] = {}
+    entries: list[NodeEntry] = []
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: plain.get(n, n))
+        if node.op == "call_function" and is_construction(node.target):
+            made = _make_plain(node.target, args, kwargs)
+            if made is not None:
+                plain[node] = made
+                continue
+        entries.append(_describe_node(node, args, kwargs))
+    return entries
 
 
-def _describe_node(node: fx.Node) -> NodeEntry:
-    args = [encode(value) for value in node.args]
-    kwargs = {key: encode(value) for key, value in node.kwargs.items()}
-    return NodeEntry(node.name, node.op, _describe_target(node), args, kwargs)
+def _make_plain(kind: Any, args: Any, kwargs: Any) -> Any:
+    """Return the dict, list or tuple that a file holds for a container of a class of one's own."""
+    if kind is OrderedDict or hasattr(kind, "_fields"):
+        return None
+    if issubclass(kind, dict):
+        given = dict(args[-1]) if args else dict(kwargs)
+        is_record = is_dataclass(kind)  # such as a ModelOutput, which has no keys for None
+        return {key: value for key, value in given.items() if not (is_record and value is None)}
+    if issubclass(kind, list | tuple):
+        return list(args[0]) if issubclass(kind, list) else tuple(args[0])
+    return None
 
 
-def _describe_target(node: fx.Node) -> object:
-    if node.op == "call_function":
-        fields = getattr(node.target, "_fields", None)
-        if isinstance(node.target, type) and fields is not None:
-            return {"namedtuple": node.target.__name__, "fields": list(fields)}
-        return name_operation(node.target)
-    return str(node.target)
+def _describe_node(node: fx.Node, args: Any, kwargs: Any) -> NodeEntry:
+    target, args = _describe_target(node, args, kwargs)
+    named = {} if isinstance(target, dict) else kwargs
+    encoded = {key: encode(value) for key, value in named.items()}
+    return NodeEntry(node.name, node.op, target, [encode(value) for value in args], encoded)
+
+
+def _describe_target(node: fx.Node, args: Any, kwargs: Any) -> tuple[object, Any]:
+    if node.op != "call_function":
+        return str(node.target), args
+    kind: Any = node.target
+    if not is_construction(kind) or kind is OrderedDict:
+        return name_operation(kind), args
+    fields = getattr(kind, "_fields", None)
+    if fields is None:  # a dataclass or a namespace: read by names, as a named tuple is
+        fields, args = list(kwargs), list(kwargs.values())
+    return {"namedtuple": kind.__name__, "fields": list(fields)}, args

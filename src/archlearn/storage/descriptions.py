@@ -6,6 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
 from archlearn.errors import FileError
+from archlearn.storage.limits import (
+    MAX_CALLS,
+    MAX_MODULES,
+    MAX_NAME_LENGTH,
+    MAX_TENSORS,
+    MAX_VALUES,
+    check_shape,
+)
 from archlearn.storage.values import shorten
 
 T = TypeVar("T")
@@ -84,11 +92,11 @@ class Description:
         """Return the description that `to_json` wrote.
 
         Raises:
-            FileError: If anything is missing, superfluous or of another type.
+            FileError: If anything is missing, superfluous, of another type or beyond a limit.
         """
         data = _keys(parse_json(text), cls)
         graph = data["training_graph"]
-        return cls(
+        description = cls(
             class_name=_text(data["class_name"]),
             kind=_choice(data["kind"], ("container", "torch.nn.Sequential")),
             training=_flag(data["training"]),
@@ -99,14 +107,37 @@ class Description:
             evaluation=_each(data["evaluation"], _node),
             training_graph=None if graph is None else _each(graph, _node),
         )
+        _check_limits(description)
+        return description
+
+
+def _check_limits(description: Description) -> None:
+    graphs = [description.evaluation, description.training_graph or []]
+    MAX_MODULES.check(len(description.modules) + len(description.shared_modules))
+    MAX_TENSORS.check(len(description.tensors) + len(description.shared_tensors))
+    names = [
+        description.class_name,
+        *(entry.name for entry in [*description.modules, *description.tensors]),
+        *description.shared_modules,
+        *description.shared_tensors,
+    ]
+    for graph in graphs:
+        MAX_CALLS.check(len(graph))
+        names += [name for entry in graph for name in (entry.name, *entry.kwargs)]
+        names += [entry.target for entry in graph if isinstance(entry.target, str)]
+    MAX_NAME_LENGTH.check(max(map(len, names)))
+    for entry in description.tensors:
+        check_shape(entry.shape)
 
 
 def parse_json(text: str) -> object:
     """Return what JSON holds, refusing what `to_json` never writes.
 
     Raises:
-        FileError: If it is not JSON, or names a key twice.
+        FileError: If it is not JSON, names a key twice, or holds too many values.
     """
+    # A value begins the text, follows a comma or a colon, or opens a list or an object.
+    MAX_VALUES.check(sum(text.count(mark) for mark in ",[{"))
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -171,7 +202,7 @@ def _flag(data: object) -> bool:
 
 
 def _count(data: object) -> int:
-    if isinstance(data, bool) or not isinstance(data, int) or data < 0:
+    if isinstance(data, bool) or not isinstance(data, int) or not 0 <= data < 2**63:
         raise FileError(f"its description has {shorten(data)} where a size belongs")
     return data
 

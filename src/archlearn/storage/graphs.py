@@ -9,6 +9,7 @@ from torch import fx, nn
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import NodeEntry
 from archlearn.storage.operations import ATTRIBUTES, METHODS, find_operation
+from archlearn.storage.skeletons import find_module
 from archlearn.storage.values import decode, is_identifier, shorten
 
 _RESERVED = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
@@ -21,24 +22,14 @@ def rebuild_graph(root: nn.Module, entries: Sequence[NodeEntry]) -> fx.Graph:
         FileError: Before any code is made, if a name is not an identifier, a call is not
             allowed, or an argument is not the result of an earlier call.
     """
-    known = _Known(root)
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     for entry in entries:
         _check_place(entry, nodes, last=entry is entries[-1])
-        nodes[entry.name] = _add_node(graph, entry, nodes, known)
+        nodes[entry.name] = _add_node(graph, entry, nodes, root)
     if not entries or entries[-1].operation != "output":
         raise FileError("its graph has no output")
     return graph
-
-
-class _Known:
-    """What calls of a graph may reach in the model: modules and tensors by name."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self.modules = {name for name, _ in root.named_modules(remove_duplicate=False) if name}
-        self.tensors = {name for name, _ in root.named_parameters(remove_duplicate=False)}
-        self.tensors |= {name for name, _ in root.named_buffers(remove_duplicate=False)}
 
 
 def _check_place(entry: NodeEntry, nodes: dict[str, fx.Node], last: bool) -> None:
@@ -48,7 +39,12 @@ def _check_place(entry: NodeEntry, nodes: dict[str, fx.Node], last: bool) -> Non
         raise FileError(f"two calls are named {entry.name!r}")
     if entry.operation == "output" and not last:
         raise FileError("its graph goes on after the output")
-    if entry.operation == "placeholder" and any(n.op != "placeholder" for n in nodes.values()):
+    # Inputs come first, so the last call tells whether there was any other.
+    if (
+        entry.operation == "placeholder"
+        and nodes
+        and next(reversed(nodes.values())).op != "placeholder"
+    ):
         raise FileError(f"the input {entry.name!r} comes after the first call")
     bad = [key for key in entry.kwargs if not is_identifier(key)]
     if bad:
@@ -56,7 +52,7 @@ def _check_place(entry: NodeEntry, nodes: dict[str, fx.Node], last: bool) -> Non
 
 
 def _add_node(
-    graph: fx.Graph, entry: NodeEntry, nodes: dict[str, fx.Node], known: _Known
+    graph: fx.Graph, entry: NodeEntry, nodes: dict[str, fx.Node], root: nn.Module
 ) -> fx.Node:
     def find_node(name: str) -> fx.Node:
         if name not in nodes:
@@ -65,11 +61,11 @@ def _add_node(
 
     args = tuple(decode(value, find_node) for value in entry.args)
     kwargs = {key: decode(value, find_node) for key, value in entry.kwargs.items()}
-    target = _check_target(entry, args, known)
+    target = _check_target(entry, args, root)
     return graph.create_node(entry.operation, target, args, kwargs, name=entry.name)
 
 
-def _check_target(entry: NodeEntry, args: tuple[Any, ...], known: _Known) -> Any:
+def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> Any:
     target = entry.target
     if entry.operation == "call_function":
         return _check_function(target, args)
@@ -77,14 +73,15 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], known: _Known) -> Any
         raise FileError(f"the call {entry.name!r} has the target {shorten(target)}")
     allowed = {
         "placeholder": lambda: (
-            is_identifier(target.removeprefix("*").removeprefix("*"))
-            and target not in _RESERVED
+            is_identifier(target.lstrip("*"))
+            and not target.startswith("***")
+            and target.lstrip("*") not in _RESERVED
             and not entry.kwargs
             and len(args) <= 1
         ),
         "output": lambda: target == "output" and len(args) == 1,
-        "call_module": lambda: target in known.modules,
-        "get_attr": lambda: target in known.tensors,
+        "call_module": lambda: target != "" and find_module(root, target) is not None,
+        "get_attr": lambda: _has_tensor(root, target),
         "call_method": lambda: target in METHODS and _starts(args),
     }
     if not allowed[entry.operation]():
@@ -93,6 +90,14 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], known: _Known) -> Any
             "not one that a file may name"
         )
     return target
+
+
+def _has_tensor(root: nn.Module, path: str) -> bool:
+    owner, _, name = path.rpartition(".")
+    module = find_module(root, owner)
+    return module is not None and (
+        module._parameters.get(name) is not None or module._buffers.get(name) is not None
+    )
 
 
 def _starts(args: tuple[Any, ...]) -> bool:

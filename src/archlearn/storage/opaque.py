@@ -68,7 +68,7 @@ def build_opaque(kind: type[nn.Module], attributes: Mapping[str, object]) -> nn.
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     for attribute, value in attributes.items():
-        if not is_identifier(attribute) or attribute in _OWN:
+        if not is_identifier(attribute) or attribute in _OWN or hasattr(nn.Module, attribute):
             raise FileError(f"it sets the attribute {shorten(attribute)}, which is not allowed")
         vars(module)[attribute] = decode(value, _refuse_node)
     vars(module)[_MARK] = True

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -11,7 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from archlearn.errors import FileError
-from archlearn.graphs.inputs import check_argument, check_given, check_kind
+from archlearn.graphs.inputs import (
+    check_argument,
+    check_given,
+    check_keywords,
+    check_kind,
+    ones_if_left_out,
+)
+from archlearn.graphs.linear_ops import linear_by_columns
 
 Operation = Callable[..., Any]
 
@@ -114,13 +122,15 @@ def find_operation(name: object) -> Operation:
     Raises:
         FileError: If the name is not on the list.
     """
-    if isinstance(name, str) and name.startswith("torchvision."):
+    if name in _torchvision_names():  # whatever else a file names, nothing is imported for it
         listed, hint = torchvision_operations(), "; it may be there once torchvision is installed"
     else:
         listed, hint = all_operations(), ""
     if isinstance(name, str) and name in listed:
         return listed[name]
-    raise FileError(f"it calls {name!r}, which is not an operation that a file may name{hint}")
+    raise FileError(
+        f"it calls {str(name)[:80]!r}, which is not an operation that a file may name{hint}"
+    )
 
 
 @cache
@@ -128,15 +138,24 @@ def all_operations() -> dict[str, Operation]:
     """Return every function that a file may name, by the name it has there."""
     listed: dict[str, Operation] = {
         "getattr": getattr,
+        "collections.OrderedDict": OrderedDict,
         "archlearn.check_argument": check_argument,
         "archlearn.check_kind": check_kind,
         "archlearn.check_given": check_given,
+        "archlearn.check_keywords": check_keywords,
+        "archlearn.ones_if_left_out": ones_if_left_out,
+        "archlearn.linear_by_columns": linear_by_columns,
     }
     listed |= _collect("operator", operator, _OPERATORS)
     listed |= _collect("math", math, _MATHS)
     listed |= _collect("F", F, _FUNCTIONAL)
     listed |= _collect("torch", torch, _TORCH)
     return listed
+
+
+@cache
+def _torchvision_names() -> list[str]:
+    return [f"{home}.{name}" for home, names in _TORCHVISION.items() for name in names.split()]
 
 
 def torchvision_operations() -> dict[str, Operation]:

@@ -11,7 +11,7 @@ from torch import nn
 from archlearn.errors import FileError
 from archlearn.storage.certificates import restore_certificate_
 from archlearn.storage.descriptions import Description
-from archlearn.storage.files import ModelFile
+from archlearn.storage.files import ModelFile, open_safetensors
 from archlearn.storage.layers import LayerClass
 from archlearn.storage.opaque import merge_classes
 from archlearn.storage.rebuilding import fill_, rebuild
@@ -32,7 +32,8 @@ def load(
         modules: Your own leaf classes, under the names that were given to `save`.
 
     Raises:
-        FileError: If the file is truncated, foreign, of a later version, or not allowed.
+        FileError: If the file is truncated, foreign, of a later version, not allowed, or beyond
+            one of the limits in `archlearn.storage.limits`.
     """
     path = Path(path)
     if not path.is_file():
@@ -45,6 +46,8 @@ def load(
         raise FileError(f"cannot load {str(path)!r}: {error}") from error
     except RecursionError:
         raise FileError(f"cannot load {str(path)!r}: its description is nested too deep") from None
+    except OSError as error:
+        raise FileError(f"cannot load {str(path)!r}: {error.strerror}") from error
     except safetensors.SafetensorError as error:
         raise FileError(
             f"cannot load {str(path)!r}: it is truncated, or not a safetensors file ({error}); "
@@ -53,7 +56,7 @@ def load(
 
 
 def _load(path: Path, modules: Mapping[str, LayerClass]) -> nn.Module:
-    with safetensors.safe_open(path, framework="pt", device="cpu") as handle:
+    with open_safetensors(path) as handle:
         file = ModelFile(handle)
         file.check_version()
         description = Description.from_json(file.metadata.get("description", ""))

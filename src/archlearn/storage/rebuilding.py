@@ -10,7 +10,7 @@ from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, TensorEntry
 from archlearn.storage.graphs import rebuild_graph
 from archlearn.storage.layers import CONTAINERS, LayerClass
-from archlearn.storage.skeletons import add_tensors_, build_modules
+from archlearn.storage.skeletons import add_tensors_, build_modules, find_module, is_open
 from archlearn.storage.values import is_identifier, shorten
 
 
@@ -35,13 +35,24 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
     values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
     for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
         path, _, attribute = name.rpartition(".")
-        owner = model.get_submodule(path)
+        owner = _existing_module(model, path)
         if name == first:
             owner._parameters.pop(attribute, None)  # so that parameters keep their order
         setattr(owner, attribute, values[first])
     model.training = description.training
     for entry in description.modules:
-        model.get_submodule(entry.name).train(entry.training)
+        module = _existing_module(model, entry.name)
+        if is_open(module):  # what is inside has an entry of its own
+            module.training = entry.training
+        else:
+            module.train(entry.training)
+
+
+def _existing_module(model: nn.Module, path: str) -> nn.Module:
+    module = find_module(model, path)
+    if module is None:
+        raise FileError(f"it names the module {shorten(path)}, which is not there")
+    return module
 
 
 def bind(

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from archlearn.errors import FileError
+from archlearn.storage.limits import MAX_NESTING
 from archlearn.storage.operations import find_operation, name_operation
 
-MAX_DEPTH = 32
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d{1,3})?")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMES = """
@@ -84,8 +84,7 @@ def decode(value: object, find_node: FindNode, depth: int = 0) -> Any:
     Raises:
         FileError: If `encode` could not have written this.
     """
-    if depth > MAX_DEPTH:
-        raise FileError(f"its arguments are nested more than {MAX_DEPTH} deep")
+    MAX_NESTING.check(depth)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

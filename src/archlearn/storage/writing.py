@@ -10,8 +10,10 @@ from torch import nn
 
 from archlearn.errors import FileError
 from archlearn.graphs.tracing import ExampleInputs, Traces, trace
+from archlearn.instance_forward import check_forwards
 from archlearn.storage.certificates import write_certificate
 from archlearn.storage.describing import describe
+from archlearn.storage.descriptions import Description
 from archlearn.storage.files import DTYPES, FORMAT, VERSION, write
 from archlearn.storage.layers import LayerClass
 from archlearn.storage.opaque import merge_classes
@@ -28,7 +30,8 @@ def save(
     """Write a model into one safetensors file that `load` needs none of your code to read.
 
     The model is saved by what its `forward` calls, so its own class need not be there when it
-    is loaded. The file appears at `path` whole or not at all.
+    is loaded. The file appears at `path` whole or not at all, and the same model gives the
+    same bytes.
 
     Args:
         model: Any model whose `forward` can be traced. It is unchanged.
@@ -46,6 +49,7 @@ def save(
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), merge_classes(modules)
     _refuse_gates(model, path)
+    check_forwards(model, "save")
     traces = _find_traces(model, example_inputs, tuple((modules or {}).values()))
     if not path.parent.is_dir():
         raise FileError(
@@ -56,14 +60,15 @@ def save(
     try:
         description, tensors = describe(model, traces, known)
         _check_dtypes(tensors)
-        rebuild(description, known)  # what load would refuse is not written
+        text = description.to_json()
+        rebuild(Description.from_json(text), known)  # what load would refuse is not written
+        metadata = {"format": FORMAT, "version": str(VERSION), "description": text}
+        certificate = write_certificate(model)
+        if certificate is not None:
+            metadata["certificate"] = certificate
+        write(path, tensors, metadata)
     except FileError as error:
         raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error
-    metadata = {"format": FORMAT, "version": str(VERSION), "description": description.to_json()}
-    certificate = write_certificate(model)
-    if certificate is not None:
-        metadata["certificate"] = certificate
-    write(path, tensors, metadata)
 
 
 def _find_traces(

@@ -38,7 +38,7 @@ def plan_merges(
     must lower what the user counts, and may not raise the other cost.
     """
     merges: list[Merge] = []
-    for run in _runs([links[site] for site in linear if site in links]):
+    for run in chain_links([links[site] for site in linear if site in links]):
         merges.extend(_split(run, sizes, pay))
     return tuple(merges)
 
@@ -84,7 +84,8 @@ def merged_kernel(layers: tuple[str, ...], sizes: Sizes) -> list[int]:
     return kernel
 
 
-def _runs(links: list[Link]) -> list[list[Link]]:
+def chain_links(links: list[Link]) -> list[list[Link]]:
+    """Return links that follow on one another as runs."""
     by_first = {link.first: link for link in links}
     seconds = {link.second for link in links}
     runs: list[list[Link]] = []

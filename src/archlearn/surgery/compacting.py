@@ -1,5 +1,6 @@
 """A plan is carried out on a copy; the result must compute what the gated model computes."""
 
+import logging
 import math
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.graphs.computed_weights import make_plain_
 from archlearn.graphs.contexts import without_autocast
-from archlearn.graphs.inputs import CHECKS
+from archlearn.graphs.inputs import CHECKS, count_examples
 from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
 from archlearn.inserting import copy_graph
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import cast_, exchanging, tensors_of, widen
 from archlearn.scaling import fold_scales
@@ -34,6 +36,8 @@ from archlearn.surgery.narrowing import (
 from archlearn.surgery.planning import computed_tensors, write_plan
 from archlearn.surgery.plans import Plan
 from archlearn.surgery.rewriting import Rewriter
+
+logger = logging.getLogger(__name__)
 
 CERTIFICATE = "certificate"
 
@@ -74,10 +78,19 @@ def compact(
             "and example inputs as example_inputs=..."
         )
     check_gates(model)
+    check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
     store = find_store(model)
-    if store is not None and store.kind != "binary":
-        return _compact_scaled(model, plan, inputs, certified=certified)
+    with class_forwards(model):
+        if store is not None and store.kind != "binary":
+            return _compact_scaled(model, plan, inputs, certified=certified)
+        return _compact_binary(model, plan, inputs, certified=certified)
+
+
+def _compact_binary(
+    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
+) -> nn.Module:
+    """Return the compact model of one with gates that are 0 or 1."""
     modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)
@@ -86,7 +99,24 @@ def compact(
             raise SurgeryError(_difference(plan, made))
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
+    if store is not None and store.budget:
+        _warn_of_missed_budget(store.budget, made, inputs)
     return small
+
+
+def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
+    """Say when the network costs more than a `GateOptimizer` was told it may."""
+    for name, limit in budget.items():
+        found = getattr(plan.after, name)
+        if found > limit:
+            n_rows = count_examples(inputs) if name == "multiply_adds" else 1
+            logger.warning(
+                "a budget of %s %s was asked for, but the compact model has %s; call "
+                "gates.finish() before compact where a run ends before its total_steps",
+                f"{limit / n_rows:,.0f}",
+                name,
+                f"{found / n_rows:,.0f}",
+            )
 
 
 def _make(

@@ -15,6 +15,7 @@ from archlearn.graphs.cost_table import count_positions
 from archlearn.graphs.labels import CONSTANT, Labels, core
 from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
 from archlearn.graphs.lookups import find_module, find_tensor, first_names
+from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating
 from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.deciding import Decision, decide
@@ -40,7 +41,8 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
     model = unwrap(model)
     if pay not in PAYS:
         raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
-    with evaluating(model):
+    check_forwards(model, "plan")
+    with class_forwards(model), evaluating(model):
         return write_plan(model, decide(model, example_inputs), pay)
 
 
@@ -51,7 +53,7 @@ class Draft:
     narrowings: tuple[Narrowing, ...]
     folds: tuple[Fold, ...]
     merges: tuple[Merge, ...]
-    sizes: "_Sizes"
+    sizes: "PlannedSizes"
 
 
 def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
@@ -59,7 +61,7 @@ def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
     blueprint, dropped = decision.choice.blueprint, decision.dropped
     narrowings = tuple(_narrowings(blueprint, dropped))
     folds = tuple(_folds(model, blueprint, dropped))
-    sizes = _Sizes(model, blueprint, narrowings, folds)
+    sizes = PlannedSizes(model, blueprint, narrowings, folds)
     merges = plan_merges(decision.choice.links, decision.linear, sizes, pay)
     return Draft(narrowings, folds, merges, sizes)
 
@@ -81,15 +83,15 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     )
 
 
-class _Sizes:
+class PlannedSizes:
     """Shapes of parameters as they will be, and how often each weight is applied."""
 
     def __init__(
         self,
         model: nn.Module,
         blueprint: Blueprint,
-        narrowings: tuple[Narrowing, ...],
-        folds: tuple[Fold, ...],
+        narrowings: tuple[Narrowing, ...] = (),
+        folds: tuple[Fold, ...] = (),
     ) -> None:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
@@ -156,13 +158,13 @@ def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold
     return list(found.values())
 
 
-def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
+def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:
     """Return the multiply-adds of one run on the example inputs, from the run already made."""
     layers = sum(find_tensor(model, name).numel() * n for name, n in sizes.positions.items())
     return layers + decision.choice.blueprint.followed[0].other_multiply_adds
 
 
-def _count_left_out(model: nn.Module, decision: Decision, sizes: _Sizes) -> int:
+def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:
     """Return the parameters of activations (PReLU) all of whose calls have become linear."""
     calls: dict[str, list[bool]] = {}
     for site in decision.choice.blueprint.sites[0]:

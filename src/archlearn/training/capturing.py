@@ -124,6 +124,8 @@ class CapturedStepper:
         finally:
             _give_back(body, kept)
             torch.cuda.set_rng_state(random_state)
+            if body.work.gate_optimizer is not None:
+                body.work.gate_optimizer.accept_gates()
 
     def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
         """Take the examples in this order from now on; the sums are those so far."""
@@ -147,6 +149,8 @@ class CapturedStepper:
             self._capture(count)
         self._graphs[count].replay()
         self._next_step = step + count
+        if self._body.work.gate_optimizer is not None:
+            self._body.work.gate_optimizer.advance(count)
         return count
 
     def sums(self) -> tuple[float, float]:

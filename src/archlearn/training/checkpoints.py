@@ -8,14 +8,17 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
+from archlearn.errors import FileError
+from archlearn.storage.files import open_safetensors, read_tensor
 from archlearn.training.data.caching import write_whole
 from archlearn.training.errors import CheckpointError
 
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 LATEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 _FORMAT = "archlearn-checkpoint-1"
+MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which systems have limits
+_KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,30 +95,44 @@ def read_checkpoint(folder: Path) -> tuple[Position, dict[str, Tensor]] | None:
 def is_checkpoint(path: Path) -> bool:
     """Return whether a file is a checkpoint of a run, of whatever version."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_safetensors(path) as file:
             return (file.metadata() or {}).get("format", "").startswith("archlearn-checkpoint")
-    except (SafetensorError, OSError):
+    except (SafetensorError, FileError, OSError):
         return False
 
 
 def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_safetensors(path) as file:
             metadata = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+            tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, FileError, OSError) as error:
         raise CheckpointError(f"the checkpoint {path} is torn ({error})") from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this version of archlearn")
     written = metadata.get("position", "")
-    try:
-        position = json.loads(written)
-    except ValueError as error:
-        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)") from error
+    position = _parse_position(written)
+    if position is None:
+        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)")
     # Two texts can stand for one number, so the text itself must be as it was written.
     if metadata.get("digest") != _digest(tensors, position) or json.dumps(position) != written:
         raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
     return Position(**position), tensors
+
+
+def _parse_position(text: str) -> dict[str, Any] | None:
+    """Return the fields of a position, or None if the text does not hold just those."""
+    try:
+        found = json.loads(text) if len(text) <= MAX_POSITION_LENGTH else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    position = cast("dict[str, Any]", found)
+    kinds = {item.name: _KINDS[item.type] for item in fields(Position)}
+    fits = all(type(value) in kinds.get(name, ()) for name, value in position.items())
+    counts = [value for value in position.values() if isinstance(value, int)]
+    return position if fits and all(0 <= count < 2**63 for count in counts) else None
 
 
 def _digest(tensors: Mapping[str, Tensor], position: Mapping[str, object]) -> str:

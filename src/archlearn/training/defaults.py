@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 
 from archlearn.training.data.datasets import Dataset
+from archlearn.training.errors import SettingsError
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
@@ -37,12 +38,11 @@ def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettin
     Args:
         settings: What was asked for.
         n_train: Number of train examples.
-        n_parts: Processes times accumulated parts; a batch is a multiple of it.
+        n_parts: Processes times accumulated parts; each has one example of a batch at least.
     """
     batch = settings.batch_size
     if batch is None:
-        batch = min(_BATCH, max(1, n_train // _FEWEST_BATCHES))
-        batch = max(1, batch // n_parts) * n_parts
+        batch = max(n_parts, min(_BATCH, n_train // _FEWEST_BATCHES))
     steps = steps_per_epoch(n_train, batch)
     epochs = settings.epochs or min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / steps))
     optimiser = settings.optimiser
@@ -65,7 +65,29 @@ def steps_per_epoch(n_train: int, batch_size: int) -> int:
 
 def loss_of_a_guess(dataset: Dataset) -> float:
     """Return the loss of a network that knows nothing: ln(classes), or the variance 1."""
-    return math.log(max(2, dataset.n_outputs)) if dataset.task == "classification" else 1.0
+    return 1.0 if dataset.task == "regression" else math.log(max(2, dataset.n_outputs))
+
+
+def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
+    """Return settings that say how gates learn: to a budget, unless a price is given.
+
+    Raises:
+        SettingsError: If both are asked for.
+    """
+    gates, strengths = settings.gates, settings.strengths
+    priced = strengths.width_cost, gates.gate_rate, gates.travel
+    asked = gates.gate_optimiser
+    if gates.learn == "nothing":
+        return settings
+    if asked is None:
+        asked = "budget" if gates.budget or all(term is None for term in priced) else "penalty"
+    if gates.budget and (asked == "penalty" or strengths.width_cost is not None):
+        raise SettingsError(
+            "a budget and a price were asked for, and each says when to stop; leave out --budget, "
+            "or --width-cost and --gate-optimiser penalty"
+        )
+    rate = 0.0 if asked == "budget" else gates.gate_rate
+    return replace(settings, gates=replace(gates, gate_optimiser=asked, gate_rate=rate))
 
 
 def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
@@ -77,6 +99,8 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
         n_neurons: Neurons and channels that have a width gate.
     """
     strengths, gates = settings.strengths, settings.gates
+    if gates.gate_optimiser == "budget":
+        return settings
     cost = strengths.width_cost
     if cost is None:
         cost = COST_OF_ALL_NEURONS * loss_of_a_guess(dataset) / max(1, n_neurons)

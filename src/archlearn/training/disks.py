@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from archlearn.training.errors import RunStoppedError
+from archlearn.training.recording import how_to_go_on
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -31,5 +32,5 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
         why = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
         raise RunStoppedError(
             f"the disk is full: {why} while writing into {folder}; what was written "
-            f"before is whole; make room, then: archlearn learn --resume {folder}"
+            f"before is whole; make room, then {how_to_go_on(folder)}"
         ) from error

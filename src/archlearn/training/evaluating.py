@@ -14,6 +14,8 @@ from archlearn.training.objectives import Objective
 _BATCH = {"cpu": 1000, "cuda": 5000}
 _MOST_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Of a batch of inputs; what a network makes of them is some ten times more."""
+_NUMBERS_OF_A_TOKEN = 256
+"""A token becomes a vector of about this size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,7 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
             split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True
         ):
             raw, targets = raw.to(device), targets.to(device)
-            outputs = network(objective.inputs(raw).to(number_format))
+            outputs = network(as_format(objective.inputs(raw), number_format))
             loss = objective.loss(outputs, targets).double() * len(targets)
             score = objective.score_sum(outputs, targets)
             sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])
@@ -71,19 +73,25 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     return sums
 
 
+def as_format(inputs: Tensor, number_format: torch.dtype) -> Tensor:
+    """Return inputs in a network's number format; tokens stay whole numbers."""
+    return inputs.to(number_format) if inputs.is_floating_point() else inputs
+
+
 def _count_at_once(split: Split, objective: Objective) -> int:
     """Return how many examples are scored at once: fewer where they are large."""
     device = objective.mean.device.type
     shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
     most_numbers = _MOST_NUMBERS.get(device, _MOST_NUMBERS["cpu"])
-    fitting = most_numbers // max(1, math.prod(shape))
+    numbers = math.prod(shape) * (_NUMBERS_OF_A_TOKEN if objective.task == "next_token" else 1)
+    fitting = most_numbers // max(1, numbers)
     return max(1, min(_BATCH.get(device, _BATCH["cpu"]), fitting))
 
 
 def score_of(sums: Tensor, task: str) -> Score:
     """Return the score that sums over all examples amount to."""
     loss, score, count = sums.tolist()
-    classification = task == "classification"
+    classification = task != "regression"
     return Score(
         loss=loss / count,
         accuracy=score / count if classification else None,

@@ -4,12 +4,16 @@ import copy
 import dataclasses
 import logging
 import platform
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import archlearn
+from archlearn.errors import FileError, InputError
+from archlearn.modes import evaluating
 from archlearn.storage import save
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compacting import compact
@@ -22,6 +26,7 @@ from archlearn.training.measuring import costs_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, gate_network, set_layout_
+from archlearn.training.randomness import capture_random_states, restore_random_states
 from archlearn.training.recording import COMPACT, METRICS, SUMMARY, read_lines, write_json
 
 logger = logging.getLogger(__name__)
@@ -36,10 +41,11 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     The compact model is a plain module in ordinary memory layout on the CPU. The test examples
     are looked at here for the first and only time.
     """
-    model = copy.deepcopy(session.work.model).cpu()
-    set_layout_(model, torch.contiguous_format)
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.finish()
+    model = _plain_copy(session)
     small, merged, evidence = _compact(model, session)
-    save(small, session.folder / COMPACT)
+    _save(small, session.folder / COMPACT, session)
     objective = objective_of(session.dataset)
     score = evaluate(small, session.dataset.test, objective)
     before, after = _describe(session.network, session), _describe(small, session)
@@ -61,6 +67,55 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     write_json(session.folder / SUMMARY, summary)
     _warn_of_nothing_learnt(session)
     return summary
+
+
+def check_finish(session: Session) -> None:
+    """Compact and save the network as it is before training, and throw the file away.
+
+    What would fail at the end of a run fails here. Random states are left as they are.
+
+    Raises:
+        InputError: If its outputs are no numbers.
+        FileError: If the network is one that a file cannot hold.
+    """
+    states = capture_random_states()
+    model = _plain_copy(session)
+    _check_numbers(model, session)
+    small, _, _ = _compact(model, session)
+    with tempfile.TemporaryDirectory(dir=session.folder, prefix=".check-") as scratch:
+        try:
+            _save(small, Path(scratch) / COMPACT, session)
+        except FileError as error:
+            raise FileError(
+                "this run is not begun, for its network could not be saved at the end: "
+                f"{error.__cause__ or error}. On the command line forward must be one that can "
+                f"be followed; `archlearn inspect {session.settings.model}` says what stands in "
+                "the way"
+            ) from error
+    restore_random_states(states)
+
+
+@torch.no_grad()
+def _check_numbers(model: nn.Module, session: Session) -> None:
+    with evaluating(model):
+        outputs = model(session.example)
+    if not torch.isfinite(outputs).all():
+        raise InputError(
+            f"the network {session.origin} gives what is no finite number for the first two "
+            "examples, before it is trained; look at its weights and at the size of the inputs"
+        )
+
+
+def _plain_copy(session: Session) -> nn.Module:
+    """Return a copy of the model in ordinary memory layout on the CPU."""
+    model = copy.deepcopy(session.work.model).cpu()
+    set_layout_(model, torch.contiguous_format)
+    return model
+
+
+def _save(small: nn.Module, path: Path, session: Session) -> None:
+    # A model without gates is followed anew, and its forward may ask about shapes.
+    save(small, path, None if has_gates(session.work.model) else session.example)
 
 
 def _warn_of_nothing_learnt(session: Session) -> None:
@@ -134,6 +189,7 @@ def _scores(session: Session, score: Score) -> dict[str, Any]:
         "test_error": score.error,
         "test_loss": score.loss,
         "n_test": score.n_examples,
+        "n_validation": len(session.dataset.validation),
         "validation_accuracy": last.get("validation_accuracy"),
         "validation_error": last.get("validation_error"),
     }

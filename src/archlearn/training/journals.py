@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from archlearn.training.checkpoints import Position
@@ -9,7 +10,7 @@ from archlearn.training.evaluating import Score
 from archlearn.training.measuring import Gates, Observatory, Snapshot
 from archlearn.training.observing import EpochEnd, Observer
 from archlearn.training.preparing import Session
-from archlearn.training.recording import GATES, METRICS, append_line
+from archlearn.training.recording import GATES, METRICS, append_line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +20,10 @@ class Entry:
     Attributes:
         loss: Mean loss of the epoch's steps; None before the first.
         penalty: Mean penalty of the epoch's steps; None before the first.
+        score: Score on the validation part; None where there is none.
         width: Width gates, from `read_gates`.
         depth: Depth gates.
+        market: Where a budget is learnt: its path, and the price at which the network fits.
         epochs_to_move: Epochs in which gates will still move.
         seconds: Time spent so far.
         seconds_left: Time until the last step.
@@ -29,9 +32,10 @@ class Entry:
     position: Position
     loss: float | None
     penalty: float | None
-    score: Score
+    score: Score | None
     width: Gates
     depth: Gates
+    market: dict[str, object]
     epochs_to_move: float
     seconds: float
     seconds_left: float
@@ -47,6 +51,16 @@ class Journal:
             session.work.model, session.example, session.settings.strengths.pay
         )
         self._waiting: list[Entry] = []
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Go on from the last line of gates, if the run has been here before."""
+        lines = read_lines(self._session.folder / GATES)
+        if lines:
+            last = lines[-1]
+            width = {name: torch.tensor(gate) for name, gate in last["width"].items()}
+            depth = {name: torch.tensor([gate]) for name, gate in last["depth"].items()}
+            self._observatory.go_on_from(width, depth)
 
     def note(self, entry: Entry) -> None:
         """Take an entry down; it is not written yet."""
@@ -73,13 +87,13 @@ def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, ob
     """Return one line of metrics."""
     score, position = entry.score, entry.position
     last = max(0, position.step - 1)
-    classes = session.objective.task == "classification"
+    classes = session.objective.task != "regression"
     measured = "validation_accuracy" if classes else "validation_error"
     return {
         "epoch": position.epoch,
         "step": position.step,
-        "validation_loss": score.loss,
-        measured: score.accuracy if classes else score.error,
+        "validation_loss": None if score is None else score.loss,
+        measured: None if score is None else score.accuracy if classes else score.error,
         "widths": snapshot.widths,
         "linear": snapshot.linear,
         "binarisation_gap": snapshot.gap,
@@ -90,6 +104,7 @@ def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, ob
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,
         "penalty": entry.penalty,
+        **entry.market,
         "seconds": round(entry.seconds, 3),
     }
 

@@ -32,8 +32,8 @@ def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
     An optimiser whose update is fused divides by the factor itself, on the way.
     """
     weights, *gates = optimisers
-    if limits.norm is not None:
-        gradients = _gradients(weights)
+    gradients = _gradients(weights)
+    if limits.norm is not None and gradients:
         excess = _excess(gradients, limits.norm)
         if weights.defaults.get("fused"):
             vars(weights)["grad_scale"] = excess

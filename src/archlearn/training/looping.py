@@ -7,7 +7,6 @@ and going on from there gives, bit for bit, what never stopping would have given
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from archlearn.training.measuring import read_gates
 from archlearn.training.observing import Observer
 from archlearn.training.preparing import Session
 from archlearn.training.randomness import capture_random_states, order_of_epoch
-from archlearn.training.recording import sync_lines
+from archlearn.training.recording import how_to_go_on, sync_lines
 from archlearn.training.states import RANDOM, collect_tensors
 
 _STEPS_BETWEEN_CHECKS = 50
@@ -141,6 +140,7 @@ class Loop:
             score=score,
             width=width,
             depth=depth,
+            market=self._market(),
             epochs_to_move=self._epochs_to_move(),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
@@ -149,15 +149,23 @@ class Loop:
         if not self._is_ahead_of_device():
             self._journal.write()
 
-    def _validate(self) -> Score:
+    def _validate(self) -> Score | None:
         """Return the score on the validation part, each process taking its share."""
         session = self._session
+        if len(session.dataset.validation) == 0:
+            return None
         sums = sum_scores(session.work.model, self._validation, session.objective)
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
 
+    def _market(self) -> dict[str, object]:
+        gates = self._session.work.gate_optimizer
+        return {} if gates is None else gates.describe()
+
     def _epochs_to_move(self) -> float:
+        if self._session.work.gate_optimizer is not None:
+            return 0.0  # a budget is where they will be
         until = self._session.work.schedule.gates_until
         return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
 
@@ -177,16 +185,14 @@ class Loop:
         rate = self._session.settings.optimiser.learning_rate or 0.0
         raise RunStoppedError(
             f"the loss became {loss} by step {self.position.step} (epoch "
-            f"{self.position.epoch + 1}); the last checkpoint is from before that; go on from it "
-            f"with a smaller rate: archlearn learn --resume {self._session.folder} "
-            f"--learning-rate {rate / 4:g}"
+            f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
+            f"rate {how_to_go_on(self._session.folder)} --learning-rate {rate / 4:g}"
         )
 
     def _interrupted(self) -> RunInterruptedError:
-        folder: Path = self._session.folder
         return RunInterruptedError(
             f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
-            f"{self._session.n_epochs}); go on with: archlearn learn --resume {folder}"
+            f"{self._session.n_epochs}); {how_to_go_on(self._session.folder)}"
         )
 
     def _save(self) -> None:

@@ -1,8 +1,6 @@
 """What the gates say at a moment: widths, depth, costs, and where they are heading."""
 
 import copy
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,9 +12,9 @@ from archlearn.gates import is_open
 from archlearn.gating import depth_gates, width_gates
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
+from archlearn.training.evaluating import as_format
 
 Gates = dict[str, Tensor]
-_SECONDS_BETWEEN_PROJECTIONS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +27,8 @@ class Snapshot:
         gap: Mean distance of gates from binary.
         binary_share: Share of gates within a tenth of 0 or 1.
         costs: What the network would cost, compacted now.
-        projected: Parameters at the end if gates go on as in the last epoch.
+        projected: Parameters at the end if gates go on as in the last epoch; None while that is
+            not known, as before they begin to move.
     """
 
     widths: dict[str, int]
@@ -37,7 +36,7 @@ class Snapshot:
     gap: float
     binary_share: float
     costs: Costs
-    projected: int
+    projected: int | None
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
@@ -60,8 +59,10 @@ class Observatory:
         self._pay = pay
         self._known: dict[bytes, tuple[Costs, dict[str, int]]] = {}
         self._last: Tensor | None = None
-        self._projected = 0
-        self._projected_at = -math.inf
+
+    def go_on_from(self, width: Gates, depth: Gates) -> None:
+        """Take these as the gates of the epoch before, as when a run is resumed."""
+        self._last = _flatten(width, depth)
 
     def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> Snapshot:
         """Return what the gates say.
@@ -71,13 +72,10 @@ class Observatory:
             depth: Depth gates.
             epochs_to_move: Epochs in which gates will still move.
         """
-        flat = torch.cat([*width.values(), *depth.values(), torch.empty(0)])
-        drift = torch.zeros_like(flat) if self._last is None else flat - self._last
+        flat = _flatten(width, depth)
+        last = self._last if self._last is not None and self._last.shape == flat.shape else flat
+        drift = flat - last
         self._last = flat
-        future = (flat + drift * epochs_to_move).clamp(0, 1)
-        if time.monotonic() - self._projected_at > _SECONDS_BETWEEN_PROJECTIONS:
-            self._projected = self._look(*_split(future, width, depth))[0].parameters
-            self._projected_at = time.monotonic()
         costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
         return Snapshot(
@@ -86,8 +84,18 @@ class Observatory:
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
             costs=costs,
-            projected=self._projected if epochs_to_move > 0 else costs.parameters,
+            projected=(
+                self._project(flat, drift * epochs_to_move, width, depth)
+                if epochs_to_move > 0 and len(flat)
+                else costs.parameters
+            ),
         )
+
+    def _project(self, flat: Tensor, way: Tensor, width: Gates, depth: Gates) -> int | None:
+        """Return the parameters after gates have gone a way, or None if none of them moves."""
+        if not way.any():
+            return None
+        return self._look(*_split((flat + way).clamp(0, 1), width, depth))[0].parameters
 
     def _look(self, width: Gates, depth: Gates) -> tuple[Costs, dict[str, int]]:
         """Return the costs and widths with these gates; the same ones are looked at only once."""
@@ -114,12 +122,17 @@ class Observatory:
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    return per_example(count_costs(network, example.to(next(floating, example.dtype))), example)
+    example = as_format(example, next(floating, example.dtype))
+    return per_example(count_costs(network, example), example)
 
 
 def per_example(costs: Costs, example: Tensor) -> Costs:
     """Return costs with the multiply-adds of one example instead of all."""
     return Costs(costs.parameters, costs.multiply_adds // len(example))
+
+
+def _flatten(width: Gates, depth: Gates) -> Tensor:
+    return torch.cat([*width.values(), *depth.values(), torch.empty(0)])
 
 
 def _split(flat: Tensor, width: Gates, depth: Gates) -> tuple[Gates, Gates]:

@@ -1,4 +1,4 @@
-"""What is minimised and what is measured, for classes and for numbers."""
+"""Loss and score of a batch: cross-entropy of classes or of next tokens, or squared error."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,8 @@ class Objective:
     """Turns raw examples into inputs, and outputs into a loss.
 
     Attributes:
-        task: Classes (cross-entropy) or numbers (squared error of standardised targets).
+        task: Classes or next tokens (cross-entropy), or numbers (squared error of standardised
+            targets). Outputs for tokens are batch x length x tokens.
         framing: How images are scaled and, while learning, varied.
     """
 
@@ -29,7 +30,10 @@ class Objective:
     framing: Framing = _AS_THEY_ARE
 
     def inputs(self, raw: Tensor) -> Tensor:
-        """Return normalised inputs as they are measured on; bytes count as 0 to 1."""
+        """Return normalised inputs as they are measured on; bytes count as 0 to 1.
+
+        Tokens are handed on as they are.
+        """
         return _laid_out(self.framing.steady(self._normalised(raw)))
 
     def training_inputs(self, raw: Tensor) -> Tensor:
@@ -37,22 +41,29 @@ class Objective:
         return _laid_out(self.framing.varied(self._normalised(raw)))
 
     def _normalised(self, raw: Tensor) -> Tensor:
+        if self.task == "next_token":
+            return raw
         values = raw.to(self.mean.dtype)
         if raw.dtype == torch.uint8:
             values = values / 255.0
         return (values - self.mean) / self.std
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss over the examples."""
-        if self.task == "classification":
-            return F.cross_entropy(_at_least_single(outputs), targets)
+        """Return the mean loss over the examples, or over all tokens, in nats."""
+        if self.task != "regression":
+            scores = _at_least_single(outputs)
+            return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
         standard = (targets - self.target_mean) / self.target_std
         return _squared_error(_at_least_single(outputs), standard)
 
     def score_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the number of right classes, or the sum of squared errors in own units."""
-        if self.task == "classification":
-            return (outputs.argmax(1) == targets).sum().double()
+        """Return the number of right classes, or the sum of squared errors in own units.
+
+        Of a text, which counts as one example, the share of right tokens is summed.
+        """
+        if self.task != "regression":
+            right = (outputs.argmax(-1) == targets).double()
+            return right.reshape(len(targets), -1).mean(1).sum()
         predicted = outputs.float().reshape(targets.shape) * self.target_std + self.target_mean
         return (predicted - targets).square().mean(tuple(range(1, targets.ndim))).sum().double()
 

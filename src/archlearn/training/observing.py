@@ -15,7 +15,9 @@ class RunStart:
     Attributes:
         network: What the run starts from, by name.
         architecture: The network before learning, as "20-50-500-10" where it is a chain.
-        first_epoch: Epochs that were finished before, more than 0 for a resumed run.
+        widths: Channels of its layers, by name.
+        first_epoch: Epochs that were finished before, in a resumed run.
+        first_step: Steps that were finished before, more than 0 for a resumed run.
     """
 
     folder: Path
@@ -24,8 +26,10 @@ class RunStart:
     data_source: str
     architecture: str
     parameters: int
+    widths: Mapping[str, int]
     n_steps: int
     first_epoch: int
+    first_step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +37,13 @@ class EpochEnd:
     """A line of metrics, and what only a display needs.
 
     Attributes:
-        projected: Parameters at the end if gates go on as in the last epoch.
+        projected: Parameters at the end if gates go on as in the last epoch; None while that is
+            not known.
         seconds_left: Time until the last step at the speed of this sitting.
     """
 
     row: Mapping[str, Any]
-    projected: int
+    projected: int | None
     seconds_left: float
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from archlearn.gating import depth_gates, parameter_groups, width_gates
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import OptimiserSettings
 
@@ -19,13 +20,18 @@ def has_gates(model: nn.Module) -> bool:
 
 
 def make_optimisers(
-    model: nn.Module, settings: OptimiserSettings, *, on_device: bool = False
+    model: nn.Module,
+    settings: OptimiserSettings,
+    gates: GateOptimizer | None = None,
+    *,
+    on_device: bool = False,
 ) -> Optimisers:
     """Return the optimiser of the weights and, if there are gates, that of the gates.
 
     Args:
         model: The model, with gates or without.
         settings: How the weights are learnt.
+        gates: What learns the gates to a budget; left out, plain SGD does, by a penalty.
         on_device: Whether the step must not ask anything of the host.
     """
     decay = settings.weight_decay
@@ -36,8 +42,9 @@ def make_optimisers(
     weights = _optimiser_of_weights(groups[0], settings, on_device=on_device)
     # A rate may be a tensor on the device only where the update is fused.
     fused = True if on_device else None
-    gates = [torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:]]
-    return weights, *gates
+    if gates is not None:
+        return weights, gates
+    return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
 
 
 def _optimiser_of_weights(

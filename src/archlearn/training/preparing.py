@@ -1,8 +1,10 @@
 """Settings become a session: data, a gated model, optimisers and a stepper, ready to go."""
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -10,13 +12,17 @@ from torch import Tensor, nn
 
 from archlearn.gating import add_gates, width_gates
 from archlearn.learning import Learn
+from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
 from archlearn.strengths import Price, Strengths
+from archlearn.training.capturing import MOST_STEPS_IN_A_GRAPH, largest_divisor
 from archlearn.training.data.augmenting import Framing
 from archlearn.training.data.building import build_dataset
 from archlearn.training.data.choosing import load_examples
 from archlearn.training.data.datasets import Dataset
 from archlearn.training.data.fetching import Progress
 from archlearn.training.defaults import (
+    count_steps,
+    derive_gate_optimiser,
     derive_sizes,
     derive_strengths,
     make_schedule,
@@ -29,8 +35,13 @@ from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.optimising import has_gates, make_optimisers
 from archlearn.training.randomness import seed_everything
 from archlearn.training.ranges import check_ranges
-from archlearn.training.settings import RunSettings
-from archlearn.training.starting import name_start, normalise_as_pretrained, start_network
+from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.starting import (
+    name_start,
+    normalise_as_imagenet,
+    normalise_as_pretrained,
+    start_network,
+)
 from archlearn.training.steppers import can_capture, make_stepper
 from archlearn.training.stepping import Stepper, Work
 
@@ -81,11 +92,6 @@ def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
     fabric = start_fabric(settings.hardware)
     with fabric.rank_zero_first():
         dataset = load_dataset(settings, progress)
-    if len(dataset.validation) == 0:
-        raise SettingsError(
-            "validation is 0, but a run is watched on its validation part; use a small share, "
-            "as --validation 0.01"
-        )
     return open_session(settings, folder, fabric, dataset)
 
 
@@ -98,6 +104,8 @@ def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
         classes=settings.classes,
         framing=Framing(settings.resize, settings.augment),
     )
+    if settings.normalise == "imagenet":
+        return normalise_as_imagenet(dataset)
     return normalise_as_pretrained(settings, dataset)
 
 
@@ -126,7 +134,7 @@ def open_session(
     example = objective_of(dataset).inputs(dataset.train.inputs[:2].cpu())
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
-    settings = derive_strengths(settings, dataset, n_neurons)
+    settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
     work = _make_work(settings, dataset, model, fabric)
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
@@ -181,11 +189,10 @@ def spread_gates_(model: nn.Module, spread: float) -> None:
 
 def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
     batch = settings.batch_size
-    if batch is None or batch < 1 or batch > n_train or batch % n_parts:
+    if batch is None or not n_parts <= batch <= n_train:
         raise SettingsError(
             f"batches of {batch} were asked for, but there are {n_train} train examples and "
-            f"{n_parts} processes times accumulated parts; choose a multiple of {n_parts} that "
-            f"is at most {n_train}"
+            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
         )
 
 
@@ -195,17 +202,67 @@ def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric
         set_layout_(model, torch.channels_last)
     model.to(fabric.device)
     capture = can_capture(settings, model, dataset, fabric)
+    gates = _make_gate_optimizer(settings, model, len(dataset.train), captured=capture)
+    penalised = has_gates(model) and gates is None
     return Work(
         model=model,
-        optimisers=make_optimisers(model, settings.optimiser, on_device=capture),
+        optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
         train=dataset.train,
         objective=objective_of(dataset).to(fabric.device),
         schedule=make_schedule(settings, len(dataset.train)),
-        strengths=strengths_of(settings) if has_gates(model) else None,
+        strengths=strengths_of(settings) if penalised else None,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
         limits=_limits(settings),
     )
+
+
+def _make_gate_optimizer(
+    settings: RunSettings, model: nn.Module, n_train: int, *, captured: bool
+) -> GateOptimizer | None:
+    """Return what learns the gates to a budget; None where a penalty does, or nothing."""
+    gates = settings.gates
+    if gates.gate_optimiser != "budget" or not has_gates(model):
+        return None
+    assert settings.batch_size is not None
+    per_epoch = steps_per_epoch(n_train, settings.batch_size)
+    return GateOptimizer(
+        model,
+        count_steps(settings, n_train),
+        budget=read_pairs("budget", gates.budget) if gates.budget else None,
+        width_cost=settings.strengths.width_cost,
+        schedule=read_schedule(gates),
+        every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
+    )
+
+
+def read_schedule(gates: GateSettings) -> GateSchedule:
+    """Return when gates decide, from the settings."""
+    given: dict[str, Any] = {}
+    for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
+        kind = type(getattr(GateSchedule(), name, None))
+        if kind is type(None):
+            known = ", ".join(item.name for item in fields(GateSchedule))
+            raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
+        given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
+    return GateSchedule(**{"begin": gates.start_after, "end": 1.0 - gates.freeze_for, **given})
+
+
+def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
+    """Return `name=value` words as a dictionary.
+
+    Raises:
+        SettingsError: If a word is not of that form.
+    """
+    pairs = [word.partition("=") for word in words]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            option = name.replace("_", "-")
+            raise SettingsError(
+                f"{name} is {key + sign + value!r}; write it as --{option} multiply_adds=50% or "
+                f"--{option} parameters=10000"
+            )
+    return {key.strip().replace("-", "_"): value.strip() for key, _, value in pairs}
 
 
 def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:

@@ -5,13 +5,16 @@ run cuts off the lines that its checkpoint does not know.
 """
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from archlearn.training.checkpoints import LATEST, PREVIOUS
 from archlearn.training.data.caching import sync, write_whole
 from archlearn.training.errors import SettingsError
+from archlearn.training.run_lock import lock_run
 from archlearn.training.settings import RunSettings
 from archlearn.training.toml import format_settings, read_settings
 
@@ -19,24 +22,67 @@ CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
 
 
-def start_folder(folder: Path, settings: RunSettings) -> None:
-    """Make a run's folder and write its settings.
+@contextmanager
+def open_new_folder(folder: Path) -> Generator[None]:
+    """Make and lock the folder of a new run; if the run never begins, nothing is left of it.
 
     Raises:
-        SettingsError: If the folder holds a run already, or cannot be made.
+        SettingsError: If the folder holds a run already, or cannot be written.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with _explaining_no_access(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with lock_folder(folder):
+            _refuse_run(folder)
+            try:
+                yield
+            finally:
+                if not has_begun(folder):
+                    (folder / CONFIG).unlink(missing_ok=True)
+    finally:
+        _remove_empty(made)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    """Keep other processes from learning in a folder, or refuse because one does.
+
+    Raises:
+        SettingsError: If another process learns there, or the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        with _explaining_no_access(folder):
+            stack.enter_context(lock_run(folder))
+        yield
+
+
+@contextmanager
+def _explaining_no_access(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"the run's folder {folder} cannot be written ({error.strerror}); choose another "
+            "--out, or make it writable"
+        ) from error
+
+
+def _refuse_run(folder: Path) -> None:
     if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
         raise SettingsError(
-            f"{folder} holds a run already; go on with it by --resume {folder}, or choose "
-            "another --out"
+            f"{folder} holds a run already; go on with it by --resume {shlex.quote(str(folder))}, "
+            "or choose another --out"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_settings(folder, settings)
-    except (FileExistsError, NotADirectoryError, PermissionError, FileNotFoundError) as error:
-        raise SettingsError(
-            f"the run's folder cannot be made at {folder} ({error.strerror}); choose another --out"
-        ) from error
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders from the innermost on, up to the first that holds anything."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
 
 
 def has_begun(folder: Path) -> bool:
@@ -44,13 +90,11 @@ def has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (METRICS, LATEST, PREVIOUS))
 
 
-def drop_folder(folder: Path) -> None:
-    """Take back the folder of a run that never began; one that did is left as it is."""
-    if has_begun(folder):
-        return
-    (folder / CONFIG).unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
+def how_to_go_on(folder: Path) -> str:
+    """Return what to type to go on with a run that was stopped."""
+    if (folder / CONFIG).exists():
+        return f"go on with: archlearn learn --resume {shlex.quote(str(folder))}"
+    return "give the same command again: nothing was learnt yet"
 
 
 def write_settings(folder: Path, settings: RunSettings) -> None:

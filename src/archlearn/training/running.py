@@ -3,20 +3,20 @@
 import gc
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
-from archlearn.errors import FileError, InputError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
 from archlearn.training.data.datasets import fingerprint
 from archlearn.training.data.fetching import Progress, no_progress
 from archlearn.training.disks import explaining_full_disks
 from archlearn.training.errors import CheckpointError, SettingsError
-from archlearn.training.finishing import finish
+from archlearn.training.finishing import check_finish, finish
 from archlearn.training.interrupting import Interruption
 from archlearn.training.looping import Loop
 from archlearn.training.measuring import costs_of
@@ -27,10 +27,10 @@ from archlearn.training.recording import (
     GATES,
     METRICS,
     cut_lines,
-    drop_folder,
     has_begun,
+    lock_folder,
+    open_new_folder,
     read_run_settings,
-    start_folder,
     write_settings,
 )
 from archlearn.training.settings import RunSettings
@@ -56,15 +56,8 @@ def learn(
         SettingsError: If settings do not fit, or the folder holds a run.
         RunStoppedError: If the run stops before its end; it can be resumed.
     """
-    with explaining_full_disks(folder):
-        if os.environ.get("RANK", "0") == "0":
-            start_folder(folder, settings)
-        try:
-            return _run(settings, folder, audience or Audience(observer=SilentObserver()))
-        except (InputError, FileError):
-            # What was asked for cannot be done: the folder is free for another try.
-            drop_folder(folder)
-            raise
+    with explaining_full_disks(folder), open_new_folder(folder) if _is_first() else nullcontext():
+        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
 
 
 def resume(
@@ -87,8 +80,13 @@ def resume(
         raise SettingsError(
             f"{', '.join(changed)} cannot be changed when a run is resumed; start another one"
         )
-    with explaining_full_disks(folder):
+    with explaining_full_disks(folder), lock_folder(folder) if _is_first() else nullcontext():
         return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+
+
+def _is_first() -> bool:
+    """Return whether this process is the one of a run that looks after its folder."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
@@ -104,10 +102,14 @@ def _has_group() -> bool:
 
 
 def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
+    session = prepare(settings, folder, audience.progress)
+    if session.fabric.is_global_zero:
+        check_finish(session)
     with Interruption() as stop:
-        session = prepare(settings, folder, audience.progress)
+        start = _describe_start(session)
         position = _take_up(session, audience.command)
-        audience.observer.started(_describe_start(session, position))
+        start = replace(start, first_epoch=position.epoch, first_step=position.step)
+        audience.observer.started(start)
         loop = Loop(session, position, audience.observer, stop)
         loop.run()
         session.fabric.barrier()
@@ -144,6 +146,8 @@ def _take_up(session: Session, command: str) -> Position:
     if found is None:
         return position
     restore_tensors_(found[1], session.work.model, session.work.optimisers)
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.resume_at(position.step)
     restore_random(found[1], session.fabric.global_rank)
     return replace(position, resumed=position.resumed + 1)
 
@@ -157,17 +161,20 @@ def _check_data(session: Session, position: Position, data: str) -> None:
         )
 
 
-def _describe_start(session: Session, position: Position) -> RunStart:
+def _describe_start(session: Session) -> RunStart:
+    """Return what a run starts from; gates must still stand where they start."""
     model = session.work.model
-    costs = costs_of(session.network, session.example)
-    gated = has_gates(model)
+    architecture = read_architecture(model) if has_gates(model) else None
+    layers = () if architecture is None else architecture.layers
     return RunStart(
         folder=session.folder,
         settings=session.settings,
         network=session.origin,
         data_source=session.dataset.source,
-        architecture=str(read_architecture(model)) if gated else "",
-        parameters=costs.parameters,
+        architecture="" if architecture is None else str(architecture),
+        parameters=costs_of(session.network, session.example).parameters,
+        widths={layer.name: layer.width for layer in layers},
         n_steps=session.work.schedule.n_steps,
-        first_epoch=position.epoch,
+        first_epoch=0,
+        first_step=0,
     )

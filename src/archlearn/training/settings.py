@@ -44,6 +44,20 @@ class GateSettings:
     leave: tuple[str, ...] = setting(
         (), "Layers (names or globs) whose architecture is left alone.", fixed=True
     )
+    budget: tuple[str, ...] | None = setting(
+        None,
+        "What the network may cost: multiply_adds=50%, parameters=10000, or both.",
+        fixed=True,
+    )
+    gate_optimiser: Literal["budget", "penalty"] | None = setting(
+        None,
+        "How gates learn: to a budget, or by the paper's penalty. "
+        "[default: penalty where a width cost, gate rate or travel is given]",
+        fixed=True,
+    )
+    gate_schedule: tuple[str, ...] | None = setting(
+        None, "For experiments: name=value of archlearn.GateSchedule.", fixed=True
+    )
     gate_rate: float | None = setting(
         None, "Learning rate of the gates. [default: from steps and width cost]"
     )
@@ -108,7 +122,13 @@ class RecordSettings:
 class RunSettings:
     """Everything that decides how a run goes."""
 
-    model: str = setting("lenet", "Built-in network, or package.module:function.", fixed=True)
+    model: str = setting(
+        "lenet",
+        "Built-in network (lenet, deep-lenet, mlp, convnet, caffenet, alexnet, resnet20, resnet56, "
+        "preresnet20, vgg16-bn, mobilenetv2, densenet40, vit, mixer, gpt), or "
+        "package.module:function.",
+        fixed=True,
+    )
     data: str = setting("mnist", "Data set; `archlearn data` lists them.", fixed=True)
     seed: int = setting(0, "Seed of weights, order of data and dropout.", fixed=True)
     epochs: int | None = setting(
@@ -120,15 +140,23 @@ class RunSettings:
         fixed=True,
     )
     validation: float = setting(
-        1 / 12, "Part of the train data that is set apart to validate on.", fixed=True
+        1 / 12,
+        "Part of the train data that is set apart to validate on; 0 learns from all of them.",
+        fixed=True,
     )
     limit: int | None = setting(None, "Use only so many train examples.", fixed=True)
     classes: int | None = setting(None, "Use only the first so many classes.", fixed=True)
     resize: int | None = setting(
         None, "Scale images to this side on the device, batch by batch.", fixed=True
     )
-    augment: Literal["no", "flip", "crop", "crop-flip"] = setting(
-        "no", "Vary train images at random: windows of them, left and right, both.", fixed=True
+    augment: Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"] = setting(
+        "no",
+        "Vary train images at random: enlarged windows of them, left and right, both, or CIFAR's "
+        "usual shift by up to an eighth of the side with left and right.",
+        fixed=True,
+    )
+    normalise: Literal["data", "imagenet"] = setting(
+        "data", "Whose mean and deviation inputs are normalised by.", fixed=True
     )
     skip_broken: bool = setting(
         False, "Leave broken images out, naming each, instead of stopping.", fixed=True

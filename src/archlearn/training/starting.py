@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from archlearn.errors import FileError, InputError
 from archlearn.models.choosing import build_network
-from archlearn.models.importing import is_reference
 from archlearn.training.checkpoints import is_checkpoint
 from archlearn.training.data.datasets import Dataset
+from archlearn.training.errors import SettingsError
+from archlearn.training.evaluating import as_format
+from archlearn.training.objectives import objective_of
 from archlearn.training.recording import COMPACT, CONFIG
 from archlearn.training.settings import RunSettings
-from archlearn.weights.conventions import Pretrained
+from archlearn.weights.conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
 from archlearn.weights.loading import read_pretrained, with_weights
 
 
@@ -29,17 +31,25 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
         InputError: If the model does not fit the data, or the pretrained weights the model.
         FileError: If the pretrained file cannot be read.
     """
-    if settings.start_from is None:
-        fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
-        if is_reference(settings.model):
-            check_fit(fresh, dataset, settings.model)
-        return fresh
-    found = _read(settings.start_from)
+    found = None if settings.start_from is None else _read(settings.start_from)
     if isinstance(found, nn.Module):
-        check_fit(found, dataset, settings.start_from)
+        _check_precision(found, str(settings.start_from))
+        check_fit(found, dataset, str(settings.start_from))
         return found
     fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
-    return with_weights(fresh, found, dataset.n_outputs)
+    _check_precision(fresh, settings.model)
+    check_fit(fresh, dataset, settings.model)
+    return fresh if found is None else with_weights(fresh, found, dataset.n_outputs)
+
+
+def _check_precision(network: nn.Module, name: str) -> None:
+    """Refuse weights that are not in float32, which runs are trained in."""
+    odd = {p.dtype for p in network.parameters() if p.is_floating_point()} - {torch.float32}
+    if odd:
+        raise InputError(
+            f"the network {name} has weights in {', '.join(sorted(map(str, odd)))}, and runs are "
+            "trained in torch.float32; use its .float() (--precision bf16-mixed is for less)"
+        )
 
 
 def name_start(settings: RunSettings) -> str:
@@ -81,13 +91,28 @@ def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
     return replace(dataset, mean=_by_colour(found.mean), std=_by_colour(found.std))
 
 
+def normalise_as_imagenet(dataset: Dataset) -> Dataset:
+    """Return a data set with ImageNet's mean and deviation of each colour.
+
+    Raises:
+        SettingsError: If its examples are no images of three colours.
+    """
+    shape = dataset.input_shape
+    if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
+        raise SettingsError(
+            "normalise imagenet is for images of three colours, but an example of "
+            f"{dataset.name!r} has shape {shape}; leave --normalise out"
+        )
+    return replace(dataset, mean=_by_colour(IMAGENET_MEAN), std=_by_colour(IMAGENET_STD))
+
+
 def _by_colour(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values).reshape(-1, 1, 1)
 
 
 @torch.no_grad()
 def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
-    """Refuse a network of unknown origin that does not take these examples or has other outputs.
+    """Refuse a network that does not take these examples or has other outputs.
 
     The mode of every submodule is afterwards what it was.
 
@@ -95,7 +120,8 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
         InputError: If it does not fit.
     """
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    example = torch.zeros(2, *dataset.input_shape, dtype=next(floating, torch.float32))
+    raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
+    example = as_format(objective_of(dataset).inputs(raw), next(floating, torch.float32))
     try:
         modes = {module: module.training for module in network.modules()}
         outputs = network.eval()(example)
@@ -105,9 +131,15 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
         raise InputError(
             f"the network {name} does not take examples of shape {dataset.input_shape}: {error}"
         ) from error
+    found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
-        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InputError(
             f"the network {name} gives {found} for two examples, but {dataset.name!r} has "
             f"{dataset.n_outputs} outputs; start from a network for these data"
+        )
+    wanted = (*example.shape, dataset.n_outputs)
+    if dataset.task == "next_token" and found != wanted:
+        raise InputError(
+            f"the network {name} gives {found} for two examples, but the next token is predicted "
+            f"at each position of {dataset.name!r}, {wanted}; give scores for each"
         )

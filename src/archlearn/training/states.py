@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from archlearn.errors import first_line
 from archlearn.training.errors import CheckpointError
 from archlearn.training.optimising import Optimisers
 from archlearn.training.randomness import restore_random_states
@@ -55,6 +56,12 @@ def _restore_optimisers_(
         state: dict[str, Tensor] = {}
         for key, value in tensors.items():
             if key.startswith(prefix) and "/" not in key.removeprefix(prefix):
+                if value.numel() != 1 and value.shape != parameter.shape:
+                    raise CheckpointError(
+                        f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
+                        f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
+                        "another folder"
+                    )
                 state[key.removeprefix(prefix)] = _like(parameter, value)
         if state:
             _set_state_(_owner(parameter, optimisers), parameter, state)
@@ -92,5 +99,12 @@ def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:
     """Set the generators of this process to what the checkpoint holds for its rank."""
     prefix = f"{RANDOM}{rank}/"
     states = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    if states:
+    if not states:
+        return
+    try:
         restore_random_states(states)
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's random states cannot be restored ({first_line(error)}); start the "
+            "run anew in another folder"
+        ) from error

@@ -52,7 +52,8 @@ def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Wor
             )
     # What the attempt left in the gradients would be added to those of the first step.
     work.model.zero_grad(set_to_none=True)
-    work = replace(work, optimisers=make_optimisers(work.model, settings.optimiser))
+    optimisers = make_optimisers(work.model, settings.optimiser, work.gate_optimizer)
+    work = replace(work, optimisers=optimisers)
     return work, EagerStepper(work, fabric)
 
 

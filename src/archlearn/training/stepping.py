@@ -1,5 +1,6 @@
 """A step of training, on any device and over several processes, by Lightning Fabric."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +10,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.gating import clip_gates_
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.penalties import penalty
 from archlearn.strengths import Strengths
 from archlearn.training.data.datasets import Split
@@ -24,7 +26,7 @@ class Work:
 
     Attributes:
         model: The gated model, not wrapped.
-        strengths: How hard the penalty pulls; None where nothing but weights is learnt.
+        strengths: How hard the penalty pulls; None where there is none.
         batch_size: Examples a step, over all processes and accumulated parts.
     """
 
@@ -37,6 +39,12 @@ class Work:
     batch_size: int
     accumulate: int
     limits: Limits
+
+    @property
+    def gate_optimizer(self) -> GateOptimizer | None:
+        """What learns the gates to a budget; None where a penalty does, or nothing."""
+        last = self.optimisers[-1]
+        return last if isinstance(last, GateOptimizer) else None
 
 
 def penalty_of(work: Work) -> Tensor:
@@ -99,11 +107,12 @@ class EagerStepper:
             clip_gates_(work.model)
         return 1
 
-    def _parts(self, place: int) -> Tensor:
-        """Return the indices this process works on, one row for each accumulated part."""
+    def _parts(self, place: int) -> Sequence[Tensor]:
+        """Return the indices this process works on, for each accumulated part."""
         work, fabric = self._work, self._fabric
         indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
-        return indices.reshape(work.accumulate, fabric.world_size, -1)[:, fabric.global_rank]
+        parts = indices.tensor_split(work.accumulate * fabric.world_size)
+        return parts[fabric.global_rank :: fabric.world_size]
 
     def _accumulate(self, indices: Tensor, *, last: bool) -> None:
         """Add the gradient of one part; the penalty comes with the last one."""
@@ -115,7 +124,15 @@ class EagerStepper:
         waiting = not last and fabric.world_size > 1
         with fabric.no_backward_sync(self._module) if waiting else nullcontext():
             outputs = self._module(work.objective.training_inputs(raw))
-            loss = work.objective.loss(outputs, targets) / work.accumulate
+            loss = work.objective.loss(outputs, targets) * self._weight(indices) / work.accumulate
             cost = penalty_of(work) if last else torch.zeros_like(loss)
             fabric.backward(loss + cost)
         self._sums += torch.stack([loss.detach(), cost.detach()]).double()
+
+    def _weight(self, indices: Tensor) -> float:
+        """Return a part's size relative to the mean part: 1 unless a batch cannot be cut evenly.
+
+        So the mean over processes and parts is that over the batch's examples.
+        """
+        work, fabric = self._work, self._fabric
+        return len(indices) * (work.accumulate * fabric.world_size) / work.batch_size

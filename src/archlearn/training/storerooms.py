@@ -15,7 +15,8 @@ from archlearn.training.randomness import order_of_epoch
 from archlearn.training.settings import RunSettings
 
 _OF_DATA = (
-    "data", "validation", "limit", "classes", "resize", "augment", "skip_broken", "start_from",
+    "data", "validation", "limit", "classes", "resize", "augment", "normalise", "skip_broken",
+    "start_from",
 )  # fmt: skip
 _MOST_BYTES_ON_DEVICE = 8 << 30
 

@@ -67,8 +67,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
             raise SettingsError(_unknown_choice(name, value, get_args(hint)))
         return value
     if get_origin(hint) is tuple:
-        return tuple(check_value(name, item, str) for item in value)
-    if hint is float and type(value) is int:
+        if not isinstance(value, list | tuple):
+            raise SettingsError(f"{name!r} must be a list of texts, but {value!r} was given")
+        return tuple(check_value(name, item, str) for item in cast("list[object]", value))
+    if hint is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     if type(value) is not hint:
         raise SettingsError(f"{name!r} must be {_NAMES[hint]}, but {value!r} was given")

@@ -9,6 +9,8 @@ from archlearn.training.errors import SettingsError
 from archlearn.training.settings import RunSettings
 from archlearn.training.tables import from_table, to_table
 
+MAX_CONFIG_BYTES = 2**20  # of a settings file; one of ours has two thousand
+
 
 def format_settings(settings: RunSettings) -> str:
     """Return settings as TOML."""
@@ -57,8 +59,10 @@ def parse_settings(text: str, where: str) -> RunSettings:
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not only TOMLDecodeError: Python limits the digits of a number
         raise SettingsError(f"{where} is not TOML: {error}") from error
+    except RecursionError:
+        raise SettingsError(f"{where} is no settings file: it is nested too deep") from None
     try:
         return from_table(RunSettings, table)
     except SettingsError as error:
@@ -68,10 +72,23 @@ def parse_settings(text: str, where: str) -> RunSettings:
 def read_settings(path: Path) -> RunSettings:
     """Return the settings that a TOML file holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise SettingsError(
             f"cannot read the settings {path}: {error.strerror}; give a TOML file, as the "
             "config.toml of a run"
+        ) from error
+    if len(content) > MAX_CONFIG_BYTES:
+        raise SettingsError(
+            f"{path} is no settings file: it has more than {MAX_CONFIG_BYTES:,} bytes "
+            "(MAX_CONFIG_BYTES in archlearn.training.toml)"
+        )
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"the settings {path} are not UTF-8 (byte {error.start} is {content[error.start]:#x}); "
+            "save them as UTF-8, which TOML asks for"
         ) from error
     return parse_settings(text, str(path))

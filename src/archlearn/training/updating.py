@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from archlearn.optim.gate_optimizer import GateOptimizer
+
 _SMALLEST_PIECE, _MOST_PIECES = 1 << 14, 40
 
 
@@ -26,6 +28,9 @@ def cut_evenly(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
 @torch.no_grad()
 def update_(optimiser: torch.optim.Optimizer) -> None:
     """Do an optimiser's step; what SGD does at once on a GPU is done in even pieces."""
+    if isinstance(optimiser, GateOptimizer):
+        optimiser.observe_()  # it decides outside of the captured step
+        return
     if not _can_cut(optimiser):
         optimiser.step()
         return

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import FileError
-from archlearn.weights.wire import BYTES, FIXED32, FIXED64, VARINT, Field, read_fields, read_packed
+from archlearn.weights.wire import BYTES, FIXED32, FIXED64, VARINT, Field, FieldReader, read_packed
 
 Blobs = dict[str, tuple[Tensor, ...]]
 
@@ -61,9 +61,10 @@ def read_caffemodel(path: Path) -> Blobs:
 
 def _read_network(content: memoryview) -> Blobs:
     blobs: Blobs = {}
-    for part in read_fields(content):
+    reader = FieldReader()
+    for part in reader.read(content):
         if part.number in _FORMS and part.kind == BYTES:
-            name, found = _read_layer(part.content, _FORMS[part.number])
+            name, found = _read_layer(reader, part.content, _FORMS[part.number])
             if name in blobs and found:
                 raise FileError(f"two layers have the name {name!r}")
             if found:
@@ -71,13 +72,15 @@ def _read_network(content: memoryview) -> Blobs:
     return blobs
 
 
-def _read_layer(content: memoryview, form: _Form) -> tuple[str, tuple[Tensor, ...]]:
+def _read_layer(
+    reader: FieldReader, content: memoryview, form: _Form
+) -> tuple[str, tuple[Tensor, ...]]:
     name, blobs = "", []
-    for part in read_fields(content):
+    for part in reader.read(content):
         if part.number == form.name and part.kind == BYTES:
             name = bytes(part.content).decode("utf-8", errors="replace")
         elif part.number == form.blobs and part.kind == BYTES:
-            blobs.append(_read_blob(part.content, name))
+            blobs.append(_read_blob(reader, part.content, name))
     return name, tuple(blobs)
 
 
@@ -88,10 +91,10 @@ class _Blob:
     pieces: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
 
-def _read_blob(content: memoryview, layer: str) -> Tensor:
+def _read_blob(reader: FieldReader, content: memoryview, layer: str) -> Tensor:
     blob = _Blob()
-    for part in read_fields(content):
-        _take_(blob, part)
+    for part in reader.read(content):
+        _take_(reader, blob, part)
     shape = blob.shape or [blob.old_shape[n] for n in _OLD_SIZES if n in blob.old_shape]
     values = np.concatenate(blob.pieces) if blob.pieces else np.zeros(0, np.float32)
     # Beside a size of 0 any other would pass, even one that no tensor can have.
@@ -101,17 +104,17 @@ def _read_blob(content: memoryview, layer: str) -> Tensor:
             f"a blob of the layer {layer!r} has the shape {shape[:_MOST_DIMENSIONS]} but "
             f"{len(values)} values"
         )
-    return torch.from_numpy(values.copy()).reshape(shape)
+    return torch.from_numpy(values).reshape(shape)
 
 
-def _take_(blob: _Blob, part: Field) -> None:
+def _take_(reader: FieldReader, blob: _Blob, part: Field) -> None:
     """Take one field of a blob in; gradients and what else there may be are passed over."""
     if part.number in _OLD_SIZES and part.kind == VARINT:
         blob.old_shape[part.number] = part.value
     elif part.number == _SHAPE and part.kind == BYTES:
-        for inner in read_fields(part.content):
+        for inner in reader.read(part.content):
             if inner.number == 1:
-                blob.shape += read_packed(inner)
+                blob.shape += read_packed(inner, _MOST_DIMENSIONS)
     elif part.number == _DATA and part.kind in (BYTES, FIXED32):
         blob.pieces.append(_numbers(part, "<f4"))
     elif part.number == _DOUBLE_DATA and part.kind in (BYTES, FIXED64):

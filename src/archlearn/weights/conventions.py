@@ -9,6 +9,7 @@ with a mean image, its mean over the pixels is used, as Caffe's own examples do 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from archlearn.errors import FileError
 from archlearn.weights.caffemodel import Blobs
 
 _CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
-_TORCHVISION_MEAN = (0.485, 0.456, 0.406)
-_TORCHVISION_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+_PREFIXES = ("module.", "model.")
 _TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
 
 
@@ -67,14 +70,41 @@ def _without_leading_ones(blob: Tensor) -> Tensor:
     return blob.reshape(blob.shape[2:]) if blob.ndim == 4 and blob.shape[:2] == (1, 1) else blob
 
 
+def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors without the prefixes that wrappers put in front of every name.
+
+    "module." comes from DataParallel and DDP, "_orig_mod." from torch.compile (also of a part),
+    "model." from LightningModules and training scripts.
+    """
+    stripped = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    if len(stripped) != len(state):
+        return dict(state)
+    for prefix in _PREFIXES * 2:  # DDP around a LightningModule, and the other way round
+        if all(name.startswith(prefix) for name in stripped):
+            stripped = {name.removeprefix(prefix): value for name, value in stripped.items()}
+    return stripped
+
+
+def _find_state(whole: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the state_dict of a checkpoint, which may hold an optimiser and more besides."""
+    for key in _STATE_KEYS:
+        inner = whole.get(key)
+        if isinstance(inner, Mapping):
+            return cast(Mapping[str, object], inner)
+    return whole
+
+
 def from_state(state: Mapping[str, object]) -> Pretrained:
     """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
+
+    A checkpoint that holds it under "state_dict", "model_state_dict" or "model", as training
+    scripts write it, will do, and names may have the prefixes of wrappers.
 
     Raises:
         FileError: If it holds anything but tensors, or tensors that are no plain numbers.
     """
     tensors: dict[str, Tensor] = {}
-    for name, value in state.items():
+    for name, value in _find_state(state).items():
         if not isinstance(value, torch.Tensor):
             raise FileError(
                 f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
@@ -85,7 +115,8 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
                 f"{name!r} is {value.layout}, {value.dtype}, which no weight here can take; give "
                 "a plain state_dict of dense real numbers"
             )
-        tensors[name] = value
+        tensors[str(name)] = value
+    tensors = strip_prefixes(tensors)
     if all(key in tensors for key in _TORCHVISION_KEYS):
-        return Pretrained(state=tensors, mean=_TORCHVISION_MEAN, std=_TORCHVISION_STD)
+        return Pretrained(state=tensors, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     return Pretrained(state=tensors)

@@ -42,6 +42,14 @@ def is_squashing(node: fx.Node, net: nn.Module) -> bool:
     return _is(node, net, SQUASHING_MODULES, SQUASHING_FUNCTIONS, SQUASHING_METHODS)
 
 
+def has_activation(module: nn.Module) -> bool:
+    """Return whether a layer and an activation are among a module's parts."""
+    parts = list(module.modules())
+    has_layer = any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
+    home = "transformers.activations"  # classes of its own, which call the functions
+    return has_layer and any(isinstance(p, MODULES) or type(p).__module__ == home for p in parts)
+
+
 def activation_name(node: fx.Node, net: nn.Module) -> str:
     """Return the activation's own name: ReLU, gelu."""
     if node.op == "call_module":

@@ -7,8 +7,10 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.graphs.inputs import CHECKS
+from archlearn.graphs.labels import fixed_like
 from archlearn.graphs.linear_ops import is_linear_op
 from archlearn.graphs.lookups import find_module, has_hooks
+from archlearn.graphs.outputs import is_construction, tensors_in
 from archlearn.graphs.rules import elementwise, movement, norms, spatial
 from archlearn.graphs.rules.activations import activate, is_site
 from archlearn.graphs.rules.linear import linear
@@ -18,6 +20,12 @@ from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 
 def _number(step: Step) -> Any:
     return step.out
+
+
+def _construct(step: Step) -> Any:
+    """A container that `forward` returns, or gives to a leaf."""
+    opaque(step, "part of the model's output", "the output is never narrowed")
+    return tuple(fixed_like(tensor) for tensor in tensors_in((step.real_args, step.real_kwargs)))
 
 
 def _creation(step: Step) -> Any:
@@ -208,6 +216,8 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
         return _BY_NAME.get(str(node.target), opaque)
     if node.target in (operator.getitem, getattr):
         return _BY_NAME["getattr" if node.target is getattr else "getitem"]
+    if is_construction(node.target):
+        return _construct
     name = getattr(node.target, "__name__", "")
     home = (getattr(node.target, "__module__", None) or "torch").split(".")[0]
     return _BY_NAME.get(name, opaque) if home in _HOMES else opaque

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Augment = Literal["no", "flip", "crop", "crop-flip"]
+Augment = Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"]
 SMALLEST_WINDOW = 0.7
 """Side of the smallest window that is cut out, as a part of the image's side."""
+PADDING = 1 / 8
+"""Furthest that a padded image is shifted, as a part of its side: 4 pixels of 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Framing:
     Attributes:
         side: Height and width they are scaled to; None leaves them as they are.
         augment: What is varied while learning, never while measuring: the part that is seen
-            (a square window of 70 % to 100 % of the side), left and right, or both.
+            (a square window of 70 % to 100 % of the side), left and right, or both; or CIFAR's
+            usual crop of the image padded by an eighth of its side, with left and right.
     """
 
     side: int | None = None
@@ -42,6 +45,9 @@ class Framing:
         if self.augment == "no":
             return self.steady(images)
         side = self.side or images.shape[-1]
+        if self.augment == "pad-crop-flip":
+            # Beyond the border lies the mean colour, as in He et al. (CVPR 2016).
+            return cut_windows(images, draw_shifts(images), side, padding="zeros")
         return cut_windows(images, draw_windows(images, self.augment), side)
 
 
@@ -60,17 +66,35 @@ def draw_windows(images: Tensor, augment: Augment) -> Tensor:
         zoom = SMALLEST_WINDOW + (1 - SMALLEST_WINDOW) * torch.rand_like(zoom)
     # Coordinates run from -1 to 1, so a window of part z can move by 1 - z either way.
     right, low = ((2 * torch.rand_like(zoom) - 1) * (1 - zoom) for _ in range(2))
-    sign = torch.ones_like(zoom)
-    if augment in ("flip", "crop-flip"):
-        sign = torch.where(torch.rand_like(zoom) < 0.5, -sign, sign)
+    flip = augment in ("flip", "crop-flip")
+    return _windows(zoom, right, low, _draw_signs(zoom) if flip else torch.ones_like(zoom))
+
+
+def draw_shifts(images: Tensor) -> Tensor:
+    """Return for each image a window of its size, shifted by whole pixels, half turned round."""
+    zoom = images.new_ones(len(images))
+    side = images.shape[-1]
+    most = round(side * PADDING)
+    pixels = (((2 * most + 1) * torch.rand_like(zoom)).floor() - most for _ in range(2))
+    right, low = (2 * shift / side for shift in pixels)
+    return _windows(zoom, right, low, _draw_signs(zoom))
+
+
+def _draw_signs(like: Tensor) -> Tensor:
+    return torch.where(torch.rand_like(like) < 0.5, -1.0, 1.0)
+
+
+def _windows(zoom: Tensor, right: Tensor, low: Tensor, sign: Tensor) -> Tensor:
     nothing = torch.zeros_like(zoom)
     across = torch.stack([zoom * sign, nothing, right], 1)
     down = torch.stack([nothing, zoom, low], 1)
     return torch.stack([across, down], 1)
 
 
-def cut_windows(images: Tensor, windows: Tensor, side: int) -> Tensor:
+def cut_windows(
+    images: Tensor, windows: Tensor, side: int, padding: Literal["border", "zeros"] = "border"
+) -> Tensor:
     """Return what each window shows, scaled to a side; beyond the border the edge goes on."""
     shape = [len(images), images.shape[1], side, side]
     grid = F.affine_grid(windows, shape, align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return F.grid_sample(images, grid, padding_mode=padding, align_corners=False)

@@ -13,7 +13,7 @@ from archlearn.training.data.datasets import (
     carve_validation,
     measure_channels,
 )
-from archlearn.training.data.refusing import check_classes, check_split
+from archlearn.training.data.refusing import check_classes, check_split, check_tokens
 from archlearn.training.errors import DataError, SettingsError
 
 
@@ -55,8 +55,14 @@ def build_dataset(
     _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
+    examples = _number_classes(examples)
     train, validation = _choose_parts(examples, validation_share, limit)
-    mean, std = measure_channels(train.inputs)
+    if len(train) == 0:
+        raise DataError(
+            f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
+            f"{len(validation)} of them are set apart to validate on; give more"
+        )
+    mean, std = _measure_inputs(train.inputs, examples.task)
     target_mean, target_std = _measure_targets(train.targets, examples.task)
     return Dataset(
         name=examples.name,
@@ -72,6 +78,22 @@ def build_dataset(
         target_std=target_std,
         framing=framing,
     )
+
+
+def _number_classes(examples: Examples) -> Examples:
+    """Return examples whose classes are of a type that torch takes for a target."""
+    if examples.task != "classification":
+        return examples
+    parts = (examples.train, examples.test, examples.validation)
+    train, test, validation = (
+        part
+        if part is None or part.targets.dtype in (torch.uint8, torch.int64)
+        else replace(part, targets=part.targets.long())
+        for part in parts
+    )
+    assert train is not None
+    assert test is not None
+    return replace(examples, train=train, test=test, validation=validation)
 
 
 def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:
@@ -97,10 +119,11 @@ def _check_framing(examples: Examples, framing: Framing) -> None:
 
 def _keep_classes(examples: Examples, classes: int) -> Examples:
     """Return the examples of the first classes alone."""
-    if examples.task == "regression":
+    if examples.task != "classification":
+        kind = "is a regression" if examples.task == "regression" else "predicts the next token"
         raise SettingsError(
-            f"the first {classes} classes of {examples.name!r} were asked for, but it is a "
-            "regression and has none; leave --classes out"
+            f"the first {classes} classes of {examples.name!r} were asked for, but it {kind} and "
+            "has none; leave --classes out"
         )
     n_classes = _count_outputs(examples)
     if not 2 <= classes <= n_classes:
@@ -127,6 +150,8 @@ def _check(examples: Examples) -> None:
             check_split(split, part, examples.name)
             if examples.task == "classification":
                 check_classes(split, part, examples.name)
+            elif examples.task == "next_token":
+                check_tokens(split, part, examples.name)
     if examples.train.inputs.shape[1:] != examples.test.inputs.shape[1:]:
         raise DataError(
             f"train examples of {examples.name!r} have shape "
@@ -140,8 +165,15 @@ def _check(examples: Examples) -> None:
         )
 
 
+def _measure_inputs(inputs: Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of the inputs; those of tokens would mean nothing."""
+    if task == "next_token":
+        return torch.zeros(()), torch.ones(())
+    return measure_channels(inputs)
+
+
 def _measure_targets(targets: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    if task == "classification":
+    if task != "regression":
         return torch.zeros(()), torch.ones(())
     values = targets.double()
     return values.mean(0).float(), values.std(0).clamp_min(1e-12).float()
@@ -150,5 +182,7 @@ def _measure_targets(targets: Tensor, task: Task) -> tuple[Tensor, Tensor]:
 def _count_outputs(examples: Examples) -> int:
     if examples.task == "regression":
         return examples.train.targets[0].numel()
-    largest = max(int(examples.train.targets.max()), int(examples.test.targets.max()))
-    return largest + 1
+    known = [examples.train.targets, examples.test.targets]
+    if examples.task == "next_token":
+        known += [examples.train.inputs, examples.test.inputs]
+    return max(int(values.max()) for values in known) + 1

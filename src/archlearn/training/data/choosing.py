@@ -9,7 +9,12 @@ from typing import cast
 
 from torch import Tensor
 
-from archlearn.models.importing import explaining_users_code, import_callable, is_reference
+from archlearn.models.importing import (
+    explaining_users_code,
+    import_callable,
+    is_reference,
+    refuse_file,
+)
 from archlearn.training.data.building import Examples
 from archlearn.training.data.cifar import load_cifar
 from archlearn.training.data.datasets import Split, Task
@@ -25,6 +30,7 @@ from archlearn.training.data.mnist import (
     load_idx_source,
     read_idx_folder,
 )
+from archlearn.training.data.text import DEFAULT_LENGTH, load_text
 from archlearn.training.data.tiny_imagenet import load_tiny_imagenet
 from archlearn.training.errors import DataError, SettingsError
 
@@ -46,6 +52,7 @@ KINDS = {
     "folder:DIR": "images, one folder a class; folder:DIR:64 chooses the side",
     "tiny-imagenet:DIR": "Tiny-ImageNet-200 as its authors ship it",
     "imagenet:DIR": "ILSVRC-2012 with its development kit; imagenet:DIR:128 chooses the side",
+    "tiny-shakespeare:FILE": "a text, to predict its next characters; FILE:64 chooses the window",
     "package.module:function": "your own function; see the documentation",
 }
 
@@ -84,6 +91,10 @@ def load_examples(
     if kind in IMAGE_LAYOUTS and rest:
         reading = Reading(progress=progress, skip_broken=skip_broken)
         return _from_images(kind, rest, reading)
+    if kind == "tiny-shakespeare" and rest:
+        path, length = _path_and_number(rest)
+        return load_text(path, length or DEFAULT_LENGTH)
+    refuse_file(name)
     if is_reference(name):
         return _from_user(name)
     raise _unknown(name)
@@ -91,10 +102,16 @@ def load_examples(
 
 def _from_images(kind: str, rest: str, reading: Reading) -> Examples:
     """Read `DIR` or `DIR:SIDE` in one of the layouts that folders of images have."""
-    path, colon, side = rest.rpartition(":")
-    if colon and side.isdigit() and int(side) > 0:
-        return IMAGE_LAYOUTS[kind](Path(path).expanduser(), replace(reading, side=int(side)))
-    return IMAGE_LAYOUTS[kind](Path(rest).expanduser(), reading)
+    path, side = _path_and_number(rest)
+    return IMAGE_LAYOUTS[kind](path, reading if side is None else replace(reading, side=side))
+
+
+def _path_and_number(rest: str) -> tuple[Path, int | None]:
+    """Return the two parts of `PATH:NUMBER`, or of a path alone."""
+    path, colon, number = rest.rpartition(":")
+    if colon and number.isdigit() and int(number) > 0:
+        return Path(path).expanduser(), int(number)
+    return Path(rest).expanduser(), None
 
 
 def _side(text: str, name: str) -> int:

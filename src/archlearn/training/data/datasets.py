@@ -9,7 +9,8 @@ from torch import Tensor
 
 from archlearn.training.data.augmenting import Framing
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "next_token"]
+"""A class for each example, numbers for each example, or a class for each token of a text."""
 _AS_THEY_ARE = Framing()
 _MOST_TO_MEASURE = 100_000
 SPLIT_SEED = 20170
@@ -66,7 +67,7 @@ class Dataset:
         source: Where the examples came from, in words.
         mean: Mean of the train inputs, shaped so that it can be taken from a batch.
         std: Standard deviation of the train inputs, shaped likewise.
-        n_outputs: Number of classes, or of numbers to predict.
+        n_outputs: Number of classes, of numbers to predict, or of different tokens.
         target_mean: Mean of the train targets of a regression; 0 for classes.
         target_std: Standard deviation of the train targets; 1 for classes.
         framing: How images are scaled and varied on their way to the network.

@@ -6,6 +6,9 @@ from torch import Tensor
 from archlearn.training.data.datasets import Split
 from archlearn.training.errors import DataError
 
+MOST_CLASSES = 1_000_000
+"""A network has an output for each, so one stray number would fill the memory."""
+
 
 def check_split(split: Split, part: str, name: str) -> None:
     """Refuse examples that are none, of no shape, or hold what is no number.
@@ -24,6 +27,8 @@ def check_split(split: Split, part: str, name: str) -> None:
             "x features or examples x channels x height x width"
         )
     for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+        if values.is_complex():
+            raise DataError(f"the {part} {what} of {name!r} are complex; give real numbers")
         _check_finite(values, f"the {part} {what} of {name!r}")
 
 
@@ -49,6 +54,29 @@ def check_classes(split: Split, part: str, name: str) -> None:
             f"the {part} targets of {name!r} go down to {int(targets.min())}; classes are counted "
             "from 0"
         )
+    if targets.max() >= MOST_CLASSES:
+        raise DataError(
+            f"the {part} targets of {name!r} go up to {int(targets.max())}; classes are counted "
+            f"from 0 without gaps, and there may be {MOST_CLASSES:,} of them"
+        )
+
+
+def check_tokens(split: Split, part: str, name: str) -> None:
+    """Refuse a text that is no rows of tokens, counted from 0, with one target for each.
+
+    Raises:
+        DataError: If so.
+    """
+    inputs, targets = split.inputs, split.targets
+    if inputs.dtype != torch.long or targets.dtype != torch.long or inputs.shape != targets.shape:
+        raise DataError(
+            f"the {part} part of {name!r} has inputs of {inputs.dtype} and shape "
+            f"{tuple(inputs.shape)} and targets of {targets.dtype} and shape "
+            f"{tuple(targets.shape)}; to predict the next token give both as torch.int64, "
+            "examples x tokens"
+        )
+    if min(int(inputs.min()), int(targets.min())) < 0:
+        raise DataError(f"the {part} part of {name!r} has tokens below 0; they are counted from 0")
 
 
 def _check_finite(values: Tensor, what: str) -> None:

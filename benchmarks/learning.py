@@ -1,0 +1,300 @@
+"""Learning under a budget on CIFAR-10 networks, a ViT, a Mixer and a GPT, beside plain training.
+
+    python -m benchmarks.learning ROWS... --weights DIR --text FILE --side-by-side 4 --out DIR
+    python -m benchmarks.learning --page results/learning.md --out DIR
+
+Each row of `ROWS` (see `GROUPS`) is one run of `python -m archlearn.training` in a process of its
+own; runs that are finished in DIR are not repeated. Seeds and bounds are fixed here, before a run;
+the test set is read once, at the end of each run.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SCRATCH = "data=cifar-10 augment=crop-flip batch_size=250 precision=bf16-mixed"
+ADAM = f"{SCRATCH} optimiser=adam learning_rate=1e-3 weight_decay=0.05"
+NETWORKS = {
+    "resnet20": f"model=resnet20 {SCRATCH} learning_rate=0.1",
+    "resnet20-pretrained": f"model=resnet20 {SCRATCH} learning_rate=0.02 normalise=imagenet "
+    "start_from={weights}/cifar10-resnet20.safetensors",
+    "resnet56-pretrained": f"model=resnet56 {SCRATCH} learning_rate=0.02 normalise=imagenet "
+    "start_from={weights}/cifar10-resnet56.safetensors",
+    "vgg16-bn": f"model=vgg16-bn {SCRATCH} learning_rate=0.05",
+    "mobilenetv2": f"model=mobilenetv2 {SCRATCH} learning_rate=0.05",
+    "densenet40": f"model=densenet40 {SCRATCH} learning_rate=0.1",
+    "preresnet20": f"model=preresnet20 {SCRATCH} learning_rate=0.1",
+    "vit": f"model=vit {ADAM}",
+    "mixer": f"model=mixer {ADAM}",
+    "gpt": "model=gpt data=tiny-shakespeare:{text} optimiser=adam learning_rate=1e-3 "
+    "batch_size=64 weight_decay=0.1 precision=bf16-mixed",
+    "lenet-mnist": "model=lenet data=mnist",
+    "lenet-fashion": "model=lenet data=fashion-mnist",
+}
+EPOCHS = dict.fromkeys(NETWORKS, 30) | {"gpt": 8, "lenet-mnist": 40, "lenet-fashion": 40}
+SEEDS = (0, 1, 2)
+
+
+def _row(network: str, seed: int, *words: str, epochs: int | None = None) -> str:
+    n = epochs or EPOCHS[network]
+    return " ".join([NETWORKS[network], f"epochs={n}", f"seed={seed}", *words])
+
+
+def _both(network: str, budget: str, seeds: tuple[int, ...] = SEEDS) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    for seed in seeds:
+        rows[f"plain {network} {seed}"] = _row(network, seed, "learn=nothing")
+        words = () if budget == "none" else (f'budget=["{budget}"]',)
+        rows[f"learnt {network} {budget} {seed}"] = _row(network, seed, *words)
+    return rows
+
+
+HALF, MOST = "multiply_adds=50%", "multiply_adds=75%"
+
+
+def _vary(network: str, budget: str, seeds: tuple[int, ...], **variants: str) -> dict[str, str]:
+    return {
+        f"{name} {network} {budget} {seed}": _row(network, seed, f'budget=["{budget}"]', words)
+        for name, words in variants.items()
+        for seed in seeds
+    }
+
+
+ABLATION = {
+    "all": "",
+    "sizes_not_squares": 'gate_schedule=["signal=size"]',
+    "signed_gradient": 'gate_schedule=["signal=signed"]',
+    "not_per_cost": 'gate_schedule=["per_cost=no"]',
+    "no_preference_for_open": 'gate_schedule=["stay=1.0"]',
+    "short_memory": 'gate_schedule=["memory=0.8"]',
+    "one_decision": 'gate_schedule=["decisions=1"]',
+}
+GRID = {
+    "base": "",
+    "size": 'gate_schedule=["signal=size"]',
+    "power3": 'gate_schedule=["power=3.0"]',
+    "end80": "freeze_for=0.2",
+    "memory995": 'gate_schedule=["memory=0.995"]',
+    "stay2": 'gate_schedule=["stay=2.0"]',
+}
+GROUPS: dict[str, dict[str, str]] = {
+    "grid": _vary("resnet20", HALF, (0,), **GRID)
+    | _vary("resnet20-pretrained", HALF, (0,), **GRID),
+    "ablation": _vary("resnet20", HALF, SEEDS, **ABLATION),
+    "resnet20": _both("resnet20", HALF),
+    "resnet20-hard": _both("resnet20", "multiply_adds=25%", (0,)),
+    "resnet56": _both("resnet56-pretrained", HALF),
+    "vgg": _both("vgg16-bn", HALF),
+    "mobilenet": _both("mobilenetv2", HALF),
+    "densenet": _both("densenet40", HALF),
+    "preresnet": _both("preresnet20", HALF),
+    "vit": _both("vit", MOST),
+    "mixer": _both("mixer", MOST),
+    "gpt": _both("gpt", MOST),
+    "nobudget": _both("resnet20", "none") | _both("vgg16-bn", "none", (0,)),
+    "lenet": _both("lenet-mnist", "none")
+    | {
+        f"learnt {network} parameters={n} {seed}": _row(network, seed, f'budget=["parameters={n}"]')
+        for network in ("lenet-mnist", "lenet-fashion")
+        for n in (5000, 10000, 20000, 40000)
+        for seed in range(5)
+    },
+    "landing": {
+        f"landing {network} {cost}={share}% {seed}": _row(
+            network, seed, f'budget=["{cost}={share}%"]', "limit=6000", epochs=6
+        )
+        for network, cost in (
+            ("lenet-mnist", "parameters"), ("resnet20", "multiply_adds"),
+            ("vgg16-bn", "multiply_adds"), ("vit", "multiply_adds"),
+        )
+        for share in (10, 20, 35, 50, 75)
+        for seed in SEEDS
+    },
+}  # fmt: skip
+
+
+def run_rows(rows: dict[str, str], places: dict[str, str], at_once: int, out: Path) -> None:
+    """Run all rows that are not finished yet, several at a time; say how each went."""
+    waiting = [name for name in rows if not (out / _file(name)).exists()]
+    print(f"{len(waiting)} of {len(rows)} runs to do", flush=True)
+    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            name = waiting.pop(0)
+            running[name] = _start(name, rows[name].format(**places), out), time.monotonic()
+        time.sleep(0.5)
+        for name, (process, started) in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                _finish(name, rows[name], process.returncode, time.monotonic() - started, out)
+
+
+def _start(name: str, words: str, out: Path) -> "subprocess.Popen[bytes]":
+    folder = out / "runs" / _file(name).removesuffix(".json")
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "archlearn.training", str(folder), *words.split()]
+    log = folder.with_suffix(".log").open("wb")
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def _finish(name: str, words: str, code: int, seconds: float, out: Path) -> None:
+    folder = out / "runs" / _file(name).removesuffix(".json")
+    if code:
+        tail = folder.with_suffix(".log").read_text()[-800:]
+        print(f"{name}: FAILED after {seconds:.0f} s\n{tail}", flush=True)
+        return
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    row = {
+        "name": name,
+        "settings": words,
+        "commit": os.environ.get("COMMIT", ""),
+        "test_accuracy": summary["test_accuracy"],
+        "test_loss": summary["test_loss"],
+        "validation_accuracy": summary["validation_accuracy"],
+        "before": {k: summary["before"][k] for k in ("parameters", "multiply_adds")},
+        "after": {k: summary["after"][k] for k in ("parameters", "multiply_adds")},
+        "architecture": summary["after"].get("architecture", ""),
+        "certificate": summary["certificate"],
+        "hardware": summary["hardware"],
+        "seconds": summary["seconds"],
+        "wall": round(seconds, 1),
+        "path": [
+            [m["epoch"], m["parameters"], m["multiply_adds"], m.get("validation_accuracy")]
+            for m in metrics
+        ],
+    }
+    (out / _file(name)).write_text(json.dumps(row))
+    print(describe(row), flush=True)
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return a finished row as a line."""
+    share = row["after"]["multiply_adds"] / row["before"]["multiply_adds"]
+    parameters = row["after"]["parameters"] / row["before"]["parameters"]
+    validation = row["validation_accuracy"]
+    seen = "" if validation is None else f"validation {validation:.4f}, "
+    return (
+        f"{row['name']}: {seen}test {row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}, "
+        f"multiply-adds {share:.4f}, parameters {parameters:.4f}, {row['wall']:.0f} s"
+    )
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "_", name) + ".json"
+
+
+def write_page(page: Path, data: Path, out: Path) -> None:
+    """Gather finished rows into one file, and write the page."""
+    rows = {row["name"]: row for row in _known(data)}
+    for path in sorted(out.glob("*.json")) if out.exists() else []:
+        row = json.loads(path.read_text())
+        rows[row["name"]] = row
+    data.write_text("".join(json.dumps(rows[name]) + "\n" for name in sorted(rows)))
+    page.write_text("\n".join(_page(rows)) + "\n")
+
+
+def _known(data: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in data.open()] if data.exists() else []
+
+
+def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["# Learning under a budget", ""]
+    hardware = sorted({str(row["hardware"]["name"]) for row in rows.values()})
+    commits = sorted({row["commit"] for row in rows.values()})
+    lines += [
+        "Made by `python -m benchmarks.learning`, which holds the settings of every row; seeds and",
+        "bounds were fixed before the runs, no row was run twice, and the test set was read once a",
+        f"run, after its last epoch. On {', '.join(hardware)}; commits {', '.join(commits)}.",
+        "",
+    ]
+    for group, members in GROUPS.items():
+        found = {name: rows[name] for name in members if name in rows}
+        if not found:
+            continue
+        lines += [f"## {group}", ""]
+        lines += ["| run | seeds | multiply-adds left | parameters left | test accuracy | loss |"]
+        lines += ["|---|---|---|---|---|---|"]
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for name, row in found.items():
+            by_kind.setdefault(name.rpartition(" ")[0], []).append(row)
+        for kind, several in by_kind.items():
+            lines.append(_table_row(kind, several))
+        lines += _pairs(found)
+        missing = len(members) - len(found)
+        lines += [f"\n{missing} of {len(members)} rows were not run.", ""] if missing else [""]
+    return lines
+
+
+def _table_row(kind: str, rows: list[dict[str, Any]]) -> str:
+    def spread(values: list[float], digits: int, factor: float = 1.0) -> str:
+        mean = factor * statistics.fmean(values)
+        if len(values) == 1:
+            return f"{mean:.{digits}f}"
+        return f"{mean:.{digits}f} ± {factor * statistics.stdev(values):.{digits}f}"
+
+    macs = [row["after"]["multiply_adds"] / row["before"]["multiply_adds"] for row in rows]
+    sizes = [row["after"]["parameters"] / row["before"]["parameters"] for row in rows]
+    accuracy = spread([row["test_accuracy"] for row in rows], 2, 100.0)
+    loss = spread([row["test_loss"] for row in rows], 4)
+    return (
+        f"| {kind} | {len(rows)} | {spread(macs, 2, 100.0)} % | {spread(sizes, 2, 100.0)} % "
+        f"| {accuracy} % | {loss} |"
+    )
+
+
+def _pairs(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the paired differences between learnt and plain runs of the same seed."""
+    lines: list[str] = []
+    kinds = dict.fromkeys(name.rpartition(" ")[0] for name in rows if name.startswith("learnt"))
+    for kind in kinds:
+        network = kind.split()[1]
+        gaps: list[float] = []
+        for name, row in rows.items():
+            plain = rows.get(f"plain {network} {name.rpartition(' ')[2]}")
+            if name.rpartition(" ")[0] == kind and plain is not None:
+                gaps.append(100 * (row["test_accuracy"] - plain["test_accuracy"]))
+        if gaps:
+            error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+            verdict = "yes" if statistics.fmean(gaps) >= -1.0 else "**no**"
+            lines.append(
+                f"\n{kind}: {statistics.fmean(gaps):+.2f} points against plain of the same seed "
+                f"(error of the mean {error:.2f}); at most 1 point below: {verdict}."
+            )
+    return lines
+
+
+def main() -> None:
+    """Run rows, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="rows to run")
+    parser.add_argument("--weights", default="weights")
+    parser.add_argument("--text", default="input.txt")
+    parser.add_argument("--side-by-side", type=int, default=4)
+    parser.add_argument("--seeds", type=int, nargs="*")
+    parser.add_argument("--match", default="", help="only rows whose name this expression finds")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    rows = {name: words for group in given.groups for name, words in GROUPS[group].items()}
+    if given.seeds is not None:
+        rows = {n: w for n, w in rows.items() if int(n.rpartition(" ")[2]) in given.seeds}
+    rows = {name: words for name, words in rows.items() if re.search(given.match, name)}
+    if rows:
+        places = {"weights": given.weights, "text": given.text}
+        run_rows(rows, places, given.side_by_side, given.out)
+    if given.page is not None:
+        write_page(given.page, given.page.with_suffix(".jsonl"), given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Learn the gates under a budget: the gate optimiser and what it decides by."""

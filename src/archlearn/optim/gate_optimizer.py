@@ -1,0 +1,437 @@
+"""`GateOptimizer`: learn the gates of a model under a budget, in anybody's training loop.
+
+The paper moves gates by SGD against a fixed price. On deep networks the noise of a gate's gradient
+is tens of times its price, and gates close at random until the network is dead. Here a gate is
+judged by the mean size of its gradient, which says how much the loss hangs on its channel, for what
+the channel costs; and the price is the one at which the network fits a budget that falls from what
+the network costs to what was asked for. `docs/how-gates-learn.md` has the reasons and the ablation.
+"""
+
+import fnmatch
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.binding import unwrap
+from archlearn.errors import InputError, lies_in
+from archlearn.graphs.inputs import count_examples
+from archlearn.optim.budgets import Budget, check_reachable, read_budget
+from archlearn.optim.cost_function import COSTS, CostFunction
+from archlearn.optim.selection import Ranking, fill_up, fit, rank_gates
+from archlearn.stores import STORE, GateStore
+
+_LAST_RESORT = 1e30
+_MARGIN, _DOUBLINGS = 0.1, 3.0
+"""Gates stay this far from one half; further out they say how many doublings the price is away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSchedule:
+    """When gates decide, and by what. The defaults were chosen on validation data.
+
+    Attributes:
+        begin: The part of the run after which the first gate may close.
+        end: The part of the run after which all gates stand still, and weights alone learn.
+        power: How the budget falls: with this power of the time that is left.
+        decisions: How often gates decide in between.
+        memory: The decay of the mean size of gradients, by step.
+        stay: How many times more a closed channel must earn than an open one to take its place.
+        stay_linear: The same for a layer that has become linear.
+        signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
+            gradient of the paper (for comparison; at rest it does no better than chance).
+        per_cost: Whether earnings are set against costs.
+    """
+
+    begin: float = 0.1
+    end: float = 0.6
+    power: float = 3.0
+    decisions: int = 200
+    memory: float = 0.98
+    stay: float = 1.2
+    stay_linear: float = 4.0
+    signal: Literal["square", "size", "signed"] = "square"
+    per_cost: bool = True
+
+
+class GateOptimizer(torch.optim.Optimizer):
+    """Learns gates beside any optimiser of the weights, from the task's loss alone.
+
+    Call `step()` and `zero_grad()` after each backward pass, as for any optimiser. Give the other
+    optimiser `archlearn.weights(model)`. Learning rates and their schedulers mean nothing here.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        total_steps: int,
+        *,
+        budget: Budget | None = None,
+        width_cost: float | None = None,
+        protect: Iterable[str] = (),
+        least_width: int = 1,
+        largest_cut: float = 1.0,
+        schedule: GateSchedule | None = None,
+        every: int = 1,
+    ) -> None:
+        """Prepare to learn the gates of `model`.
+
+        Args:
+            model: A model from `add_gates`, or one that contains such a model.
+            total_steps: Steps of the whole run.
+            budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
+                example) or both, as numbers or as percentages of the start. Of several the binding
+                one lands, the others are at or under. Left out, without a `width_cost`, half of the
+                multiply-adds that can go.
+            width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
+                the loss (the paper's lambda 3).
+            protect: Layers (names or globs) that keep all their channels.
+            least_width: The fewest channels that any group keeps.
+            largest_cut: The largest part of its channels that any group may lose.
+            schedule: When gates decide, and by what; left out, what serves all networks tried.
+            every: Decide only at multiples of so many steps.
+
+        Raises:
+            InputError: If the model has no gates of ours, or the budget cannot be reached.
+        """
+        owner = _find_gated(model)
+        self._store: GateStore = getattr(owner, STORE)
+        _check(total_steps, budget, width_cost, least_width, largest_cut)
+        gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
+        super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
+        self.schedule = schedule or GateSchedule()
+        self._cost = CostFunction(owner, self._store.choice)
+        self._n_examples = count_examples(self._store.choice.blueprint.inputs)
+        self._width_cost = width_cost
+        self._least = _least_widths(self._store, protect, least_width, largest_cut)
+        rows = dict(self._store.choice.rows)
+        links = self._store.choice.links.values()
+        self._units = torch.tensor([len(rows[link.first]) for link in links], dtype=torch.float64)
+        self._set_limits(budget)
+        window = self.schedule
+        self._begin = max(1, round(window.begin * total_steps))
+        self._end = max(self._begin + 1, round(window.end * total_steps))
+        self._end = math.ceil(self._end / every) * every
+        interval = max(1, (self._end - self._begin) // window.decisions)
+        self._interval = math.ceil(interval / every) * every
+        self._written: list[Tensor] = []
+        self._has_warned = False
+        self._remember()
+        self.last: dict[str, Tensor] = {}
+
+    def _set_limits(self, budget: Budget | None) -> None:
+        """Read the budget, and refuse one that cannot be reached, before anything is trained."""
+        store, cost = self._store, self._cost
+        n_width, n_depth = cost.n_width, cost.n_depth
+        device = store.gates()[0].device
+        opened, linear = self._state()
+        ones = torch.ones(1, n_width, dtype=torch.float64)
+        start = dict(
+            zip(COSTS, cost(ones, torch.zeros(1, n_depth).double())[0].tolist(), strict=True)
+        )
+        present = cost(opened[None], linear[None])[0].tolist()
+        forced = rank_gates(
+            torch.ones(n_width), torch.ones(n_width), torch.ones(n_width) > 0,
+            store.group_of_gate[:n_width].cpu(), self._least, 1.0,
+        )  # fmt: skip
+        fewest = forced.ratio.isinf().double()[None]
+        least = cost(fewest, torch.ones(1, n_depth).double())[0].tolist()
+        self._start = torch.tensor(present, dtype=torch.float64, device=device)
+        limits = [math.inf, math.inf]
+        if budget is None and self._width_cost is None:
+            limits[1] = math.floor((present[1] + least[1]) / 2)
+        if budget is not None:
+            asked = read_budget(budget, start, self._n_examples)
+            named = dict(zip(COSTS, least, strict=True)), dict(zip(COSTS, present, strict=True))
+            check_reachable(asked, *named, self._n_examples)
+            limits = [asked.get(name, math.inf) for name in COSTS]
+            store.budget = asked
+        self._limits = torch.tensor(limits, dtype=torch.float64, device=device)
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
+        """Take down the gradients of this step and, every now and then, close or open gates."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.observe_()
+        self.advance()
+        return loss
+
+    @torch.no_grad()
+    def observe_(self) -> None:
+        """Add this step's gradients to what is known of each gate; a CUDA graph may hold this.
+
+        Raises:
+            InputError: If there are none.
+        """
+        group = self.param_groups[0]
+        seen = [gate for gate in group["params"] if gate.grad is not None]
+        if not seen:
+            if group["frozen"]:
+                return
+            raise InputError(
+                "gates have no gradient: call gates.step() behind loss.backward() and in front of "
+                "zero_grad(), of the model's as well as of gates"
+            )
+        for gate in seen:
+            if not self.state[gate]:
+                number_format = torch.promote_types(gate.dtype, torch.float32)
+                self.state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
+        means = [self.state[gate]["mean"] for gate in seen]
+        # A batch that overflowed in half precision says nothing.
+        found = [torch.nan_to_num(gate.grad.to(mean.dtype), 0.0, 0.0, 0.0)
+                 for gate, mean in zip(seen, means, strict=True)]  # fmt: skip
+        signal = self.schedule.signal
+        if signal == "size":
+            torch._foreach_abs_(found)
+        elif signal == "square":
+            torch._foreach_mul_(found, found)
+        else:
+            torch._foreach_neg_(found)
+        torch._foreach_lerp_(means, found, 1.0 - self.schedule.memory)
+
+    @torch.no_grad()
+    def advance(self, n_steps: int = 1) -> None:
+        """Count steps whose gradients have been observed; decide where a decision is due."""
+        group = self.param_groups[0]
+        before, group["step"] = group["step"], group["step"] + n_steps
+        self._put_back_()
+        if group["frozen"] or group["step"] < self._begin:
+            return
+        if group["step"] >= self._end:
+            self.finish()
+        elif group["step"] // self._interval > before // self._interval:
+            self._decide_(last=False)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Cut to the budget now, and let gates stand still from here on.
+
+        For a run that ends before its `total_steps`. Where no gradient was ever seen, the gates'
+        own values say which channels go.
+        """
+        if not self.param_groups[0]["frozen"]:
+            self._decide_(last=True)
+            self.param_groups[0]["frozen"] = True
+
+    def accept_gates(self) -> None:
+        """Take the gates as they are: whoever moved them was allowed to."""
+        self._remember()
+
+    def resume_at(self, step: int) -> None:
+        """Go on behind so many steps; gates and what is known of them have been put back."""
+        group = self.param_groups[0]
+        group["step"], group["frozen"] = step, step >= self._end
+        self._remember()
+
+    def describe(self) -> dict[str, object]:
+        """Return the last decision: the path of each budget, and the price; waits for the device.
+
+        The price is what the next channel to go earns for each parameter or multiply-add.
+        """
+        if not self.last:
+            return {}
+        rows = (1, self._n_examples)
+        limits = zip(COSTS, self.last["limits"].tolist(), rows, strict=True)
+        path = {name: limit / n for name, limit, n in limits if math.isfinite(limit)}
+        return {"budget_path": path, "price": self.last["price"].item()}
+
+    def costs(self) -> dict[str, float]:
+        """Return what the network would cost, compacted now; multiply-adds of one example."""
+        opened, linear = self._state()
+        found = self._cost(opened[None], linear[None])[0].tolist()
+        return {"parameters": found[0], "multiply_adds": found[1] / self._n_examples}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; means stay in the precision they were kept in."""
+        super().load_state_dict(state_dict)
+        for number, state in state_dict["state"].items():
+            gate = self.param_groups[0]["params"][number]
+            self.state[gate]["mean"] = state["mean"].to(gate.device, copy=True)
+        self._remember()
+
+    def _decide_(self, *, last: bool) -> None:
+        """Rank all gates, close or open as the budget says, and write the gates."""
+        store, cost, schedule = self._store, self._cost, self.schedule
+        n_width = cost.n_width
+        opened, linear = self._state()
+        limits = self._limits_now(last=last)
+        present = cost(opened[None], linear[None])[0]
+        weights = self._weigh(present)
+        group = store.group_of_gate[:n_width]
+        prices = cost.marginal(opened, linear, weights)
+        earned = self._earned()
+        if cost.n_depth:
+            curved, straight = cost.flipped(opened, linear)
+            prices = torch.cat([prices, (curved - straight).mv(weights)])
+            # A layer that would take the network below its budget goes last.
+            earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
+            if self._width_cost is None:
+                overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
+                earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+        if not schedule.per_cost:
+            prices = (prices > 0).double()
+        kept = torch.cat([opened > 0, linear == 0])
+        ranking = rank_gates(
+            earned, prices, kept, group, self._least.to(group.device), schedule.stay
+        )
+        count = self._count(ranking, earned, limits, last=last)
+        is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
+        if last and self._width_cost is None:
+            is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
+        bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
+        self.last = {"limits": limits, "price": bound, "costs": present}
+        self._write_(_stand(ranking.ratio, bound, is_open, is_linear, last=last))
+
+    def _limits_now(self, *, last: bool) -> Tensor:
+        if last:
+            return self._limits
+        left = 1.0 - (self.param_groups[0]["step"] - self._begin) / (self._end - self._begin)
+        fall = max(0.0, left) ** self.schedule.power
+        above = (self._start - self._limits).clamp(min=0.0).nan_to_num(posinf=0.0)
+        return self._limits + above * fall
+
+    def _weigh(self, present: Tensor) -> Tensor:
+        """Return how much each cost counts: the more, the further it is above its limit."""
+        excess = (present / self._limits - 1.0).clamp(min=0.0) / present
+        return torch.where(excess.sum() > 0, excess / excess.sum().clamp(min=1e-300), 1.0 / present)
+
+    def _earned(self) -> Tensor:
+        """Return what each gate earns, widths before depths.
+
+        A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
+        their number (its root, where sizes are counted) makes up for what cancels.
+        """
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        n_groups = len(gates) - self._cost.n_depth
+        if any(self.state[gate] for gate in gates):
+            values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
+        else:  # nothing was observed: gates speak for themselves
+            values = [g.detach() if i < n_groups else 1 - g.detach() for i, g in enumerate(gates)]
+        earned = torch.cat([value.reshape(-1).double() for value in values])
+        units = self._units.to(earned.device)
+        earned[self._cost.n_width :] *= units if self.schedule.signal == "square" else units.sqrt()
+        return earned
+
+    def _count(self, ranking: Ranking, earned: Tensor, limits: Tensor, *, last: bool) -> Tensor:
+        """Return how many gates go: to fit the budget, or because they earn less than the price."""
+        if self._width_cost is None:
+            return fit(ranking, self._cost, limits)
+        span = self._end - self._begin
+        done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
+        neurons = self._store.numbers("prices", torch.float64)[0]
+        mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
+        size = mean.sqrt() if self.schedule.signal == "square" else mean
+        below = size < done * self._width_cost * neurons.clamp(min=1.0)
+        return (below & ranking.ratio.isfinite()).sum()
+
+    def _state(self) -> tuple[Tensor, Tensor]:
+        """Return which width gates are open and which layers linear, as the gates are now."""
+        acting = torch.cat([gate.detach().reshape(-1) for gate in self._store()]).double()
+        return acting[: self._cost.n_width], acting[self._cost.n_width :]
+
+    def _write_(self, flat: Tensor) -> None:
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        pieces = flat.split([gate.numel() for gate in gates])
+        shaped = [piece.view(gate.shape) for piece, gate in zip(pieces, gates, strict=True)]
+        torch._foreach_copy_(gates, shaped)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Remember the gates as they are, so that it is noticed when somebody else moves them."""
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        self._written = [gate.detach().clone() for gate in gates]
+        self._versions = [gate._version for gate in gates]
+        self._n_loads = self._store.n_loads
+
+    def _put_back_(self) -> None:
+        """Undo what another optimiser did to the gates; what a checkpoint did stays."""
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        if self._n_loads != self._store.n_loads:
+            self._remember()
+        if [gate._version for gate in gates] == self._versions:
+            return
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "gates were moved by something else than the GateOptimizer, and are put back: give "
+                "the other optimiser archlearn.weights(model), not model.parameters()",
+                stacklevel=4,
+            )
+        torch._foreach_copy_(gates, self._written)
+        self._versions = [gate._version for gate in gates]
+
+
+def _stand(
+    ratio: Tensor, bound: Tensor, is_open: Tensor, is_linear: Tensor, *, last: bool
+) -> Tensor:
+    """Return gates that say how far each is from the price; at the end, 0 or 1."""
+    kept = torch.cat([is_open, 1.0 - is_linear])
+    if not last:
+        away = (ratio / bound).log2().abs().nan_to_num(nan=_DOUBLINGS, posinf=_DOUBLINGS)
+        away = _MARGIN + (0.5 - _MARGIN) * (away / _DOUBLINGS).clamp(max=1.0)
+        kept = 0.5 + (2.0 * kept - 1.0) * away
+    return torch.cat([kept[: len(is_open)], 1.0 - kept[len(is_open) :]])
+
+
+def _find_gated(model: nn.Module) -> nn.Module:
+    found = [module for module in unwrap(model).modules() if STORE in module._modules]
+    if len(found) != 1:
+        raise InputError(
+            f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
+            "of one. Call add_gates on it, or on one part of it; for TriState placed by hand use "
+            "parameter_groups and penalty"
+        )
+    store: Any = getattr(found[0], STORE)
+    if store.kind != "binary":
+        raise InputError(
+            f"gates of the kind {store.kind!r} are drawn at random and learn by penalty; leave "
+            "kind out in add_gates to learn by GateOptimizer"
+        )
+    return found[0]
+
+
+def _check(
+    total_steps: Any, budget: Any, width_cost: Any, least_width: Any, largest_cut: Any
+) -> None:
+    if not lies_in(total_steps, 1, math.inf) or total_steps != int(total_steps):
+        raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
+    if budget is not None and width_cost is not None:
+        raise InputError("give a budget or a width_cost, not both: each says when to stop closing")
+    if width_cost is not None and not lies_in(width_cost, 0, math.inf):
+        raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
+    if not lies_in(least_width, 1, math.inf) or least_width != int(least_width):
+        raise InputError(f"least_width is {least_width!r}; a layer keeps 1 channel or more")
+    if not lies_in(largest_cut, 0, 1):
+        raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
+
+
+def _least_widths(
+    store: GateStore, protect: Iterable[str], least_width: int, largest_cut: float
+) -> Tensor:
+    """Return how many gates of each group must stay open.
+
+    Raises:
+        InputError: If a protected layer is not there.
+    """
+    blueprint = store.choice.blueprint
+    sizes = blueprint.group_sizes()
+    least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
+    for pattern in [protect] if isinstance(protect, str) else protect:
+        rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
+        held = [blueprint.count_by_group(channels) > 0 for channels in rows]
+        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
+        if not bool(torch.stack(held).any()):
+            known = ", ".join(name for name, _ in store.choice.rows)
+            raise InputError(
+                f"protect names {pattern!r}, but no layer is called so; there are {known}"
+            )
+        least = torch.where(torch.stack(held).any(0), sizes, least)
+    return torch.minimum(least, sizes)

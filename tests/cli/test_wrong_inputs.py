@@ -1,0 +1,104 @@
+"""Own networks and data that cannot be learnt are refused with a sentence, never a traceback."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from archlearn.cli.application import main
+
+CODE = """
+import torch
+from torch import nn
+
+def net():
+    layers = nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)
+    return nn.Sequential(*layers)
+
+def double():
+    return net().double()
+
+def frozen():
+    return net().requires_grad_(False)
+
+def without_numbers():
+    broken = net()
+    nn.init.constant_(broken[1].weight, float("nan"))
+    return broken
+
+def examples(n=60, dtype=torch.int64):
+    x, y = torch.rand(n, 5, generator=torch.Generator().manual_seed(0)), torch.arange(n) % 2
+    return (x, y.to(dtype)), (x, y.to(dtype))
+
+def booleans():
+    return examples(dtype=torch.bool)
+
+def short():
+    return examples(dtype=torch.int32)
+
+def one():
+    return examples(1)[0], examples()[1]
+
+def stray():
+    train, test = examples()
+    train[1][3] = 10**9
+    return train, test
+
+def imaginary():
+    (x, y), test = examples()
+    return (x.cfloat(), y), (x.cfloat(), y)
+"""
+
+
+@pytest.fixture(autouse=True)
+def wrong_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the module where it is found."""
+    (tmp_path / "wrong_inputs.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_inputs", raising=False)
+
+
+def code_of(words: str, out: Path) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--epochs", "1", "--threads", "1", "--no-report", "--out", str(out)])
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("double", "has weights in torch.float64, and runs are trained in torch.float32"),
+        ("without_numbers", "gives what is no finite number for the first two examples"),
+    ],
+)
+def test_networks_that_cannot_be_trained_are_refused(
+    name: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(f"learn --model wrong_inputs:{name} --data digits", tmp_path / "a") == 1
+    assert answer in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("one", "has 1 train examples, and none is left when 1 of them are set apart"),
+        ("stray", "go up to 1000000000; classes are counted from 0 without gaps"),
+        ("imaginary", "the train inputs of 'wrong_inputs:imaginary' are complex"),
+    ],
+)
+def test_data_that_cannot_be_learnt_are_refused(
+    name: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(f"learn --model mlp:5 --data wrong_inputs:{name}", tmp_path / "a") == 1
+    assert answer in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["booleans", "short"])
+def test_classes_of_any_whole_type_are_learnt(name: str, tmp_path: Path) -> None:
+    assert code_of(f"learn --model mlp:5 --data wrong_inputs:{name}", tmp_path / "a") == 0
+
+
+def test_gates_of_frozen_weights_are_learnt(tmp_path: Path) -> None:
+    assert code_of("learn --model wrong_inputs:frozen --data digits", tmp_path / "a") == 0

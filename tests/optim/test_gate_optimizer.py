@@ -1,0 +1,424 @@
+"""The gate optimiser lands on its budget, resumes, and is not led astray by other optimisers."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import archlearn as al
+
+STEPS = 120
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    return x.float() / 16, y
+
+
+def chain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU(), nn.Linear(40, 10)
+    )
+
+
+class Residual(nn.Module):
+    """A stream with two branches behind BatchNorms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, 3, padding=1)
+        self.branches = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+            )
+            for _ in range(2)
+        )
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.view(-1, 1, 8, 8)).relu()
+        for branch in self.branches:
+            x = (x + branch(x)).relu()
+        return self.last(x.mean((2, 3)))
+
+
+def batches(data: tuple[Tensor, Tensor], n: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = data
+    for _ in range(n):
+        chosen = torch.randint(len(x), (48,), generator=generator)
+        yield x[chosen], y[chosen]
+
+
+def train(
+    model: nn.Module,
+    gates: al.GateOptimizer,
+    data: tuple[Tensor, Tensor],
+    n: int = STEPS,
+    seed: int = 0,
+    lr: float = 0.05,
+) -> list[float]:
+    optimiser = torch.optim.SGD(al.weights(model), lr=lr, momentum=0.9)
+    losses: list[float] = []
+    for x, y in batches(data, n, seed):
+        loss = cross_entropy(model(x), y)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        gates.step()
+        gates.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def learn(net: nn.Module, data: Any, **options: Any) -> tuple[nn.Module, al.GateOptimizer]:
+    model = al.add_gates(net, data[0][:2])
+    gates = al.GateOptimizer(model, STEPS, **options)
+    train(model, gates, data)
+    return model, gates
+
+
+@torch.no_grad()
+def fits_one_more(model: nn.Module, cost: str, limit: float) -> bool:
+    """Return whether a channel of any group could be opened without leaving the budget."""
+    for gate in al.width_gates(model).values():
+        closed = (gate < 0.5).nonzero().flatten()[:1]
+        gate[closed] = 1.0
+        costs = getattr(al.plan(model).after, cost)
+        gate[closed] = 0.0
+        if len(closed) and costs <= limit:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("share", [20, 35, 50, 75])
+@pytest.mark.parametrize("cost", ["parameters", "multiply_adds"])
+@pytest.mark.parametrize("make", [chain, Residual])
+def test_one_run_lands_within_two_per_cent_under_the_budget(
+    make: Any, cost: str, share: int, digits: Any
+) -> None:
+    torch.manual_seed(0)
+    model, gates = learn(make(), digits, budget={cost: f"{share}%"})
+    plan = al.plan(model)
+    limit = share / 100 * getattr(plan.before, cost)
+    assert getattr(plan.after, cost) <= limit
+    assert 0.98 * limit <= getattr(plan.after, cost) or not fits_one_more(model, cost, limit)
+    small = al.compact(model)
+    assert al.count_costs(small) == plan.after
+    assert gates.costs()["parameters"] == plan.after.parameters
+
+
+def test_learning_stays_useful_at_a_third(digits: Any) -> None:
+    model, _ = learn(chain(), digits, budget={"parameters": "33%"})
+    accuracy = (model(digits[0]).argmax(1) == digits[1]).float().mean()
+    assert accuracy > 0.9
+
+
+def test_budgets_in_numbers_count_one_example(digits: Any) -> None:
+    model, _ = learn(chain(), digits, budget={"multiply_adds": 3000, "parameters": 100_000})
+    assert 2800 <= al.plan(model).after.multiply_adds / 2 <= 3000
+
+
+def test_of_two_budgets_both_hold(digits: Any) -> None:
+    model, _ = learn(Residual(), digits, budget={"parameters": "60%", "multiply_adds": "50%"})
+    plan = al.plan(model)
+    assert plan.after.parameters <= 0.6 * plan.before.parameters
+    assert plan.after.multiply_adds <= 0.5 * plan.before.multiply_adds
+
+
+def test_the_last_cut_is_small_because_the_cost_follows_its_path(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2], learn={"*": al.Learn.WIDTH})
+    gates = al.GateOptimizer(model, STEPS, budget={"parameters": "30%"})
+    costs: list[float] = []
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+    for x, y in batches(digits, STEPS):
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        gates.step()
+        gates.zero_grad()
+        costs.append(gates.costs()["parameters"])
+    falls = [before - after for before, after in pairwise(costs)]
+    assert max(falls) <= 0.05 * costs[0]
+    assert costs[-1] <= 0.3 * costs[0]
+
+
+def test_without_a_budget_the_network_neither_stays_nor_dies(digits: Any) -> None:
+    model, _ = learn(chain(), digits)
+    plan = al.plan(model)
+    share = plan.after.multiply_adds / plan.before.multiply_adds
+    assert 0.48 <= share <= 0.51
+    assert (model(digits[0]).argmax(1) == digits[1]).float().mean() > 0.9
+
+
+def test_a_higher_price_leaves_a_smaller_network(digits: Any) -> None:
+    sizes = [
+        al.plan(learn(chain(), digits, width_cost=cost)[0]).after.parameters
+        for cost in (0.0, 1e-3, 1e-1)
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_protected_layers_keep_their_channels(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2], learn={"*": al.Learn.WIDTH})
+    gates = al.GateOptimizer(model, STEPS, budget={"parameters": "75%"}, protect=["0"])
+    train(model, gates, digits)
+    widths = {layer.name: layer.width for layer in al.read_architecture(model).layers}
+    assert widths["0"] == 60
+    assert widths["2"] < 40
+
+
+def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
+    model, _ = learn(chain(), digits, budget={"parameters": "40%"}, least_width=9, largest_cut=0.7)
+    kept = [int((gate >= 0.5).sum()) for gate in al.width_gates(model).values()]
+    assert kept[0] >= 18
+    assert kept[1] >= 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"budget": {"parameters": 20}},
+            r"20 parameters cannot be reached: .* 85 are left",
+        ),
+        ({"budget": {"parameter": 20}}, "budget names 'parameter'; choose among parameters and"),
+        ({"budget": {"parameters": 0.5}}, 'for a share write "50%"'),
+        ({"budget": {"parameters": "150%"}}, "give from 0% to 100%"),
+        ({"budget": 0.5}, "budget is a float; give a dict"),
+        (
+            {"budget": {"parameters": "50%"}, "width_cost": 1.0},
+            "a budget or a width_cost, not both",
+        ),
+        ({"protect": ["nosuch"]}, "no layer is called so; there are 0, 2"),
+        ({"least_width": 0}, "a layer keeps 1 channel or more"),
+        ({"largest_cut": 2.0}, "give a part between 0 and 1"),
+        ({"total_steps": 0}, "give the number of steps"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(
+    options: dict[str, Any], message: str, digits: Any
+) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    with pytest.raises(al.InputError, match=message):
+        al.GateOptimizer(model, **{"total_steps": 10, **options})
+
+
+def test_other_gates_are_refused(digits: Any) -> None:
+    with pytest.raises(al.InputError, match="0 sets of gates"):
+        al.GateOptimizer(chain(), 10)
+    drawn = al.add_gates(chain(), digits[0][:2], kind="l0")
+    with pytest.raises(al.InputError, match="learn by penalty"):
+        al.GateOptimizer(drawn, 10)
+
+
+def test_a_resumed_run_is_bit_for_bit_the_same(digits: Any) -> None:
+    def start() -> tuple[nn.Module, al.GateOptimizer, torch.optim.Optimizer]:
+        model = al.add_gates(Residual(), digits[0][:2])
+        torch.manual_seed(1)
+        gates = al.GateOptimizer(model, STEPS, budget={"multiply_adds": "40%"})
+        return model, gates, torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+
+    def go_on(parts: Any, seed: int) -> list[float]:
+        model, gates, optimiser = parts
+        losses: list[float] = []
+        for x, y in batches(digits, STEPS // 2, seed):
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            for each in (optimiser, gates):
+                each.step()
+                each.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    torch.manual_seed(0)
+    first = start()
+    go_on(first, 1)
+    kept = copy.deepcopy([part.state_dict() for part in first])
+    whole = go_on(first, 2)
+    second = start()
+    for part, state in zip(second, kept, strict=True):
+        part.load_state_dict(state)
+    assert go_on(second, 2) == whole
+    for name, value in first[0].state_dict().items():
+        assert torch.equal(value, second[0].state_dict()[name]), name
+
+
+def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    every = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        cross_entropy(model(x), y).backward()
+        every.step()
+        gates.step()
+        model.zero_grad()
+
+    first, *others = batches(digits, 40)
+    with pytest.warns(UserWarning, match="archlearn.weights"):
+        step(*first)
+    for batch in others:
+        step(*batch)  # told once
+    plan = al.plan(model)
+    assert 0.45 * plan.before.parameters <= plan.after.parameters <= 0.5 * plan.before.parameters
+
+
+def test_a_scheduler_changes_nothing(digits: Any) -> None:
+    def run(*, scheduled: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = al.add_gates(chain(), digits[0][:2])
+        gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
+        scheduler = torch.optim.lr_scheduler.StepLR(gates, 1, 0.1)
+        losses = []
+        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        for x, y in batches(digits, 30):
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            gates.step()
+            gates.zero_grad()
+            if scheduled:
+                scheduler.step()
+            losses.append(loss.item())
+        return losses
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert run(scheduled=True) == run(scheduled=False)
+
+
+def test_a_step_without_gradients_says_where_it_belongs(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    cross_entropy(model(digits[0][:8]), digits[1][:8]).backward()
+    model.zero_grad()
+    with pytest.raises(al.InputError, match=r"behind loss.backward\(\) and in front of zero_grad"):
+        gates.step()
+
+
+def test_a_closure_is_evaluated_once(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    calls: list[float] = []
+
+    def closure() -> float:
+        loss = cross_entropy(model(digits[0][:8]), digits[1][:8])
+        loss.backward()
+        calls.append(loss.item())
+        return calls[-1]
+
+    assert gates.step(closure) == calls[0]
+    assert len(calls) == 1
+
+
+def test_finish_cuts_to_the_budget_when_a_run_ends_early(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 100_000, budget={"parameters": "30%"})
+    train(model, gates, digits, 10)
+    assert al.plan(model).after == al.plan(model).before
+    gates.finish()
+    plan = al.plan(model)
+    assert 0.28 * plan.before.parameters <= plan.after.parameters <= 0.3 * plan.before.parameters
+
+
+def test_finish_without_any_gradient_goes_by_the_gates(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2], learn={"0": al.Learn.WIDTH})
+    (gate,) = al.width_gates(model).values()
+    with torch.no_grad():
+        gate.copy_(torch.linspace(0.5, 1.0, 60))
+    al.GateOptimizer(model, 10, budget={"parameters": "50%"}).finish()
+    kept = (gate >= 0.5).nonzero().flatten()
+    assert kept.tolist() == list(range(60 - len(kept), 60))
+
+
+def test_compact_says_when_a_budget_was_missed(
+    digits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 1000, budget={"parameters": "30%"})
+    train(model, gates, digits, 3)
+    al.compact(model)
+    assert "a budget of 2,025 parameters was asked for, but the compact model has" in caplog.text
+    assert "gates.finish()" in caplog.text
+    caplog.clear()
+    gates.finish()
+    al.compact(model)
+    assert not caplog.text
+
+
+def test_gates_of_a_half_precision_model_are_judged_in_single_precision(digits: Any) -> None:
+    model = al.add_gates(chain().bfloat16(), digits[0][:2].bfloat16())
+    gates = al.GateOptimizer(model, 20, budget={"parameters": "50%"})
+    train(model, gates, (digits[0].bfloat16(), digits[1]), 20)
+    state = gates.state_dict()["state"]
+    assert {value["mean"].dtype for value in state.values()} == {torch.float32}
+    other = al.GateOptimizer(copy.deepcopy(model), 20, budget={"parameters": "50%"})
+    other.load_state_dict(copy.deepcopy(gates.state_dict()))
+    assert {s["mean"].dtype for s in other.state_dict()["state"].values()} == {torch.float32}
+    plan = al.plan(model)
+    assert plan.after.parameters <= 0.5 * plan.before.parameters
+
+
+def test_a_batch_that_overflowed_says_nothing(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
+    for number, (x, y) in enumerate(batches(digits, 20)):
+        scale = float("inf") if number == 5 else 1.0
+        (cross_entropy(model(x), y) * scale).backward()
+        gates.step()
+        model.zero_grad()
+    means = torch.cat([state["mean"].flatten() for state in gates.state.values()])
+    assert bool(means.isfinite().all())
+    assert float(means.sum()) > 0
+
+
+def test_a_grad_scaler_takes_it_like_any_optimiser(digits: Any) -> None:
+    def run(scale: float) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = al.add_gates(chain(), digits[0][:2])
+        gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
+        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10_000)
+        for x, y in batches(digits, 30):
+            scaler.scale(cross_entropy(model(x), y)).backward()
+            for each in (optimiser, gates):
+                scaler.step(each)
+                each.zero_grad()
+            scaler.update()
+        assert gates.param_groups[0]["step"] == 30
+        return [gate.detach() for gate in al.width_gates(model).values()]
+
+    for one, other in zip(run(1.0), run(1024.0), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_part_of_a_larger_model_may_have_the_gates(digits: Any) -> None:
+    part = al.add_gates(chain(), digits[0][:2])
+    whole = nn.Sequential(part, nn.LogSoftmax(1))
+    gates = al.GateOptimizer(whole, STEPS, budget={"parameters": "50%"})
+    train(whole, gates, digits, STEPS)
+    plan = al.plan(part)
+    assert plan.after.parameters <= 0.5 * plan.before.parameters
+
+
+def test_all_signals_land(digits: Any) -> None:
+    for signal in ("square", "size", "signed"):
+        schedule = al.GateSchedule(signal=signal)
+        model, _ = learn(chain(), digits, budget={"parameters": "50%"}, schedule=schedule)
+        plan = al.plan(model)
+        assert plan.after.parameters <= 0.5 * plan.before.parameters

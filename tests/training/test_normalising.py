@@ -1,0 +1,74 @@
+"""`--normalise imagenet` gives a network the inputs that ImageNet's weights expect."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from archlearn.cli.evaluate_command import evaluate
+from archlearn.training.data.fetching import no_progress
+from archlearn.training.errors import SettingsError
+from archlearn.training.objectives import objective_of
+from archlearn.training.preparing import load_dataset
+from archlearn.training.recording import COMPACT, SUMMARY
+from archlearn.training.running import learn
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+CODE = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (120, 3, 8, 8), dtype=torch.uint8)
+    targets = torch.arange(120) % 4
+    return (images[:80], targets[:80]), (images[80:], targets[80:])
+"""
+ASKED = {
+    "model": "resnet20:0.25",
+    "data": "colours:build",
+    "normalise": "imagenet",
+    "epochs": 1,
+    "accelerator": "cpu",
+}
+
+
+def test_images_are_normalised_as_imagenet_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "colours_here.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = RunSettings(data="colours_here:build", normalise="imagenet")
+    dataset = load_dataset(settings, no_progress)
+    images = dataset.train.inputs
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    expected = (images / 255 - mean) / std
+    torch.testing.assert_close(objective_of(dataset).inputs(images), expected)
+    own = load_dataset(RunSettings(data="colours_here:build"), no_progress)
+    assert objective_of(own).inputs(images).mean().abs() < 1e-3 < expected.mean().abs()
+
+
+def test_images_of_one_colour_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"normalise imagenet .* three colours.*\(1, 8, 8\)"):
+        load_dataset(RunSettings(data="digits", normalise="imagenet"), no_progress)
+
+
+def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "colours.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "a"
+    learn(override(RunSettings(), ASKED), run)
+    summary = json.loads((run / SUMMARY).read_text())
+    assert summary["normalisation"]["mean"] == pytest.approx(MEAN)
+    assert summary["normalisation"]["std"] == pytest.approx(STD)
+    line = f"loss {summary['test_loss']:.4f}"
+    evaluate(run)
+    assert line in capsys.readouterr().out
+    evaluate(run / COMPACT, data="colours:build", normalise="imagenet")
+    assert line in capsys.readouterr().out
+    evaluate(run / COMPACT, data="colours:build")
+    assert line not in capsys.readouterr().out

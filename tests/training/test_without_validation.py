@@ -1,0 +1,75 @@
+"""A run with `--validation 0` learns from all train data and is measured on the test part alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archlearn.cli.evaluate_command import evaluate
+from archlearn.cli.running import start_run
+from archlearn.reporting import write_report
+from archlearn.training.errors import SettingsError
+from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from archlearn.training.running import learn
+from archlearn.training.settings import RunSettings
+from archlearn.training.tables import override
+
+ASKED = {
+    "model": "mlp:20",
+    "data": "digits",
+    "limit": 300,
+    "epochs": 2,
+    "batch_size": 60,
+    "accelerator": "cpu",
+    "validation": 0.0,
+    "report": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run that set nothing apart."""
+    folder = tmp_path_factory.mktemp("run") / "a"
+    learn(override(RunSettings(), ASKED), folder)
+    return folder
+
+
+def test_run_says_that_it_is_measured_at_the_end_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path
+    start_run(override(RunSettings(), ASKED), folder / "a")
+    output = capsys.readouterr().out
+    assert "no validation part: measured once, on the test part, at the end" in output
+    assert "not validated" in output
+    assert "% right" in output
+    rows = read_lines(folder / "a" / METRICS)
+    assert [row["validation_loss"] for row in rows] == [None, None, None]
+    assert [row["validation_accuracy"] for row in rows] == [None, None, None]
+    summary = json.loads((folder / "a" / SUMMARY).read_text())
+    assert summary["n_validation"] == 0
+    assert summary["validation_accuracy"] is None
+    assert 0 < summary["test_accuracy"] <= 1
+
+
+def test_all_train_examples_are_learnt_from(tmp_path: Path) -> None:
+    every = ASKED | {"limit": 5000, "epochs": 1, "batch_size": 1438}
+    learn(override(RunSettings(), every), tmp_path / "a")
+    assert json.loads((tmp_path / "a" / SUMMARY).read_text())["steps"] == 1
+    with pytest.raises(SettingsError, match="there are 1437 train examples"):
+        learn(override(RunSettings(), every | {"validation": 0.001}), tmp_path / "b")
+
+
+def test_report_says_so_and_leaves_the_figure_out(folder: Path, tmp_path: Path) -> None:
+    page = write_report([folder], tmp_path / "page.html").read_text()
+    assert "no validation part" in page
+    assert "On validation data." not in page
+
+
+def test_evaluate_refuses_a_part_that_is_not_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SettingsError, match=r"no validation part apart \(--validation 0\)"):
+        evaluate(folder, split="validation")
+    evaluate(folder)
+    assert "% right" in capsys.readouterr().out
