@@ -86,8 +86,13 @@ def test_what_was_not_asked_for_is_not_learnt() -> None:
 
 
 def test_the_table_of_lenet() -> None:
-    head, *lines = str(al.inspect(LeNet(), DIGITS)).splitlines()
+    head, *lines, costs = str(al.inspect(LeNet(), DIGITS)).splitlines()
     assert head.split("  ")[0] == "site"
+    # The smallest network: one channel of each convolution, and the linear layers as one.
+    assert costs == (
+        "costs: 431,080 parameters, 2,293,000 multiply-adds; at least 89 parameters, "
+        "16,026 multiply-adds"
+    )
     assert [line.split()[:5] for line in lines] == [
         ["conv1", "relu", "20", "learnt", "-"],
         ["conv2", "relu", "50", "learnt", "-"],

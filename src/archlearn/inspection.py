@@ -9,10 +9,12 @@ from archlearn.binding import unwrap
 from archlearn.choosing import Choice, choose_by_hand
 from archlearn.costs import known_inputs
 from archlearn.following import follow_copy
+from archlearn.graphs.inputs import count_examples
 from archlearn.graphs.sites import Site
 from archlearn.graphs.tracing import Leaf
 from archlearn.instance_forward import check_forwards
-from archlearn.stores import find_store
+from archlearn.optim.cost_function import CostFunction
+from archlearn.stores import STORE, GateStore, find_store
 from archlearn.tristate import TriState
 from archlearn.wishes import check_leaves, check_rows
 
@@ -52,11 +54,15 @@ class Inspection:
         opaque: Submodules that were not looked into, with the reason.
         answers: Lines of `forward` that asked about shapes, with what the example answered;
             the branch that the example takes is the one that is gated.
+        start: What the model costs with all gates open, multiply-adds of one example.
+        least: What the smallest network costs that gates can leave: no budget may be below.
     """
 
     rows: tuple[SiteRow, ...]
     opaque: dict[str, str]
     answers: dict[str, str]
+    start: dict[str, float]
+    least: dict[str, float]
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
@@ -67,6 +73,8 @@ class Inspection:
             )
             for line in table
         ]
+        if self.least:
+            lines += [f"costs: {_count(self.start)}; at least {_count(self.least)}"]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
         said = "asked for shapes, answered by the example"
         lines += [f"{said}: {line}: {answer}" for line, answer in self.answers.items()]
@@ -91,23 +99,37 @@ def inspect(
     model = unwrap(model)
     store = find_store(model)
     if store is not None:
-        return _inspect(store.choice)
+        return _inspect(store.choice, CostFunction(_owner(model, store), store.choice))
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(choose_by_hand(model, inputs))
     check_forwards(model, "inspect")
     marked = check_leaves(model, leaves)
-    _, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
-    return _inspect(choice)
+    copied, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
+    return _inspect(choice, CostFunction(copied, choice) if choice.blueprint.groups else None)
 
 
-def _inspect(choice: Choice) -> Inspection:
+def _owner(model: nn.Module, store: GateStore) -> nn.Module:
+    """Return the module that the gates were added to."""
+    return next(module for module in model.modules() if module._modules.get(STORE) is store)
+
+
+def _inspect(choice: Choice, cost: CostFunction | None = None) -> Inspection:
     rows = [_row(choice, 0, site) for site in choice.blueprint.sites[0]]
     known = {row.name for row in rows}
     for place, sites in enumerate(choice.blueprint.sites):
         rows += [_row(choice, place, site) for site in sites if site.name not in known]
     traces = choice.blueprint.traces
-    return Inspection(tuple(rows), dict(traces.opaque), dict(traces.answers))
+    start, least = ({}, {}) if cost is None else cost.extremes()
+    n_rows = count_examples(choice.blueprint.inputs)
+    for costs in (start, least):
+        if costs:
+            costs["multiply_adds"] /= n_rows
+    return Inspection(tuple(rows), dict(traces.opaque), dict(traces.answers), start, least)
+
+
+def _count(costs: dict[str, float]) -> str:
+    return f"{costs['parameters']:,.0f} parameters, {costs['multiply_adds']:,.0f} multiply-adds"
 
 
 def _row(choice: Choice, place: int, site: Site) -> SiteRow:

@@ -21,7 +21,8 @@ from archlearn.graphs.lookups import find_module, find_tensor
 from archlearn.surgery.collapsing import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes
 
-COSTS = ("parameters", "multiply_adds")
+COSTS: tuple[str, ...] = ("parameters", "multiply_adds")
+Named = dict[str, float]
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
 
@@ -32,6 +33,7 @@ class CostFunction:
     Attributes:
         n_width: The number of width gates.
         n_depth: The number of depth gates.
+        group: The group of each width gate.
     """
 
     def __init__(self, model: nn.Module, choice: Choice) -> None:
@@ -43,6 +45,8 @@ class CostFunction:
         """
         self.n_depth = len(choice.links)
         self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
+        sizes = choice.blueprint.group_sizes()
+        self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         self._own = _Builder(model, choice).build()
 
@@ -71,6 +75,21 @@ class CostFunction:
         parameters = parameters + self._computed(t, dims, new_bias)
         costs = costs + torch.stack([parameters, torch.zeros_like(parameters)], 1)
         return costs + self._merged(t, dims, new_bias, is_linear) if "seg_in" in t else costs
+
+    def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
+        """Return the costs with all gates open, and those of the smallest network there can be.
+
+        Args:
+            least_widths: How many gates of each group must stay open; left out, one.
+        """
+        sizes = self.group.bincount()
+        if least_widths is None:
+            least_widths = torch.ones_like(sizes)
+        place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
+        opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
+        linear = torch.stack([torch.zeros(self.n_depth), torch.ones(self.n_depth)]).double()
+        start, least = self(opened, linear)
+        return name_costs(start), name_costs(least)
 
     def marginal(self, is_open: Tensor, is_linear: Tensor, weights: Tensor) -> Tensor:
         """Return what one channel of each width gate costs now, both costs weighed together."""
@@ -141,6 +160,12 @@ class CostFunction:
         impossible = broken | (barred[..., 0] > 0) | (change > 0).any(-1)
         change = torch.where(impossible[..., None], _IMPOSSIBLE, change)
         return _best_partition(change, t["seg_table"], int(self._own["seg_table"].shape[0]))
+
+
+def name_costs(costs: Tensor, n_examples: int = 1) -> Named:
+    """Return costs by name, multiply-adds for one of so many examples; waits for the device."""
+    parameters, multiply_adds = costs.tolist()
+    return {"parameters": parameters, "multiply_adds": multiply_adds / n_examples}
 
 
 def _best_partition(change: Tensor, table: Tensor, longest: int) -> Tensor:

@@ -21,7 +21,7 @@ from archlearn.binding import unwrap
 from archlearn.errors import InputError, lies_in
 from archlearn.graphs.inputs import count_examples
 from archlearn.optim.budgets import Budget, check_reachable, read_budget
-from archlearn.optim.cost_function import COSTS, CostFunction
+from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
 from archlearn.optim.selection import Ranking, fill_up, fit, rank_gates
 from archlearn.stores import STORE, GateStore
 
@@ -126,31 +126,20 @@ class GateOptimizer(torch.optim.Optimizer):
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
         store, cost = self._store, self._cost
-        n_width, n_depth = cost.n_width, cost.n_depth
         device = store.gates()[0].device
         opened, linear = self._state()
-        ones = torch.ones(1, n_width, dtype=torch.float64)
-        start = dict(
-            zip(COSTS, cost(ones, torch.zeros(1, n_depth).double())[0].tolist(), strict=True)
-        )
-        present = cost(opened[None], linear[None])[0].tolist()
-        forced = rank_gates(
-            torch.ones(n_width), torch.ones(n_width), torch.ones(n_width) > 0,
-            store.group_of_gate[:n_width].cpu(), self._least, 1.0,
-        )  # fmt: skip
-        fewest = forced.ratio.isinf().double()[None]
-        least = cost(fewest, torch.ones(1, n_depth).double())[0].tolist()
-        self._start = torch.tensor(present, dtype=torch.float64, device=device)
-        limits = [math.inf, math.inf]
-        if budget is None and self._width_cost is None:
-            limits[1] = math.floor((present[1] + least[1]) / 2)
+        present = name_costs(cost(opened[None], linear[None])[0])
+        start, least = cost.extremes(self._least)
+        limits = dict.fromkeys(COSTS, math.inf)
         if budget is not None:
-            asked = read_budget(budget, start, self._n_examples)
-            named = dict(zip(COSTS, least, strict=True)), dict(zip(COSTS, present, strict=True))
-            check_reachable(asked, *named, self._n_examples)
-            limits = [asked.get(name, math.inf) for name in COSTS]
-            store.budget = asked
-        self._limits = torch.tensor(limits, dtype=torch.float64, device=device)
+            store.budget = read_budget(budget, start, self._n_examples)
+            check_reachable(store.budget, least, present, self._n_examples)
+            limits |= store.budget
+        elif self._width_cost is None:
+            macs = "multiply_adds"
+            limits[macs] = math.floor((present[macs] + least[macs]) / 2)
+        self._start = torch.tensor([*present.values()], dtype=torch.float64, device=device)
+        self._limits = torch.tensor([*limits.values()], dtype=torch.float64, device=device)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -246,8 +235,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def costs(self) -> dict[str, float]:
         """Return what the network would cost, compacted now; multiply-adds of one example."""
         opened, linear = self._state()
-        found = self._cost(opened[None], linear[None])[0].tolist()
-        return {"parameters": found[0], "multiply_adds": found[1] / self._n_examples}
+        return name_costs(self._cost(opened[None], linear[None])[0], self._n_examples)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; means stay in the precision they were kept in."""

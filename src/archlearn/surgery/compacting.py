@@ -84,13 +84,16 @@ def compact(
     with class_forwards(model):
         if store is not None and store.kind != "binary":
             return _compact_scaled(model, plan, inputs, certified=certified)
-        return _compact_binary(model, plan, inputs, certified=certified)
+        small, made = _compact_binary(model, plan, inputs, certified=certified)
+    if store is not None and store.budget:
+        _warn_of_missed_budget(store.budget, made, inputs)
+    return small
 
 
 def _compact_binary(
     model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
-) -> nn.Module:
-    """Return the compact model of one with gates that are 0 or 1."""
+) -> tuple[nn.Module, Plan]:
+    """Return the compact model of one with gates that are 0 or 1, and what was done."""
     modes = modes_of(model)
     with evaluating(model):
         decision = decide(model, inputs)
@@ -99,9 +102,7 @@ def _compact_binary(
             raise SurgeryError(_difference(plan, made))
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
-    if store is not None and store.budget:
-        _warn_of_missed_budget(store.budget, made, inputs)
-    return small
+    return small, made
 
 
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:

@@ -238,14 +238,14 @@ def _make_gate_optimizer(
 
 def read_schedule(gates: GateSettings) -> GateSchedule:
     """Return when gates decide, from the settings."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
     for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
         kind = type(getattr(GateSchedule(), name, None))
         if kind is type(None):
             known = ", ".join(item.name for item in fields(GateSchedule))
             raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
         given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
-    return GateSchedule(**{"begin": gates.start_after, "end": 1.0 - gates.freeze_for, **given})
+    return GateSchedule(**given)
 
 
 def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
