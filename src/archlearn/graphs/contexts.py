@@ -25,6 +25,10 @@ WITHOUT_GRADIENTS = (
     "on what comes out instead"
 )
 OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that around the model"
+OWN_GRADIENT = (
+    "{name} is a torch.autograd.Function, whose gradient a trace does not hold; nothing is needed "
+    "where it has a module of its own, which is called as it is"
+)
 _AUTOCAST = (
     "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
 )
@@ -176,7 +180,16 @@ def check_gradients(target: object = None) -> None:
     if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
         raise Refusal(OF_ITS_OWN)
     if not torch.is_grad_enabled():
-        raise Refusal(WITHOUT_GRADIENTS)
+        name = _find_own_function()
+        raise Refusal(OWN_GRADIENT.format(name=name) if name else WITHOUT_GRADIENTS)
+
+
+def _find_own_function() -> str:
+    """Return the `torch.autograd.Function` that is running now, or ''."""
+    frame, apply = sys._getframe(2), torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
+    while frame is not None and frame.f_code is not apply:
+        frame = frame.f_back
+    return "" if frame is None else frame.f_locals["cls"].__name__
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
