@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,25 @@ import archlearn as al
 from archlearn.gating import depth_gates, width_gates
 
 N_STEPS = 25
+
+
+def learn_to_budget(x: torch.Tensor, y: torch.Tensor, rank: int, world: int) -> dict[str, Any]:
+    """Learn to a budget, each process on its rows of every batch; return gates and costs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 3))
+    model = al.add_gates(net.double(), x[:2])
+    wrapped = DistributedDataParallel(model) if world > 1 else model
+    gates = al.GateOptimizer(wrapped, N_STEPS, budget={"parameters": "40%"})
+    optimiser = torch.optim.SGD(al.weights(wrapped), lr=0.05, momentum=0.9)
+    for number in range(N_STEPS):
+        rows = slice(32 * number, 32 * (number + 1))
+        mine = x[rows][rank::world], y[rows][rank::world]
+        cross_entropy(wrapped(mine[0]), mine[1]).backward()
+        for each in (optimiser, gates):
+            each.step()
+            each.zero_grad()
+    opened = {name: gate.detach() for name, gate in al.width_gates(model).items()}
+    return {"opened": opened, **gates.costs()}
 
 
 def main(folder: Path) -> None:
@@ -38,6 +58,10 @@ def main(folder: Path) -> None:
         optimiser.step()
         al.clip_gates_(wrapped)
     small = al.compact(model)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(32 * N_STEPS, 6, generator=generator, dtype=torch.float64)
+    budget = learn_to_budget(x, x[:, :3].argmax(1), rank, dist.get_world_size())
+    alone = learn_to_budget(x, x[:, :3].argmax(1), 0, 1)
     gates = {**width_gates(model), **{f"depth {k}": v for k, v in depth_gates(model).items()}}
     torch.save(
         {
@@ -46,6 +70,8 @@ def main(folder: Path) -> None:
             "gated": model(example).detach(),
             "architecture": str(al.read_architecture(model)),
             "seen": seen,
+            "budget": budget,
+            "alone": alone,
         },
         folder / f"{rank}.pt",
     )

@@ -71,3 +71,14 @@ def test_every_process_compacts_to_the_same_model(results: list[dict[str, Any]])
     assert first["architecture"] == second["architecture"] != "12-8-3"
     assert torch.equal(first["output"], second["output"])
     torch.testing.assert_close(first["output"], first["gated"])
+
+
+def test_a_budget_is_learnt_alike_everywhere_and_as_by_one_process(
+    results: list[dict[str, Any]],
+) -> None:
+    first, second = (result["budget"] for result in results)
+    alone = results[0]["alone"]
+    assert first["parameters"] == second["parameters"] == alone["parameters"] <= 0.4 * 619
+    for name, opened in first["opened"].items():
+        assert torch.equal(opened, second["opened"][name])
+        assert torch.equal(opened, alone["opened"][name])

@@ -6,7 +6,8 @@ from typing import Literal
 
 EXAMPLES = """Examples:
   archlearn compact runs/a
-  archlearn compact runs/a --pay multiply_adds --out small.safetensors
+  archlearn compact runs/a --budget parameters=10000 --out small.safetensors
+  archlearn compact runs/a --pay multiply_adds
 """
 
 
@@ -16,6 +17,7 @@ def compact(
     *,
     out: Path | None = None,
     pay: Literal["parameters", "multiply_adds"] = "parameters",
+    budget: tuple[str, ...] = (),
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.
 
@@ -23,16 +25,22 @@ def compact(
         run: The run's folder.
         out: The file to write. [default: compact.safetensors in the run's folder]
         pay: A linear layer is merged when this becomes less.
+        budget: Close more channels until the network costs no more, as parameters=10000 or
+            multiply_adds=50%. The weights are not trained after it.
     """
     from archlearn.cli.targets import writing
     from archlearn.storage import save
     from archlearn.surgery.compacting import compact as compact_model
     from archlearn.surgery.planning import plan
+    from archlearn.training.preparing import read_pairs
     from archlearn.training.recording import COMPACT
-    from archlearn.training.reviving import revive
+    from archlearn.training.reviving import cut_to_budget_, revive
 
     target = out or run / COMPACT
+    asked = read_pairs("budget", budget)
     revived = revive(run)
+    if asked:
+        cut_to_budget_(revived, asked)
     with writing(target):
         chosen = plan(revived.model, revived.example, pay=pay)
         small = compact_model(revived.model, chosen)

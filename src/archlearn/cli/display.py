@@ -54,8 +54,8 @@ class PlainDisplay:
         widths = "-".join(str(width) for width in row["widths"].values())
         _write(
             f"epoch {row['epoch']:3d}  loss {number(row['train_loss'])}  {describe_score(row)}  "
-            f"{widths}  gap {row['binarisation_gap']:.3f}  parameters {row['parameters']:,} "
-            f"(projected {count(end.projected)})  left {duration(end.seconds_left)}"
+            f"{widths}  gap {row['binarisation_gap']:.3f}  {_sizes(end)}  "
+            f"left {duration(end.seconds_left)}"
         )
 
     def finished(self, summary: Mapping[str, Any]) -> None:
@@ -119,9 +119,21 @@ def _headline(end: EpochEnd, start: RunStart) -> Text:
         f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
         f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
         f"gates: {row['binarisation_gap']:.3f} from binary, "
-        f"{row['binarised_share']:.0%} settled   "
-        f"parameters {row['parameters']:,}, projected {count(end.projected)}"
+        f"{row['binarised_share']:.0%} settled   {_sizes(end)}"
     )
+
+
+def _sizes(end: EpochEnd) -> str:
+    """Return what the network costs now, and what it may cost or where it is heading."""
+    row = end.row
+    path = row.get("budget_path")
+    if path:
+        costs = (
+            f"{name.replace('_', '-')} {row[name]:,} (path {limit:,.0f})"
+            for name, limit in path.items()
+        )
+        return f"{', '.join(costs)}  price {row['price']:.2g}"
+    return f"parameters {row['parameters']:,} (projected {count(end.projected)})"
 
 
 def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:

@@ -232,6 +232,11 @@ class GateOptimizer(torch.optim.Optimizer):
         path = {name: limit / n for name, limit, n in limits if math.isfinite(limit)}
         return {"budget_path": path, "price": self.last["price"].item()}
 
+    def fits(self) -> bool:
+        """Return whether the network is within its budget now; waits for the device."""
+        opened, linear = self._state()
+        return bool((self._cost(opened[None], linear[None])[0] <= self._limits).all())
+
     def costs(self) -> dict[str, float]:
         """Return what the network would cost, compacted now; multiply-adds of one example."""
         opened, linear = self._state()

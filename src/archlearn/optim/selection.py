@@ -102,13 +102,13 @@ def fill_up(
 ) -> Tensor:
     """Return the width gates with some opened again, as far as the limits allow.
 
-    Those that earn most for what they cost come first.
+    Those that earn most for what they cost come first; a channel that earns nothing stays closed.
     """
     weights = torch.eye(2, dtype=limits.dtype, device=limits.device)
     for _ in range(_FILLS):
         room = limits - cost(is_open[None], is_linear[None])[0]
         prices = torch.stack([cost.marginal(is_open, is_linear, row) for row in weights], 1)
-        may_open = (is_open == 0) & (prices <= room).all(1)
+        may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1)
         worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
         best = worth.argmax()
         opened = is_open.clone()

@@ -106,6 +106,7 @@ def _epoch(number: int, row: Table) -> Epoch:
     error = as_number(row.get("validation_error"))
     accuracy = as_number(row.get("validation_accuracy"))
     linear = {name: bool(flag) for name, flag in as_table(row.get("linear")).items()}
+    path = as_table(row.get("budget_path"))
     return Epoch(
         epoch=number,
         train_loss=as_number(row.get("train_loss")),
@@ -120,6 +121,8 @@ def _epoch(number: int, row: Table) -> Epoch:
         parameters=as_count(row.get("parameters")),
         multiply_adds=as_count(row.get("multiply_adds")),
         seconds=as_number(row.get("seconds")),
+        budget_path={name: round(as_number(limit) or 0) for name, limit in path.items()},
+        price=as_number(row.get("price")),
     )
 
 

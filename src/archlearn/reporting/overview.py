@@ -89,15 +89,15 @@ def _tiles(run: Run) -> list[Html]:
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
-    loss = as_number(run.summary.get("test_loss"))
-    if run.summary.get("task") == "next_token" and loss is not None:
-        where = f"{where}; loss {format_number(loss)} nats a token"
     tiles = [_tile(run.score_name.capitalize(), format_score(run, run.score), where)]
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
         tiles.append(_tile(label, format_count(after), _note(saved, before, after)))
     before, after = (len(standing.widths) or None for standing in (run.before, run.after))
     tiles.append(_tile("Layers", format_count(after), _note(f"of {before}", before, after)))
+    if run.summary.get("task") == "next_token":
+        loss = as_number(run.summary.get("test_loss"))
+        tiles.insert(1, _tile("Loss", format_number(loss), "nats a token, on test data"))
     return tiles
 
 

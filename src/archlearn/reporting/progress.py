@@ -20,10 +20,12 @@ from archlearn.reporting.plotting import draw_lines
 from archlearn.reporting.runs import Epoch, Run
 from archlearn.reporting.series import (
     Lines,
+    budget_lines,
     depth_lines,
     gap_lines,
     loss_lines,
     parameter_lines,
+    price_lines,
     score_lines,
     width_lines,
 )
@@ -46,6 +48,8 @@ def write_progress(run: Run) -> Html:
         _figure("widths", "Widths.", "Layers that never change are left out.", width_lines(run)),
         _depth(run),
         _figure("size", "Size.", "If compacted at that epoch.", parameter_lines(run)),
+        _figure("budget", "Budget.", "The cost, and what it may be.", budget_lines(run)),
+        _figure("price", "Price.", "Channels that earn less are closed.", price_lines(run)),
         _figure("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run)),
     )
     grid = fill('<div class="grid">$figures</div>', figures=join(figures))

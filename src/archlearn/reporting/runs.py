@@ -1,7 +1,7 @@
 """A run is what its folder says, as plain data; whatever is absent is None or empty."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from archlearn.reporting.values import Table
@@ -18,6 +18,8 @@ class Epoch:
             that merge at this moment are not among them.
         linear: For each layer whose depth is learnt, whether it stands at linear.
         gap: Mean distance of a gate from its nearer binary value.
+        budget_path: What each cost with a budget may be at this moment.
+        price: What the next channel to go earns for what it costs.
     """
 
     epoch: int
@@ -33,6 +35,8 @@ class Epoch:
     parameters: int | None
     multiply_adds: int | None
     seconds: float | None
+    budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
+    price: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from archlearn.reporting.runs import Epoch, Run
 
 Scale = Literal["share", "accuracy", "log", "linear", "count"]
 
+_COSTS = ("parameters", "multiply_adds")
 STRETCHED_FROM = 0.9
 """A run that gets better than this needs an axis on which 99.0 and 99.5 % are apart."""
 
@@ -74,6 +75,31 @@ def parameter_lines(run: Run) -> Lines:
     """Return what compacting at each epoch would have left."""
     line = _line(run, "parameters", lambda epoch: epoch.parameters)
     return _lines(run, "parameters, logarithmic", "log", (line,))
+
+
+def budget_lines(run: Run) -> Lines:
+    """Return each cost with a budget beside what it might be at that epoch, of the start."""
+    names = [name for name in _COSTS if any(name in epoch.budget_path for epoch in run.epochs)]
+    lines: list[Line] = []
+    for name in names:
+        start = getattr(run.before, name) or 1
+
+        def cost(epoch: Epoch, name: str = name, start: int = start) -> float:
+            return (getattr(epoch, name) or 0) / start
+
+        def allowed(epoch: Epoch, name: str = name, start: int = start) -> float | None:
+            limit = epoch.budget_path.get(name)
+            return None if limit is None else limit / start
+
+        words = name.replace("_", "-")
+        lines += [_line(run, words, cost), _line(run, f"{words} allowed", allowed)]
+    return _lines(run, "part of the start", "share", tuple(lines))
+
+
+def price_lines(run: Run) -> Lines:
+    """Return the price over epochs: what the next channel to go earns for what it costs."""
+    line = _line(run, "price", lambda epoch: epoch.price or None)
+    return _lines(run, "earned for each unit of cost, logarithmic", "log", (line,))
 
 
 def depth_lines(run: Run) -> Lines:

@@ -46,8 +46,8 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     model = _plain_copy(session)
     small, merged, evidence = _compact(model, session)
     _save(small, session.folder / COMPACT, session)
-    objective = objective_of(session.dataset)
-    score = evaluate(small, session.dataset.test, objective)
+    on_device = copy.deepcopy(small).to(session.fabric.device)
+    score = evaluate(on_device, session.dataset.test, session.objective)
     before, after = _describe(session.network, session), _describe(small, session)
     after["bytes"] = (session.folder / COMPACT).stat().st_size
     if has_gates(model):
