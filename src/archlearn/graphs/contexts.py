@@ -39,7 +39,7 @@ ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (
     "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
-    "finfo", "iinfo",
+    "finfo", "iinfo", "tensor", "as_tensor",
 )  # fmt: skip
 
 
