@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from archlearn.errors import FileError, InputError, first_line
 from archlearn.models.choosing import build_network
 from archlearn.modes import evaluating
+from archlearn.pretrained.conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
+from archlearn.pretrained.loading import read_pretrained, with_weights
 from archlearn.training.checkpoints import is_checkpoint
 from archlearn.training.data.datasets import Dataset
 from archlearn.training.errors import SettingsError
@@ -21,8 +23,6 @@ from archlearn.training.measuring import in_format_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.recording import COMPACT, CONFIG
 from archlearn.training.settings import RunSettings
-from archlearn.weights.conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
-from archlearn.weights.loading import read_pretrained, with_weights
 
 
 def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
