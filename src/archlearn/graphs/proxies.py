@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx
 from torch.fx.proxy import Attribute
@@ -14,6 +15,7 @@ from archlearn.graphs.sources import is_ours
 from archlearn.graphs.texts import asks_for_class, is_message
 from archlearn.graphs.transformers import ASKS_FOR_TENSOR
 
+_OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
 _SIZES = ("shape", "ndim")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
 
@@ -60,6 +62,10 @@ class Asking:
     def __round__(self, n_digits: int | None = None) -> Any:
         return round(self.tracer.ask(self, "number"), n_digits)
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """NumPy reads a size as a number."""
+        return numpy.asarray(self.tracer.ask(self, "number"))
+
     def __str__(self) -> str:
         return str(self._value_for_text(sys._getframe(1)))
 
@@ -82,6 +88,8 @@ class AskingProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
+        if k in _OF_NUMPY:
+            raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)
 
@@ -105,6 +113,8 @@ class AskingAttribute(Asking, Attribute):
         return getattr(own, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
+        if k in _OF_NUMPY:
+            raise AttributeError(k)
         return AskingAttribute(self, k)
 
 

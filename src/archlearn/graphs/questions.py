@@ -20,6 +20,7 @@ from archlearn.graphs.inputs import ExampleInputs, check_argument, check_kind
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
 _ATTRIBUTES = {
     "ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND, "is_nested": KIND,
+    "layout": KIND, "is_sparse": KIND,
 }  # fmt: skip
 _METHODS = {
     "dim": RANK, "ndimension": RANK, "size": SIZES, "numel": SIZES, "nelement": SIZES,
