@@ -1,11 +1,15 @@
 """What an earlier version wrote is read by this one."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import archlearn as al
+from archlearn.experiments.asking import describe_work
+from archlearn.experiments.scales import FULL
+from archlearn.experiments.table_1 import learn_rows
 from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
 
 
@@ -24,6 +28,13 @@ def test_a_state_dict_of_an_earlier_version_has_the_same_keys_and_meaning(kind: 
     model.load_state_dict(kept["state"])
     output = al.compact(model.eval())(kept["input"])
     torch.testing.assert_close(output, kept["output"], rtol=0, atol=1e-10)
+
+
+def test_the_runs_of_table_1_are_among_the_results() -> None:
+    results = json.loads((Path(__file__).parents[2] / "results" / "table-1.json").read_text())
+    assert {describe_work(work) for work in learn_rows(FULL, [])} <= {
+        row["asked"] for row in results["rows"]
+    }
 
 
 def test_runs_that_were_made_are_found_again() -> None:

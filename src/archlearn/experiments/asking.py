@@ -11,6 +11,8 @@ from archlearn.training.tables import to_table
 from archlearn.training.teams import Run
 
 _LENGTH = 16
+# Settings that came after the first results: as these they change nothing, and do not count.
+_ADDED_LATER = {"normalise": "data"}
 
 
 def describe_work(work: Work) -> str:
@@ -22,6 +24,9 @@ def describe_work(work: Work) -> str:
     settings = to_table(work.settings)
     settings.pop("hardware", None)
     settings.pop("record", None)
+    for name, value in _ADDED_LATER.items():
+        if settings.get(name) == value:
+            del settings[name]
     asked: list[Any] = [work.row, settings]
     if isinstance(work, Run):
         asked += [repr(work.after_epoch), work.finish_compact]
