@@ -147,7 +147,7 @@ def _median_ratio(times: dict[str, list[Taken]], arm: str, which: str) -> float:
 
 
 def _mean_ratio(times: dict[str, list[Taken]], arm: str, which: str) -> float:
-    """Return the ratio of the means, without the turns in which another program stood in the way."""
+    """Return the mean ratio, without the turns in which another program was in the way."""
     ratios = [
         getattr(a, which) / getattr(b, which)
         for a, b in zip(times[arm], times["plain"], strict=True)
