@@ -239,6 +239,15 @@ def many_recurrent_layers(random: SizedRandom) -> File:
 
 
 @family
+def one_deep_recurrent_layer(random: SizedRandom) -> File:
+    n = random.draw_size(10, 4_900, limits.MAX_RECURRENT_LAYERS)
+    shapes = {"weight_ih": [4, 1], "weight_hh": [4, 1], "bias_ih": [4], "bias_hh": [4]}
+    tensors = [tensor(f"m.{name}_l{i}", shape) for i in range(n) for name, shape in shapes.items()]
+    layer = module("m", "torch.nn.LSTM", input_size=1, hidden_size=1, num_layers=n)
+    return build_model(describe(modules=[layer], tensors=tensors))
+
+
+@family
 def norms_of_layers(random: SizedRandom) -> File:
     norm = random.choice(["spectral_norm", "weight_norm"])
     settings = {"norm": norm, "dim": random.choice([0, 1, -1, 7, 2**62, 0.5, True])}
@@ -284,10 +293,19 @@ def many_calls(random: SizedRandom) -> File:
 @family
 def many_named_tuples(random: SizedRandom) -> File:
     n = random.draw_size(1, 18_000)
-    n_fields = max(1, random.draw_size(1, 200_000) // n)
+    n_fields = max(1, random.draw_size(1, 400_000) // n)
     target = {"namedtuple": "T", "fields": [f"a{i}" for i in range(n_fields)]}
     calls = [call(f"t{i}", "call_function", target, [{"node": "x"}]) for i in range(n)]
     return build_model(describe(evaluation=graph(*calls)))
+
+
+@family
+def many_keywords(random: SizedRandom) -> File:
+    n = random.draw_size(100, 240_000, limits.MAX_KEYWORDS)
+    keywords = {f"a{i}": 1 for i in range(n)}
+    many = [call(f"c{i}", "call_function", "torch.relu", [{"node": "x"}], **keywords)
+            for i in range(max(1, min(300, 100_000 // n)))]  # fmt: skip
+    return build_model(describe(evaluation=graph(*many)))
 
 
 @family

@@ -1,6 +1,7 @@
 """An inspection lists every activation site: what is learnt there, what is not, and why."""
 
 import inspect as python_inspect
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.gating import width_gates
 from archlearn.models.lenet import LeNet
+from benchmarks.torchvision_import import import_models
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
@@ -197,3 +200,46 @@ def test_leaves_are_those_of_add_gates() -> None:
         assert [(row.name, row.width) for row in found.rows] == [("1", True)]
     with pytest.raises(al.InputError, match="LeNet2"):
         al.inspect(net, DIGITS, leaves=["LeNet2"])
+
+
+class SpatialGate(nn.Module):
+    """Half of the channels are multiplied by a product over places, as in gMLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.norm, self.places = nn.Linear(6, 16), nn.LayerNorm(8), nn.Linear(5, 5)
+        self.back, self.hidden, self.head = nn.Linear(8, 6), nn.Linear(6, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, v = F.gelu(self.widen(x)).chunk(2, dim=-1)
+        u = u * self.places(self.norm(v).transpose(1, 2)).transpose(1, 2)
+        return self.head(F.relu(self.hidden(self.back(u))))
+
+
+def test_channels_that_could_only_go_all_at_once_are_not_learnt() -> None:
+    net = SpatialGate()
+    found = {row.name: row for row in al.inspect(net, torch.randn(2, 5, 6)).rows}
+    assert not found["widen"].width
+    assert "all at once" in found["widen"].reason
+    assert set(width_gates(al.add_gates(net, torch.randn(2, 5, 6)))) == {"hidden"}
+
+
+def test_a_single_channel_is_not_learnt() -> None:
+    net = nn.Sequential(nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 5), nn.ReLU(), nn.Linear(5, 2))
+    row = al.inspect(net, torch.randn(3, 4)).rows[0]
+    assert not row.width
+    assert "one channel, which must stay" in row.reason
+    assert set(width_gates(al.add_gates(net, torch.randn(3, 4)))) == {"2"}
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+def test_every_width_gate_of_gmlp_could_be_closed() -> None:
+    import_models()  # timm imports torchvision
+    from timm.layers import GatedMlp
+    from timm.models.mlp_mixer import MlpMixer, SpatialGatingBlock
+
+    net = MlpMixer(
+        num_classes=5, num_blocks=1, embed_dim=12, img_size=32, patch_size=8, mlp_ratio=6,
+        block_layer=SpatialGatingBlock, mlp_layer=GatedMlp,
+    )  # fmt: skip
+    assert not any(row.width for row in al.inspect(net, torch.randn(2, 3, 32, 32)).rows)

@@ -108,6 +108,19 @@ def test_compact_network_computes_what_the_gated_one_did(kind: Kind, seed: int) 
 
 
 @each_kind
+def test_every_width_gate_that_closes_saves_parameters(kind: Kind) -> None:
+    net, inputs = build(kind, 0)
+    gated = al.add_gates(net, inputs)
+    for gate in width_gates(gated).values():
+        with torch.no_grad():
+            gate[0] = 0.1
+        planned = al.plan(gated)
+        assert planned.after.parameters < planned.before.parameters
+        with torch.no_grad():
+            gate[0] = 0.9
+
+
+@each_kind
 def test_surgery_leaves_its_argument_alone_and_costs_what_was_planned(kind: Kind) -> None:
     net, inputs = build(kind, 2)
     expected = outputs(net, inputs)

@@ -10,20 +10,26 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.classes import GRAPHS, generate_class
+from archlearn.graphs.block_hooks import BlockCall, silence_hooks_, without_marks
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 
-def bind_graphs_(net: nn.Module, graphs: Sequence[fx.Graph], prefix: str) -> None:
+def bind_graphs_(
+    net: nn.Module, graphs: Sequence[fx.Graph], prefix: str, blocks: Sequence[BlockCall] = ()
+) -> None:
     """Give `net` a `forward` that runs the given graphs.
 
     Args:
         net: The model to change; its class becomes a subclass of what it was.
         graphs: The graph for evaluation and, if there are two, the one for training.
         prefix: Put in front of the name of the class.
+        blocks: Calls of submodules that the graphs hold the calls of, for their hooks.
     """
+    silence_hooks_(net, graphs, blocks)
     base = user_class(net)
-    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **{GRAPHS: graphs})
+    plain = [without_marks(graph) for graph in graphs]
+    net.__class__ = generate_class(base, f"{prefix}{base.__name__}", graphs, **{GRAPHS: plain})
 
 
 def without_graph_module(net: nn.Module) -> nn.Module:

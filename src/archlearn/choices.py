@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from archlearn.graphs.blueprint import NO_CHANNELS, NOT_ASKED, Blueprint
+from archlearn.graphs.labels import FIXED
 from archlearn.graphs.ledger import Reason
 from archlearn.graphs.links import Link
 from archlearn.graphs.sites import Site
@@ -40,8 +41,13 @@ class Choice:
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
-        reasons = self.blueprint.reasons
-        return next((reasons[c] for c in channels.tolist() if c in reasons), NO_CHANNELS)
+        atoms = self.blueprint.followed[place].sites[site.node].ids
+        reasons, fixed = self.blueprint.reasons, self.blueprint.fixed
+        found = (
+            fixed.get(atom) if channel == FIXED else reasons.get(channel)
+            for atom, channel in zip(atoms.tolist(), channels.tolist(), strict=True)
+        )
+        return next(filter(None, found), NO_CHANNELS)
 
     def n_learnt(self, place: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from archlearn.errors import InputError
+from archlearn.graphs.block_hooks import call_hooks_at_marks, without_marks
 from archlearn.graphs.inputs import DEFAULT, check_argument
 from archlearn.packing import Packed, compile_graph, pack_graph, unpack_graph
 
@@ -28,7 +29,7 @@ def generate_class(
         graphs: The graph for evaluation and, if there are two, the one for training.
         attributes: Further attributes of the class.
     """
-    runs = [compile_graph(graph) for graph in graphs]
+    runs = [compile_graph(call_hooks_at_marks(graph)) for graph in graphs]
     if GRAPHS in attributes:
         cast(Any, runs[0]).__signature__ = _signature(graphs[0])
     recipe = (base, name, tuple(graphs), attributes)
@@ -104,4 +105,6 @@ def _generate_again(
     base: type[nn.Module], name: str, packed: tuple[Packed, ...], kept: dict[str, Any], bound: bool
 ) -> type[nn.Module]:
     graphs = [unpack_graph(each) for each in packed]
-    return generate_class(base, name, graphs, **kept, **({GRAPHS: graphs} if bound else {}))
+    if bound:
+        kept |= {GRAPHS: [without_marks(graph) for graph in graphs]}
+    return generate_class(base, name, graphs, **kept)

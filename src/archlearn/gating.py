@@ -11,6 +11,7 @@ from archlearn.binding import bind_graphs_, is_bound
 from archlearn.classes import MODE_READERS
 from archlearn.errors import InputError
 from archlearn.following import follow_copy
+from archlearn.graphs.block_hooks import warn_of_traced_hooks
 from archlearn.graphs.contexts import without_autocast
 from archlearn.graphs.cost_table import build_cost_table
 from archlearn.graphs.lookups import find_reference
@@ -105,7 +106,9 @@ def add_gates(
     store.to(reference if reference.is_floating_point() else reference.real)
     add_store_(gated, store)
     graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
-    bind_graphs_(gated, graphs, "Gated")
+    blocks = choice.blueprint.traces.all_blocks
+    warn_of_traced_hooks(blocks, gated)
+    bind_graphs_(gated, graphs, "Gated", blocks)
     if choice.blueprint.traces.mode_readers:
         setattr(gated, MODE_READERS, choice.blueprint.traces.mode_readers)
     return gated

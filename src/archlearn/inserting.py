@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from archlearn.graphs.block_hooks import mark_blocks_
 from archlearn.graphs.sites import Site
+from archlearn.graphs.tracing import Traces
 from archlearn.placing import Reader, place_gates
 from archlearn.stores import STORE, GateStore
 from archlearn.tristate import gate_channels, mix_linear
@@ -24,7 +26,7 @@ def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
     Activations in front of a depth gate no longer work in place.
     """
     blueprint = store.choice.blueprint
-    graph, nodes = copy_graph(blueprint.graphs[place])
+    graph, nodes = copy_with_marks(blueprint.traces, place)
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.
     on_weights = place_gates(blueprint, net, place) if store.kind == "binary" else {}
@@ -52,6 +54,13 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
     mapping: dict[fx.Node, fx.Node] = {}
     made.output(made.graph_copy(graph, mapping))
     return made, {old.name: new for old, new in mapping.items()}
+
+
+def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """Return a copy of a graph with marks for the hooks of blocks, and its nodes by their names."""
+    graph, nodes = copy_graph(traces.graphs[place])
+    mark_blocks_(graph, traces.blocks[place] if traces.blocks else ())
+    return graph, nodes
 
 
 def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:

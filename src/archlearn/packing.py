@@ -13,6 +13,8 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 SOURCE = "archlearn_source"
+BLOCK_CALLS = "archlearn_blocks"
+"""Under which a node holds the numbers of the calls of blocks that it is a part of."""
 _HOMES: tuple[Any, ...] = (torch, F, operator)
 Packed = tuple[tuple[Any, ...], ...]
 
@@ -41,6 +43,7 @@ def pack_graph(graph: fx.Graph) -> Packed:
             _pack_target(node.target),
             *map_aggregate((node.args, node.kwargs), _pack_value),
             node.meta.get(SOURCE, ""),
+            node.meta.get(BLOCK_CALLS, ()),
         )
         for node in graph.nodes
     )
@@ -54,10 +57,11 @@ def unpack_graph(packed: Packed) -> fx.Graph:
     def find(value: Any) -> Any:
         return nodes[value.name] if isinstance(value, NodeName) else value
 
-    for op, name, target, args, kwargs, source in packed:
+    for op, name, target, args, kwargs, source, blocks in packed:
         found = map_aggregate((args, kwargs), find)
         nodes[name] = graph.create_node(op, _unpack_target(target), *found, name=name)
         nodes[name].meta[SOURCE] = source
+        nodes[name].meta[BLOCK_CALLS] = blocks
     return graph
 
 

@@ -36,6 +36,10 @@ def booleans():
 def short():
     return examples(dtype=torch.int32)
 
+def followed():
+    (x, y), test = examples()
+    return (x.requires_grad_(), y), test
+
 def one():
     return examples(1)[0], examples()[1]
 
@@ -67,7 +71,8 @@ def code_of(words: str, out: Path) -> object:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("double", "has weights in torch.float64, and runs are trained in torch.float32"),
+        ("double", "has weights in torch.float64, and runs are started in torch.float32"),
+        ("frozen --learn nothing", "no weight of the network is to be learnt either"),
         ("without_numbers", "gives what is no finite number for the first two examples"),
     ],
 )
@@ -95,9 +100,40 @@ def test_data_that_cannot_be_learnt_are_refused(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("name", ["booleans", "short"])
-def test_classes_of_any_whole_type_are_learnt(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["booleans", "short", "followed"])
+def test_tensors_of_kinds_that_users_have_are_learnt(name: str, tmp_path: Path) -> None:
     assert code_of(f"learn --model mlp:5 --data wrong_inputs:{name}", tmp_path / "a") == 0
+
+
+@pytest.mark.parametrize("learnt", ["all", "nothing"])
+def test_runs_in_double_precision_are_checked_and_saved(learnt: str, tmp_path: Path) -> None:
+    words = f"learn --model mlp:5 --data digits --precision 64-true --learn {learnt}"
+    assert code_of(words, tmp_path / "a") == 0
+
+
+def test_a_network_that_no_memory_holds_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is allocated: no machine has the 26 terabytes that are asked for."""
+    assert code_of("learn --model mlp:99999999999 --data digits", tmp_path / "a") == 1
+    assert "the memory is too small for this run" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["net", "double"])
+def test_inspect_says_which_option_has_the_shape(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", f"wrong_inputs:{name}"])
+    assert ended.value.code == 1
+    wrong = "does not take examples of shape (1, 28, 28): mat1 and mat2"
+    assert wrong in (said := capsys.readouterr().err)
+    assert "choose another with --shape, or take it from --data" in said
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", f"wrong_inputs:{name}", "--shape", "64"])
+    assert ended.value.code == 0
+    assert "learnt" in capsys.readouterr().out
 
 
 def test_gates_of_frozen_weights_are_learnt(tmp_path: Path) -> None:

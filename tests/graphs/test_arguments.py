@@ -89,3 +89,46 @@ def test_an_argument_that_cannot_be_held_is_refused() -> None:
     message = r"'activation' is a builtin_function_or_method.*make it an attribute of the model"
     with pytest.raises(al.InputError, match=message):
         al.add_gates(Net(), {"x": X, "activation": torch.tanh})
+
+
+class Masked(nn.Module):
+    """Takes a tensor that may be left out, right after the input, and any keywords."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = x if mask is None else x * mask
+        return self.last(x) * more.get("scale", 1.0)
+
+
+def test_a_tensor_that_is_left_out_is_missed_by_name() -> None:
+    model = al.add_gates(Masked(), (X, MASK))
+    for each in (model, al.compact(model)):
+        with pytest.raises(al.InputError, match="mask is left out, but the model was traced with"):
+            each(X)
+
+
+def test_a_keyword_that_the_example_did_not_give_is_refused_by_name() -> None:
+    model = al.add_gates(Masked(), X)
+    for each in (model, copy.deepcopy(model), al.compact(model)):
+        torch.testing.assert_close(each(X, scale=None, other=None), each(X))
+        with pytest.raises(al.InputError, match=r"scale is 2\.0, but the model was traced without"):
+            each(X, scale=2.0)
+
+
+class Injecting(Masked):
+    """Its forward is wrapped, and what wraps it gives a keyword."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.setdefault("mask", None)
+        return super().forward(*args, **kwargs)
+
+    forward.__wrapped__ = Masked.forward  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_arguments_that_are_left_out_are_not_given() -> None:
+    net = Injecting()
+    torch.testing.assert_close(al.add_gates(net, X)(X), net(X))

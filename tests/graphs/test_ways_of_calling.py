@@ -199,7 +199,7 @@ def test_a_function_with_a_gradient_of_its_own_is_named() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), OwnGradient())
     net.append(nn.Linear(8, 2))
     opaque = str(al.inspect(al.add_gates(net, torch.randn(3, 4))))
-    assert "Doubled is a torch.autograd.Function" in opaque
+    assert "Doubled, a torch.autograd.Function" in opaque
     assert "no_grad" not in opaque
 
 

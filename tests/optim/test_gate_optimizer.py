@@ -367,6 +367,7 @@ def test_gates_of_a_half_precision_model_are_judged_in_single_precision(digits: 
     train(model, gates, (digits[0].bfloat16(), digits[1]), 20)
     state = gates.state_dict()["state"]
     assert {value["mean"].dtype for value in state.values()} == {torch.float32}
+    assert 0 < gates.describe()["price"] < float("inf")
     other = al.GateOptimizer(copy.deepcopy(model), 20, budget={"parameters": "50%"})
     other.load_state_dict(copy.deepcopy(gates.state_dict()))
     assert {s["mean"].dtype for s in other.state_dict()["state"].values()} == {torch.float32}

@@ -112,6 +112,25 @@ def test_a_configuration_that_is_not_toml_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "1" * 5000], ids=["nested", "digits"]
+)
+def test_a_hostile_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    folder = write_run(tmp_path / "run", LENET)
+    (folder / "config.toml").write_text(text)
+    with pytest.raises(InputError, match=r"config\.toml is not TOML"):
+        read_run(folder)
+
+
+def test_a_line_and_a_summary_that_are_nested_too_deep_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", LENET)
+    n_epochs = len(read_run(folder).epochs)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "]" * 100_000 + "\n")
+    (folder / "summary.json").write_text("[" * 100_000 + "]" * 100_000)
+    assert len(read_run(folder).epochs) == n_epochs
+
+
 def test_writing_a_report_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     program = (

@@ -150,6 +150,10 @@ CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
         lambda d: module(d, "layer").update(parametrisations={"weight": {"norm": "system"}}),
         "which is not a norm",
     ),
+    "layer norm that is no name": (
+        lambda d: module(d, "layer").update(parametrisations={"weight": {"norm": {}}}),
+        "which is not a norm",
+    ),
     "module path with code": (
         lambda d: module(d, "layer").update(name='a") or exit("'),
         "which is not a path of names",

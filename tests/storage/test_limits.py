@@ -111,7 +111,28 @@ REFUSED: dict[str, tuple[Callable[[], File], str]] = {
         lambda: build_model(describe(evaluation=graph(relu("x_" + "9" * 5000)))),
         "5,002 characters in a name, .*MAX_NAME_LENGTH",
     ),
-    "recurrent layers": (lambda: recurrent(500, 500), "'num_layers' is 500, but .* 500 tensors"),
+    "recurrent layers": (lambda: recurrent(200, 200), "'num_layers' is 200, but .* 200 tensors"),
+    "deep recurrent layer": (
+        lambda: recurrent(1, 300),
+        "300 layers in one recurrent module, .*MAX_RECURRENT_LAYERS",
+    ),
+    "keywords": (
+        lambda: build_model(
+            describe(evaluation=graph(relu("r") | {"kwargs": {f"a{i}": 1 for i in range(50_000)}}))
+        ),
+        "50,000 keywords in a call, or fields in a named tuple, .*MAX_KEYWORDS",
+    ),
+    "fields": (
+        lambda: build_model(
+            describe(
+                evaluation=graph(
+                    relu("r")
+                    | {"target": {"namedtuple": "T", "fields": [f"a{i}" for i in range(300)]}}
+                )
+            )
+        ),
+        "300 keywords in a call, or fields in a named tuple, .*MAX_KEYWORDS",
+    ),
     "layers without tensors": (
         lambda: build_model(
             describe(modules=[module("m", "torch.nn.Linear", in_features=1, out_features=1)])

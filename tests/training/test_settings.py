@@ -47,6 +47,8 @@ def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
         ("epochs = ", "run.toml is not TOML"),
         ("epochs = " + "1" * 5000, "run.toml is not TOML"),
         ("epochs = " + "[" * 5000 + "]" * 5000, "run.toml is no settings file: it is nested too"),
+        ("a" + ".a" * 50_000 + " = 1", r"a name of 50,001 parts, .*MAX_NAME_PARTS"),
+        ("x = {" + "a . " * 500 + "a = 1}", r"a name of 501 parts, .*MAX_NAME_PARTS"),
         ("[gates]\nleave = 3", "'gates.leave' must be a list of texts, but 3 was given"),
         ("[strengths]\nwidth_cost = 1" + "0" * 400, "'strengths.width_cost' must be a number"),
     ],
@@ -99,3 +101,8 @@ def test_files_that_hold_no_settings_are_named(
     (tmp_path / "run.toml").write_bytes(content)
     with pytest.raises(SettingsError, match=complaint):
         read_settings(tmp_path / "run.toml")
+
+
+def test_long_lists_of_dotted_names_are_settings() -> None:
+    names = [f"model.layers.{i}.mlp.up_proj" for i in range(100)]
+    assert parse_settings(f"[gates]\nleave = {names}", "x").gates.leave == tuple(names)

@@ -17,9 +17,9 @@ from archlearn.errors import ArchlearnError, FileError, InputError
 from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffenet import CaffeNet, Sizes
 from archlearn.models.choosing import build_network
-from archlearn.weights.caffemodel import read_caffemodel
-from archlearn.weights.conventions import Pretrained, from_caffe
-from archlearn.weights.loading import read_pretrained, with_weights
+from archlearn.pretrained.caffemodel import read_caffemodel
+from archlearn.pretrained.conventions import Pretrained, from_caffe
+from archlearn.pretrained.loading import read_pretrained, with_weights
 from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models
 from tests.weights.caffe_files import (

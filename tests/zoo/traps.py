@@ -106,6 +106,20 @@ SPRINGS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "picked": (lambda x: x[:, [4, 2, 0, 1, 3]], (5, 7)),
     "divided_by_itself": (lambda x: x / (x + 0.5), (5, 7)),
     "global_scale": (lambda x: x / (x.mean() + 1), (7,)),
+    "lerp": (lambda x: torch.lerp(x, 2 * x, 0.3), (5, 7)),
+    "lerp_by_name": (lambda x: x.lerp(end=2 * x, weight=0.3), (5, 7)),
+    "lerp_in_place": (lambda x: x.clone().lerp_(2 * x, 0.3), (5, 7)),
+    "lerp_by_a_share": (lambda x: torch.lerp(x, x**2, x.mean((0, 1, 2, 3))), (7,)),
+    "lerp_by_channel": (lambda x: torch.lerp(x, x**2, x.mean((2, 3), keepdim=True)), (5, 7)),
+    "lerp_to_one": (lambda x: torch.lerp(x, torch.ones_like(x), 0.5), (7,)),
+    "addcmul": (lambda x: torch.addcmul(x, x, x + 1, value=0.5), (5, 7)),
+    "addcmul_in_place": (lambda x: x.clone().addcmul_(x, x), (5, 7)),
+    "addcmul_of_one": (lambda x: torch.addcmul(x, torch.ones_like(x), x + 1), (7,)),
+    "addcdiv": (lambda x: torch.addcdiv(x, x, x + 1), (5, 7)),
+    "vector_norm": (
+        lambda x: x * torch.linalg.vector_norm(x, 2, (2, 3), keepdim=True),
+        (5, 7),
+    ),
     "share_of_sum": (lambda x: x / (x.sum(dim=(2, 3), keepdim=True) + 1), (5, 7)),
 }
 

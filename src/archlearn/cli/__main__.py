@@ -1,5 +1,5 @@
 """`python -m archlearn.cli` is `archlearn`; torchrun needs a module to start."""
 
-from archlearn.cli.application import main
+from archlearn.cli import main
 
 main()

@@ -13,7 +13,7 @@ EXAMPLES = """Examples:
 
 
 def demo(*, out: Path = Path("runs/demo")) -> None:
-    """Learn LeNet's architecture on MNIST, and show the network before and after.
+    """Learn LeNet's architecture on MNIST within 10,000 parameters; show before and after.
 
     Takes a few minutes on two cores. A demo that was stopped half-way is taken up again.
 
@@ -24,7 +24,7 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from archlearn.cli.running import resume_run, start_run
     from archlearn.training.recording import CONFIG, SUMMARY
-    from archlearn.training.settings import HardwareSettings, RunSettings
+    from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 
     if (out / SUMMARY).exists():
         sys.stdout.write(f"an earlier demo in {out} makes room for this one\n")
@@ -33,4 +33,5 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
         resume_run(out, {})
         return
     threads = HardwareSettings(threads=min(_MOST_THREADS, os.cpu_count() or 1))
-    start_run(RunSettings(hardware=threads), out)
+    budget = GateSettings(budget=("parameters=10000",))
+    start_run(RunSettings(gates=budget, hardware=threads), out)

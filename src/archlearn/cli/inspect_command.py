@@ -34,8 +34,11 @@ def inspect(
     """
     import torch
 
+    from archlearn.errors import InputError
     from archlearn.inspection import inspect as inspect_model
     from archlearn.models.choosing import build_network, reads_tokens
+    from archlearn.training.measuring import in_format_of
+    from archlearn.training.starting import run_once
 
     sizes, n_outputs = _parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
@@ -49,6 +52,11 @@ def inspect(
         sizes, n_outputs = dataset.input_shape, dataset.n_outputs
         example = objective_of(dataset).inputs(dataset.train.inputs[:2])
     network = build_network(model, sizes, n_outputs)
+    example = in_format_of(network, example)
+    try:
+        run_once(network, example, model)
+    except InputError as error:
+        raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
     sys.stdout.write(f"{inspect_model(network, example)}\n")
 
 

@@ -1,5 +1,6 @@
 """Runs are started, watched and reported on from here."""
 
+import importlib
 import os
 import shlex
 import sys
@@ -23,6 +24,7 @@ from archlearn.training.tensorboards import Several, TensorBoard
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
+    _need_reports(settings)
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
         audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
         summary = learn(settings, folder, audience)
@@ -31,11 +33,19 @@ def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
 
 def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
-    record = override(read_run_settings(folder), asked).record
+    settings = override(read_run_settings(folder), asked)
+    _need_reports(settings)
+    record = settings.record
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
         audience = _audience(display, progress, tensorboard=record.tensorboard)
         summary = resume(folder, asked, audience)
     return _conclude(folder, summary, report=record.report)
+
+
+def _need_reports(settings: RunSettings) -> None:
+    """Import what a report is drawn with, so that it is not missed when the run has ended."""
+    if settings.record.report:
+        importlib.import_module("archlearn.reporting.pages")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from archlearn.graphs.channels import Followed, follow
 from archlearn.graphs.draws import putting_back
 from archlearn.graphs.groups import Group as Group
 from archlearn.graphs.groups import find_groups, number_groups
+from archlearn.graphs.labels import FIXED
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.remnants import restoring
 from archlearn.graphs.sites import Site, find_sites, find_trained
@@ -30,6 +31,11 @@ NO_GRADIENT = Reason(
     "no gradient of the model's output reaches it in training mode, so no gate would learn there",
     "remove .detach(), or let the output depend on it",
 )
+ONE_CHANNEL = Reason("it has one channel, which must stay", "nothing is needed")
+AS_ONE = Reason(
+    "its channels are tied to one another, so that they could only go all at once",
+    "nothing is needed if the other layers are learnt",
+)
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
 
 
@@ -48,6 +54,7 @@ class Blueprint:
         groups: Channels that can be learnt.
         group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
+        fixed: Why each atom at a site must stay that is tied to something fixed.
         sharing: Layers with a parameter that another module holds, too.
     """
 
@@ -62,6 +69,7 @@ class Blueprint:
     groups: tuple[Group, ...]
     group_of: Tensor
     reasons: dict[int, Reason]
+    fixed: dict[int, Reason]
     sharing: frozenset[str]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
@@ -160,6 +168,10 @@ def _draw(
     homes = [*different.values(), *elements.values(), *_parts(followed, root)]
     by_name = [(site.name, channels) for _, site, channels in at_sites]
     groups = find_groups(root, reasons, homes, by_name)
+    group_of = number_groups(root, groups)
+    for _, channels in by_name:
+        for channel in channels[group_of[channels] < 0].tolist():
+            reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
     return Blueprint(
         inputs=inputs,
         traces=traces,
@@ -170,8 +182,9 @@ def _draw(
         elements=elements,
         gated=chosen,
         groups=groups,
-        group_of=number_groups(root, groups),
+        group_of=group_of,
         reasons=reasons,
+        fixed=_find_fixed(ledger, root, followed),
         sharing=ledger.sharing,
     )
 
@@ -215,13 +228,29 @@ def _find_reasons(
     for each in followed:
         for site in each.sites.values():
             at_a_site[root[site.ids]] = True
-    reasons: dict[int, Reason] = {}
+    reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in ledger.blocks:
         channels = root[block.ids]
         for channel in torch.unique(channels[at_a_site[channels]]).tolist():
             reasons.setdefault(channel, block.reason)
-    reasons.setdefault(0, TIED_TO_FIXED)
     return reasons
+
+
+def _find_fixed(ledger: Ledger, root: Tensor, followed: tuple[Followed, ...]) -> dict[int, Reason]:
+    """Return why each atom at a site stays that is tied to something fixed.
+
+    Whatever is tied to that is one channel, so the reasons of all its atoms would be one, too.
+    """
+    atoms = torch.cat([root[:0], *(site.ids for each in followed for site in each.sites.values())])
+    atoms = torch.unique(atoms[root[atoms] == FIXED])
+    if not len(atoms):
+        return {}
+    own = ledger.roots(with_fixed=False)
+    reasons: dict[int, Reason] = {}
+    for block in ledger.blocks:
+        for channel in torch.unique(own[block.ids]).tolist():
+            reasons.setdefault(channel, block.reason)
+    return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}
 
 
 def _keep_untrained_(

@@ -73,15 +73,17 @@ class _Follower(Runner):
         )
 
     def run_node(self, n: fx.Node) -> Any:
-        out = self.run_call(n)
+        out, n_blocks = self.run_call(n), len(self.ledger.blocks)
         self.values[n.name] = self._follow(n, out)
-        self._note_hidden(n)
+        self._note_hidden(n, n_blocks)
         return out
 
-    def _note_hidden(self, n: fx.Node) -> None:
-        """A layer with a hook hides its channels from all calls up to the next layer."""
+    def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
+        """A call that keeps what it reads hides channels from all calls up to the next layer."""
         hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
         reason = hooked_reason(n, self.net) or next(iter(hidden), None)
+        if reason is None and len(self.ledger.blocks) > n_blocks:
+            reason = self.ledger.blocks[-1].reason
         if reason is not None and self.rules.get(n) is not linear:
             self.hidden[n.name] = reason
 

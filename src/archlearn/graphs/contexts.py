@@ -24,16 +24,17 @@ WITHOUT_GRADIENTS = (
     "calls are made without gradients (torch.no_grad), which a trace does not hold; call .detach() "
     "on what comes out instead"
 )
-OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that around the model"
-OWN_GRADIENT = (
-    "{name} is a torch.autograd.Function, whose gradient a trace does not hold; nothing is needed "
-    "where it has a module of its own, which is called as it is"
+OF_A_FUNCTION = (
+    "it calls {name}, a torch.autograd.Function, whose backward is its own and no part of a trace; "
+    "call operations of torch instead, such as F.silu, or leave it as it is"
 )
+OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that around the model"
 _AUTOCAST = (
     "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
 )
 
 
+_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (
@@ -180,16 +181,16 @@ def check_gradients(target: object = None) -> None:
     if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
         raise Refusal(OF_ITS_OWN)
     if not torch.is_grad_enabled():
-        name = _find_own_function()
-        raise Refusal(OWN_GRADIENT.format(name=name) if name else WITHOUT_GRADIENTS)
+        function = _running_function()
+        raise Refusal(OF_A_FUNCTION.format(name=function) if function else WITHOUT_GRADIENTS)
 
 
-def _find_own_function() -> str:
-    """Return the `torch.autograd.Function` that is running now, or ''."""
-    frame, apply = sys._getframe(2), torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
-    while frame is not None and frame.f_code is not apply:
+def _running_function() -> str:
+    """Return the name of the torch.autograd.Function that is being applied, or ''."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
         frame = frame.f_back
-    return "" if frame is None else frame.f_locals["cls"].__name__
+    return "" if frame is None else str(getattr(frame.f_locals.get("cls"), "__name__", "?"))
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,8 @@ def find_groups(
 ) -> tuple[Group, ...]:
     """Put together the channels that pass the same sites and live in the same parameters.
 
-    The set of a channel's homes is told by the sum of random numbers, one for each home.
+    One channel by itself is no group: one of each group always stays, so it could never go. The
+    set of a channel's homes is told by the sum of random numbers, one for each home.
     """
     generator = torch.Generator().manual_seed(0)
     signature = torch.zeros(len(root), dtype=torch.long)
@@ -53,16 +54,18 @@ def find_groups(
 
 
 def _name_groups(channels: Tensor, signature: Tensor, names: list[str]) -> Iterable[Group]:
-    """Yield a group for each signature, in the order of the channels."""
+    """Yield a group for each signature of several channels, in the order of the channels."""
     _, kind = torch.unique(signature[channels], return_inverse=True)
     order = torch.argsort(kind, stable=True)
     parts = torch.split(order, torch.bincount(kind).tolist())
     used: dict[str, int] = {}
     for places in sorted(parts, key=lambda places: int(places[0])):
-        name = names[int(places[0])]
-        used[name] = used.get(name, 0) + 1
-        numbered = name if used[name] == 1 else f"{name}/{used[name]}"
-        yield Group(numbered, _without_repeats(channels[places]))
+        found = _without_repeats(channels[places])
+        if len(found) > 1:
+            name = names[int(places[0])]
+            used[name] = used.get(name, 0) + 1
+            numbered = name if used[name] == 1 else f"{name}/{used[name]}"
+            yield Group(numbered, found)
 
 
 def _without_repeats(channels: Tensor) -> Tensor:

@@ -129,13 +129,20 @@ class Ledger:
         self.tie(ids[:1].expand_as(ids), ids)
         return ids[0], state.amax(0)
 
-    def roots(self) -> Tensor:
-        """Return for each atom the smallest atom that it is tied to."""
+    def roots(self, *, with_fixed: bool = True) -> Tensor:
+        """Return for each atom the smallest atom that it is tied to.
+
+        Args:
+            with_fixed: Whether being tied to something that must stay ties atoms to one another.
+        """
         root = torch.arange(self.n_atoms)
         if not self.ties:
             return root
         first = torch.cat([pair[0] for pair in self.ties])
         second = torch.cat([pair[1] for pair in self.ties])
+        if not with_fixed:
+            free = (first != FIXED) & (second != FIXED)
+            first, second = first[free], second[free]
         while True:
             low = torch.minimum(root[first], root[second])
             high = torch.maximum(root[first], root[second])

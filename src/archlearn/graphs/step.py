@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from archlearn.graphs.labels import Labels, fixed_like
 from archlearn.graphs.ledger import Ledger, Reason
 from archlearn.graphs.lookups import find_module, has_hooks
+from archlearn.graphs.sources import source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,4 +147,5 @@ def describe_call(node: fx.Node) -> str:
     if node.op == "call_module":
         return f"{node.target!r}"
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
-    return f"{name}()"
+    source = source_of(node)
+    return f"{name}() at {source}" if source else f"{name}()"

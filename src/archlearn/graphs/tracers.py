@@ -2,13 +2,15 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
+from archlearn.graphs.block_hooks import BlockCall, name_nodes
 from archlearn.graphs.contexts import check_gradients
 from archlearn.graphs.draws import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
 from archlearn.graphs.example_runs import ExampleRuns, is_untraced
@@ -42,6 +44,7 @@ from archlearn.graphs.rules.activations import FUNCTIONS, has_activation
 from archlearn.graphs.sources import describe_failure, note_source, source_of
 from archlearn.graphs.transformers import BLOCKS, without_hint
 from archlearn.graphs.written_gelu import fuse_gelu_
+from archlearn.packing import BLOCK_CALLS
 from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.tristate import TriState
 
@@ -78,6 +81,8 @@ class Follower(fx.Tracer):
         self._installed: set[nn.Module] = set()
         self._proxies: list[weakref.ref[Any]] = []
         self._runs: ExampleRuns | None = None
+        self._open_blocks: list[int] = []
+        self._blocks: dict[int, BlockCall] = {}
         self.answered: dict[str, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
@@ -108,6 +113,7 @@ class Follower(fx.Tracer):
         if node.op.startswith("call") and topic_of(node) is None:
             check_gradients(node.target)
         note_source(node)
+        node.meta[BLOCK_CALLS] = tuple(self._open_blocks)
         return node
 
     def create_arg(self, a: Any) -> Any:
@@ -269,7 +275,9 @@ class Follower(fx.Tracer):
             args, kwargs = without_hint(m, args, kwargs)
         before = (Stand.now(), Remnants([m])) if self._is_strict else None
         try:
-            out = super().call_module(m, forward, args, kwargs)
+            with self._noting_block(m, args, kwargs) as note_output:
+                out = super().call_module(m, forward, args, kwargs)
+                note_output(out)
             if before is not None:
                 check_draws(before[0])
                 before[1].check()
@@ -278,6 +286,35 @@ class Follower(fx.Tracer):
             raise
         except (Exception, Refusal) as error:
             raise UntraceableError(self.path_of_module(m), m, describe_failure(error)) from error
+
+    @contextmanager
+    def _noting_block(
+        self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Generator[Callable[[Any], None]]:
+        """Note what a block is given, and yield what notes its output."""
+        number, path = len(self._blocks), self.path_of_module(m)
+        if self.is_leaf_module(m, path):
+            yield lambda _: None
+            return
+        traced = (*m._forward_pre_hooks, *m._forward_hooks)
+        self._blocks[number] = BlockCall(path, None, None, traced)
+        given = _try_to_name((tuple(args), kwargs))
+        self._open_blocks.append(number)
+
+        def note_output(out: Any) -> None:
+            output = _try_to_name((out,))
+            if given is not None and output is not None:
+                self._blocks[number] = BlockCall(path, given, output[0], traced)
+
+        try:
+            yield note_output
+        finally:
+            self._open_blocks.pop()
+
+    @property
+    def blocks(self) -> tuple[BlockCall, ...]:
+        """The calls of blocks in their order."""
+        return tuple(self._blocks.values())
 
     def create_args_for_root(
         self,
@@ -336,6 +373,13 @@ class Follower(fx.Tracer):
         if proxy.node.args:
             self.create_proxy("call_function", check_given, (proxy, name), {})
         return proxy
+
+
+def _try_to_name(value: Any) -> Any:
+    try:
+        return name_nodes(value)
+    except TypeError:
+        return None
 
 
 def _name_by_position_(node: fx.Node) -> None:

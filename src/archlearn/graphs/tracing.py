@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
+from archlearn.graphs.block_hooks import BlockCall
 from archlearn.graphs.contexts import ONE_THREAD, ImportedMeanwhile, plain_context
 from archlearn.graphs.draws import Stand, check_draws, counting_draws, putting_back
 from archlearn.graphs.inputs import ExampleInputs as ExampleInputs
@@ -29,6 +30,7 @@ from archlearn.graphs.transformers import describe_fix
 from archlearn.modes import evaluating, noticing_mode_reads, unnoticed
 from archlearn.packing import Packed, pack_graph, unpack_graph
 
+Blocks = tuple[BlockCall, ...]
 _TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -43,6 +45,7 @@ class Traces:
         answers: Lines that asked about shapes, with what the example inputs answered.
         asks_mode: Whether anything asked whether the model is in training.
         mode_readers: The submodules that were asked for theirs while their calls were followed.
+        blocks: The calls of followed submodules in each graph, for their hooks.
     """
 
     evaluation: fx.Graph
@@ -51,22 +54,33 @@ class Traces:
     answers: dict[str, str] = field(default_factory=dict)
     asks_mode: bool = False
     mode_readers: tuple[str, ...] = ()
+    blocks: tuple[Blocks, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         packed = [pack_graph(graph) for graph in self.graphs]
-        return _unpack, (packed, self.opaque, self.answers, self.asks_mode)
+        return _unpack, (packed, self.opaque, self.answers, self.asks_mode, self.blocks)
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
         """All graphs, the evaluation graph first."""
         return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
 
+    @property
+    def all_blocks(self) -> Blocks:
+        """The calls of followed submodules in all graphs."""
+        return tuple(call for calls in self.blocks[: len(self.graphs)] for call in calls)
+
 
 def _unpack(
-    packed: list[Packed], opaque: dict[str, str], answers: dict[str, str], asks_mode: bool = True
+    packed: list[Packed],
+    opaque: dict[str, str],
+    answers: dict[str, str],
+    asks_mode: bool = True,
+    blocks: tuple[Blocks, ...] = (),
 ) -> Traces:
     graphs = [unpack_graph(each) for each in packed]
-    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, opaque, answers, asks_mode)
+    training = graphs[1] if len(graphs) > 1 else None
+    return Traces(graphs[0], training, opaque, answers, asks_mode, blocks=blocks)
 
 
 def trace(
@@ -89,12 +103,12 @@ def trace(
     with ONE_THREAD, evaluating(net):
         while True:
             with noticing_mode_reads(net) as reads:
-                evaluation, answers = _trace_mode(net.eval(), inputs, marked, opaque)
+                evaluation, tracer = _trace_mode(net.eval(), inputs, marked, opaque)
             if not reads.seen:
-                return Traces(evaluation, None, opaque, answers)
+                return Traces(evaluation, None, opaque, tracer.answered, blocks=(tracer.blocks,))
             n_opaque = len(opaque)
             with noticing_mode_reads(net) as more_reads:
-                training, more = _trace_mode(net.train(), inputs, marked, opaque)
+                training, other = _trace_mode(net.train(), inputs, marked, opaque)
             if len(opaque) == n_opaque:
                 break
             # A part that training calls as it is must be a leaf in evaluation, too: gates inside
@@ -102,7 +116,8 @@ def trace(
     same = _fingerprint(evaluation) == _fingerprint(training)
     readers = reads.readers | more_reads.readers
     names = tuple(name for name, module in net.named_modules() if name and module in readers)
-    return Traces(evaluation, None if same else training, opaque, answers | more, True, names)
+    answers, blocks = tracer.answered | other.answered, (tracer.blocks, other.blocks)
+    return Traces(evaluation, None if same else training, opaque, answers, True, names, blocks)
 
 
 def _trace_mode(
@@ -110,8 +125,8 @@ def _trace_mode(
     inputs: ExampleInputs | None,
     marked: list[Leaf],
     opaque: dict[str, str],
-) -> tuple[fx.Graph, dict[str, str]]:
-    """Return the graph of a model in its present mode, and what was answered on the way."""
+) -> tuple[fx.Graph, Follower]:
+    """Return the graph of a model in its present mode, and the tracer that made it."""
     is_strict, held, is_settled = False, look_at(net), False
     while True:
         tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
@@ -120,7 +135,7 @@ def _trace_mode(
                 generators = Stand.now()
                 graph = tracer.trace(net)
                 if not generators.has_moved() and not before.find_changed():
-                    return graph, tracer.answered
+                    return graph, tracer
                 if is_strict:
                     check_draws(generators)
                     before.check()

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from archlearn.graphs.step import call_node, leaves_of
-from archlearn.packing import SOURCE
+from archlearn.packing import BLOCK_CALLS, SOURCE
 
 _CURVES = {torch.tanh, torch.erf, F.tanh, "tanh", "erf"}
 _ELEMENTWISE = _CURVES | {
@@ -35,10 +35,11 @@ def fuse_gelu_(graph: fx.Graph) -> None:
             end, x, approximate = found
             with graph.inserting_before(end):
                 made = graph.call_function(F.gelu, (x,), {"approximate": approximate})
-            made.meta[SOURCE] = end.meta.get(SOURCE, "")
+            made.meta |= {key: end.meta[key] for key in (SOURCE, BLOCK_CALLS) if key in end.meta}
             end.replace_all_uses_with(made)
             for node in reversed(_between(x, end, order)):
                 graph.erase_node(node)
+            made._rename(end.name)  # which a block may be known to return
 
 
 def _find(curve: fx.Node, order: dict[fx.Node, int]) -> tuple[fx.Node, fx.Node, str] | None:

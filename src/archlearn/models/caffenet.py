@@ -47,7 +47,7 @@ class CaffeNet(nn.Module):
     Layers have Caffe's names. The whole network on 227 x 227 images and 1000 classes has
     60,965,224 parameters. Fresh weights are drawn so that the activations keep their size, which
     lets the network learn at higher rates than Caffe's own start; Caffe's weights are read by
-    `archlearn.weights`.
+    `archlearn.pretrained`.
     """
 
     def __init__(self, sizes: Sizes | None = None) -> None:

@@ -57,6 +57,22 @@ class GateSchedule:
     signal: Literal["square", "size", "signed"] = "square"
     per_cost: bool = True
 
+    def __post_init__(self) -> None:
+        if self.signal not in ("square", "size", "signed"):
+            raise InputError(f"signal is {self.signal!r}; choose square, size or signed")
+        if not 0 <= self.begin < self.end <= 1:
+            raise InputError(
+                f"begin is {self.begin!r} and end {self.end!r}; both are parts of the run, and the "
+                "first comes before the second"
+            )
+        if not 0 <= self.memory < 1:
+            raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
+        for name, least in (("power", 0), ("decisions", 1), ("stay", 1), ("stay_linear", 1)):
+            if not lies_in(getattr(self, name), least, math.inf):
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; give a number from {least} on"
+                )
+
 
 class GateOptimizer(torch.optim.Optimizer):
     """Learns gates beside any optimiser of the weights, from the task's loss alone.
@@ -121,7 +137,6 @@ class GateOptimizer(torch.optim.Optimizer):
         self._written: list[Tensor] = []
         self._has_warned = False
         self._remember()
-        self.last: dict[str, Tensor] = {}
 
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
@@ -170,7 +185,7 @@ class GateOptimizer(torch.optim.Optimizer):
                 "zero_grad(), of the model's as well as of gates"
             )
         for gate in seen:
-            if not self.state[gate]:
+            if "mean" not in self.state[gate]:
                 number_format = torch.promote_types(gate.dtype, torch.float32)
                 self.state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
         means = [self.state[gate]["mean"] for gate in seen]
@@ -221,16 +236,14 @@ class GateOptimizer(torch.optim.Optimizer):
         self._remember()
 
     def describe(self) -> dict[str, object]:
-        """Return the last decision: the path of each budget, and the price; waits for the device.
+        """Return what each cost with a budget may be now, and the price; waits for the device.
 
-        The price is what the next channel to go earns for each parameter or multiply-add.
+        The price is what the next channel to go earned for what it costs, at the last decision.
         """
-        if not self.last:
-            return {}
-        rows = (1, self._n_examples)
-        limits = zip(COSTS, self.last["limits"].tolist(), rows, strict=True)
-        path = {name: limit / n for name, limit, n in limits if math.isfinite(limit)}
-        return {"budget_path": path, "price": self.last["price"].item()}
+        limits = name_costs(self._limits_now(last=False), self._n_examples)
+        path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
+        price = self.state[self.param_groups[0]["params"][0]].get("price")
+        return {"budget_path": path, "price": 0.0 if price is None else price.item()}
 
     def fits(self) -> bool:
         """Return whether the network is within its budget now; waits for the device."""
@@ -243,11 +256,11 @@ class GateOptimizer(torch.optim.Optimizer):
         return name_costs(self._cost(opened[None], linear[None])[0], self._n_examples)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; means stay in the precision they were kept in."""
+        """Load a state; numbers stay in the precision they were kept in."""
         super().load_state_dict(state_dict)
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
-            self.state[gate]["mean"] = state["mean"].to(gate.device, copy=True)
+            self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:
@@ -280,14 +293,14 @@ class GateOptimizer(torch.optim.Optimizer):
         if last and self._width_cost is None:
             is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
-        self.last = {"limits": limits, "price": bound, "costs": present}
+        self.state[self.param_groups[0]["params"][0]]["price"] = bound
         self._write_(_stand(ranking.ratio, bound, is_open, is_linear, last=last))
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
             return self._limits
         left = 1.0 - (self.param_groups[0]["step"] - self._begin) / (self._end - self._begin)
-        fall = max(0.0, left) ** self.schedule.power
+        fall = min(1.0, max(0.0, left)) ** self.schedule.power
         above = (self._start - self._limits).clamp(min=0.0).nan_to_num(posinf=0.0)
         return self._limits + above * fall
 
@@ -304,7 +317,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         gates: list[Tensor] = self.param_groups[0]["params"]
         n_groups = len(gates) - self._cost.n_depth
-        if any(self.state[gate] for gate in gates):
+        if any("mean" in self.state[gate] for gate in gates):
             values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
         else:  # nothing was observed: gates speak for themselves
             values = [g.detach() if i < n_groups else 1 - g.detach() for i, g in enumerate(gates)]

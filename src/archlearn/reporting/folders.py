@@ -59,7 +59,7 @@ class _Progress:
 def _parse(text: bytes) -> object:
     try:
         return cast("object", json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -77,7 +77,7 @@ def _read_config(folder: Path) -> Table:
         )
     try:
         return cast("Table", tomllib.loads((folder / CONFIG).read_text("utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits, too deep
         raise InputError(
             f"cannot report on {str(folder)!r}: {CONFIG} is not TOML ({error}); "
             "restore the file as `archlearn learn` wrote it"

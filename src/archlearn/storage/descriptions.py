@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from archlearn.errors import FileError
 from archlearn.storage.limits import (
     MAX_CALLS,
+    MAX_KEYWORDS,
     MAX_MODULES,
     MAX_NAME_LENGTH,
     MAX_TENSORS,
@@ -123,6 +124,7 @@ def _check_limits(description: Description) -> None:
     ]
     for graph in graphs:
         MAX_CALLS.check(len(graph))
+        MAX_KEYWORDS.check(max((len(entry.kwargs) for entry in graph), default=0))
         names += [name for entry in graph for name in (entry.name, *entry.kwargs)]
         names += [entry.target for entry in graph if isinstance(entry.target, str)]
     MAX_NAME_LENGTH.check(max(map(len, names)))

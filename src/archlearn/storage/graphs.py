@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import NodeEntry
+from archlearn.storage.limits import MAX_KEYWORDS
 from archlearn.storage.operations import ATTRIBUTES, METHODS, find_operation
 from archlearn.storage.skeletons import find_module
 from archlearn.storage.values import decode, is_identifier, shorten
@@ -116,6 +117,8 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
 
 
 def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
+    if isinstance(fields := target.get("fields"), list):
+        MAX_KEYWORDS.check(len(cast(list[object], fields)))
     match target:
         case {"namedtuple": str(name), "fields": list(fields)} if (
             len(target) == 2

@@ -45,11 +45,15 @@ MAX_MODULES = Limit("MAX_MODULES", 20_000, "modules")
 # `state_dict()` and `eval()` walk through.
 MAX_MODULE_NAMES = Limit("MAX_MODULE_NAMES", 100_000, "names of modules, shared ones included")
 MAX_MODULE_DEPTH = Limit("MAX_MODULE_DEPTH", 100, "modules inside one another")
+# torch looks each tensor of a recurrent layer up in a list of all of them.
+MAX_RECURRENT_LAYERS = Limit("MAX_RECURRENT_LAYERS", 256, "layers in one recurrent module")
 MAX_TENSORS = Limit("MAX_TENSORS", 20_000, "tensors")
 MAX_DIMENSIONS = Limit("MAX_DIMENSIONS", 32, "dimensions in a tensor")
 # Sizes beside a 0 are not held by the file's length, and torch multiplies them.
 MAX_ELEMENTS = Limit("MAX_ELEMENTS", 2**48, "elements in a tensor, sizes of 0 left out")
 MAX_CALLS = Limit("MAX_CALLS", 20_000, "calls in a graph")
+# Python compares the keywords of a call with one another when it compiles it.
+MAX_KEYWORDS = Limit("MAX_KEYWORDS", 256, "keywords in a call, or fields in a named tuple")
 MAX_NAME_LENGTH = Limit("MAX_NAME_LENGTH", 1_000, "characters in a name")
 # How deep lists and dicts stand inside one another in the arguments of a call.
 MAX_NESTING = Limit("MAX_NESTING", 32, "levels of nested arguments")

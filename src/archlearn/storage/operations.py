@@ -70,17 +70,17 @@ softsign tanh tanhshrink threshold triplet_margin_loss unfold upsample
 """
 
 _METHODS = """
-__len__ abs abs_ add add_ addmm all amax amin any argmax argmin baddbmm bernoulli_ bfloat16 bmm bool
-broadcast_to ceil chunk clamp clamp_ clamp_max clamp_min clip clone contiguous copy_ cos cpu
-cumsum detach diagonal dim div div_ dot double eq erf exp expand expand_as fill_ flatten flip
-float floor gather ge gelu gt half index_add index_copy index_select int is_floating_point item le
-lerp log log1p log_softmax logical_not logsumexp long lt masked_fill masked_fill_ matmul max mean
-min mm movedim mul mul_ narrow ndimension ne neg nelement new_empty new_full new_ones new_zeros
-norm normal_ numel permute pow pow_ prelu prod relu relu_ repeat repeat_interleave reshape
-reshape_as roll round rsqrt scatter scatter_ scatter_add scatter_add_ select sigmoid sigmoid_ sign
-sin size softmax sort split split_with_sizes sqrt square squeeze squeeze_ std sub sub_ sum
-swapaxes swapdims t tanh tanh_ tile to topk transpose tril triu type_as unbind unflatten unfold
-uniform_ unsqueeze unsqueeze_ var view view_as where zero_
+__len__ abs abs_ add add_ addcdiv addcdiv_ addcmul addcmul_ addmm all amax amin any argmax argmin
+baddbmm bernoulli_ bfloat16 bmm bool broadcast_to ceil chunk clamp clamp_ clamp_max clamp_min clip
+clone contiguous copy_ cos cpu cumsum detach diagonal dim div div_ dot double eq erf exp expand
+expand_as fill_ flatten flip float floor gather ge gelu gt half index_add index_copy index_select
+int is_floating_point item le lerp lerp_ log log1p log_softmax logical_not logsumexp long lt
+masked_fill masked_fill_ matmul max mean min mm movedim mul mul_ narrow ndimension ne neg nelement
+new_empty new_full new_ones new_zeros norm normal_ numel permute pow pow_ prelu prod relu relu_
+repeat repeat_interleave reshape reshape_as roll round rsqrt scatter scatter_ scatter_add
+scatter_add_ select sigmoid sigmoid_ sign sin size softmax sort split split_with_sizes sqrt square
+squeeze squeeze_ std sub sub_ sum swapaxes swapdims t tanh tanh_ tile to topk transpose tril triu
+type_as unbind unflatten unfold uniform_ unsqueeze unsqueeze_ var view view_as where zero_
 """
 METHODS = frozenset(_METHODS.split())
 

@@ -102,6 +102,7 @@ def _check_norm(described: object) -> tuple[str, dict[str, Any]]:
     settings = dict(cast(dict[str, Any], described)) if isinstance(described, dict) else {}
     norm = settings.pop("norm", None)
     numbers = all(isinstance(value, int | float) for value in settings.values())
-    if norm not in _NORMS or not numbers or not set(settings) <= set(_SETTINGS[norm]):
+    known = isinstance(norm, str) and norm in _NORMS
+    if not known or not numbers or not set(settings) <= set(_SETTINGS[norm]):
         raise FileError(f"it normalises by {shorten(described)}, which is not a norm")
     return norm, settings

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from archlearn.errors import FileError
 from archlearn.storage.descriptions import Description, ModuleEntry, TensorEntry
 from archlearn.storage.layers import CONTAINERS, LayerClass, build_layer
-from archlearn.storage.limits import MAX_MODULE_DEPTH, MAX_MODULE_NAMES
+from archlearn.storage.limits import MAX_MODULE_DEPTH, MAX_MODULE_NAMES, MAX_RECURRENT_LAYERS
 from archlearn.storage.opaque import build_opaque, is_opaque
 from archlearn.storage.parametrisations import parametrise_
 from archlearn.storage.values import shorten
@@ -122,6 +122,7 @@ def _check_recurrent(description: Description, modules: Mapping[str, LayerClass]
                     f"in the layer {shorten(entry.name)}: argument 'num_layers' is "
                     f"{shorten(layers)}, but the file has {n_tensors} tensors"
                 )
+            MAX_RECURRENT_LAYERS.check(layers)
 
 
 def _build(entry: ModuleEntry, modules: Mapping[str, LayerClass]) -> nn.Module:

@@ -19,7 +19,7 @@ from archlearn.graphs.lookups import find_module
 from archlearn.graphs.rehearsals import differs, serves, try_graph
 from archlearn.graphs.tracing import ExampleInputs, Traces
 from archlearn.graphs.weights import movers, untouched
-from archlearn.inserting import copy_graph
+from archlearn.inserting import copy_with_marks
 from archlearn.instance_forward import check_forwards, class_forwards
 from archlearn.modes import evaluating, modes_of, set_modes_
 from archlearn.precision import cast_, exchanging, tensors_of, widen
@@ -171,8 +171,10 @@ def _carry_out(
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     rewriters = [
-        Rewriter(small, blueprint, place, decision.dropped, *copy_graph(graph))
-        for place, graph in enumerate(blueprint.graphs)
+        Rewriter(
+            small, blueprint, place, decision.dropped, *copy_with_marks(blueprint.traces, place)
+        )
+        for place in range(len(blueprint.graphs))
     ]
     done: set[str] = set()
     for rewriter in rewriters:
@@ -229,7 +231,7 @@ def _finish_(
             changed = differs(small, traces, comparison.inputs)
     certificate = None if changed else _certify_own(comparison)
     if certificate is None:
-        bind_graphs_(small, traces.graphs, "Compact")
+        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
         certificate = _certify_bound(comparison)
     return certificate
 
@@ -244,7 +246,7 @@ def _finish_uncertified_(
     if changed:
         try_graph(small, traces, inputs)
     if changed or not serves(small, traces, inputs):
-        bind_graphs_(small, traces.graphs, "Compact")
+        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
 
 
 def _certify_bound(comparison: Comparison) -> Certificate:

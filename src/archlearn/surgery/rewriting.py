@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.errors import SurgeryError
+from archlearn.graphs.block_hooks import MARKS, erase_marks_of_
 from archlearn.graphs.blueprint import Blueprint
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.labels import Labels, without_repeats
@@ -88,7 +89,9 @@ class Rewriter:
         for node in reversed(list(self.graph.nodes)):
             value = self.narrowed.get(node)
             idle = isinstance(value, int | float | Scrambled | torch.Size) or node in self.replaced
-            if idle and not node.users and node.op.startswith("call"):
+            is_read = any(user.target not in MARKS for user in node.users)
+            if idle and not is_read and node.op.startswith("call"):
+                erase_marks_of_(node)
                 self.graph.erase_node(node)
 
     def _visit(self, old: fx.Node, node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""A disk that is full stops a run with a sentence, and the run can be resumed."""
+"""A disk or a memory that is full stops a run with a sentence that says how to go on."""
 
 import errno
 import os
@@ -6,9 +6,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 
-from archlearn.training.errors import RunStoppedError
+from archlearn.errors import first_line
+from archlearn.training.errors import RunStoppedError, SettingsError
 from archlearn.training.recording import how_to_go_on
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -34,3 +36,28 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
             f"the disk is full: {why} while writing into {folder}; what was written "
             f"before is whole; make room, then {how_to_go_on(folder)}"
         ) from error
+
+
+@contextmanager
+def explaining_full_memory() -> Generator[None]:
+    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice.
+
+    Raises:
+        SettingsError: If the memory was too small for what was asked.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not says_out_of_memory(error):
+            raise
+        raise SettingsError(
+            f"the memory is too small for this run ({first_line(error)}); choose a smaller "
+            "network, a smaller --batch-size, or work each batch off in parts: --accumulate 4"
+        ) from error
+
+
+def says_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an error is that of a full memory; torch has no type for the host's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error)

@@ -22,7 +22,7 @@ from archlearn.training.checkpoints import Position
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.evaluating import Score, evaluate
 from archlearn.training.hardware import describe_hardware
-from archlearn.training.measuring import costs_of
+from archlearn.training.measuring import costs_of, in_format_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.optimising import has_gates
 from archlearn.training.preparing import Session, gate_network, set_layout_
@@ -98,7 +98,7 @@ def check_finish(session: Session) -> None:
 @torch.no_grad()
 def _check_numbers(model: nn.Module, session: Session) -> None:
     with evaluating(model):
-        outputs = model(session.example)
+        outputs = model(in_format_of(model, session.example))
     if not torch.isfinite(outputs).all():
         raise InputError(
             f"the network {session.origin} gives what is no finite number for the first two "
@@ -115,7 +115,8 @@ def _plain_copy(session: Session) -> nn.Module:
 
 def _save(small: nn.Module, path: Path, session: Session) -> None:
     # A model without gates is followed anew, and its forward may ask about shapes.
-    save(small, path, None if has_gates(session.work.model) else session.example)
+    gated = has_gates(session.work.model)
+    save(small, path, None if gated else in_format_of(small, session.example))
 
 
 def _warn_of_nothing_learnt(session: Session) -> None:

@@ -121,9 +121,13 @@ class Observatory:
 
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
+    return per_example(count_costs(network, in_format_of(network, example)), example)
+
+
+def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
+    """Return inputs in the number format of a network's weights."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    example = as_format(example, next(floating, example.dtype))
-    return per_example(count_costs(network, example), example)
+    return as_format(example, next(floating, example.dtype))
 
 
 def per_example(costs: Costs, example: Tensor) -> Costs:

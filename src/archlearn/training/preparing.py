@@ -161,6 +161,11 @@ def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> 
             "so choose from 0 to 1, as --width-spread 0.15"
         )
     if gates.learn == "nothing":
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise SettingsError(
+                "--learn nothing was asked for, and no weight of the network is to be learnt "
+                "either: all are frozen; set requires_grad of some, or learn the architecture"
+            )
         return copy.deepcopy(network)
     learn = {"*": _LEARNT[gates.learn], **dict.fromkeys(gates.leave, Learn.NOTHING)}
     everything = gates.learn == "all" and not gates.leave

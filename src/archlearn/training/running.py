@@ -14,7 +14,7 @@ from archlearn.surgery.architecture import read_architecture
 from archlearn.training.checkpoints import Position, read_checkpoint
 from archlearn.training.data.datasets import fingerprint
 from archlearn.training.data.fetching import Progress, no_progress
-from archlearn.training.disks import explaining_full_disks
+from archlearn.training.disks import explaining_full_disks, explaining_full_memory
 from archlearn.training.errors import CheckpointError, SettingsError
 from archlearn.training.finishing import check_finish, finish
 from archlearn.training.interrupting import Interruption
@@ -91,7 +91,8 @@ def _is_first() -> bool:
 
 def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     had_group = _has_group()
-    summary = _go_through(settings, folder, audience)
+    with explaining_full_memory():
+        summary = _go_through(settings, folder, audience)
     if _has_group() and not had_group:
         _part()
     return summary

@@ -11,17 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import FileError, InputError
+from archlearn.errors import FileError, InputError, first_line
 from archlearn.models.choosing import build_network
+from archlearn.modes import evaluating
+from archlearn.pretrained.conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
+from archlearn.pretrained.loading import read_pretrained, with_weights
 from archlearn.training.checkpoints import is_checkpoint
 from archlearn.training.data.datasets import Dataset
 from archlearn.training.errors import SettingsError
-from archlearn.training.evaluating import as_format
+from archlearn.training.measuring import in_format_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.recording import COMPACT, CONFIG
 from archlearn.training.settings import RunSettings
-from archlearn.weights.conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
-from archlearn.weights.loading import read_pretrained, with_weights
 
 
 def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
@@ -43,12 +44,12 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
 
 
 def _check_precision(network: nn.Module, name: str) -> None:
-    """Refuse weights that are not in float32, which runs are trained in."""
+    """Refuse weights that are not in float32, which runs start in."""
     odd = {p.dtype for p in network.parameters() if p.is_floating_point()} - {torch.float32}
     if odd:
         raise InputError(
             f"the network {name} has weights in {', '.join(sorted(map(str, odd)))}, and runs are "
-            "trained in torch.float32; use its .float() (--precision bf16-mixed is for less)"
+            "started in torch.float32; use its .float(), and --precision for what it computes in"
         )
 
 
@@ -111,6 +112,22 @@ def _by_colour(values: tuple[float, ...]) -> Tensor:
 
 
 @torch.no_grad()
+def run_once(network: nn.Module, example: Tensor, name: str) -> object:
+    """Return what a network makes of examples in evaluation mode; it is left as it was.
+
+    Raises:
+        InputError: If it does not take them.
+    """
+    try:
+        with evaluating(network):
+            return network(example)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the network {name} does not take examples of shape {tuple(example.shape[1:])}: "
+            f"{first_line(error)}"
+        ) from error
+
+
 def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
     """Refuse a network that does not take these examples or has other outputs.
 
@@ -119,18 +136,9 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
     Raises:
         InputError: If it does not fit.
     """
-    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
-    example = as_format(objective_of(dataset).inputs(raw), next(floating, torch.float32))
-    try:
-        modes = {module: module.training for module in network.modules()}
-        outputs = network.eval()(example)
-        for module, training in modes.items():
-            module.training = training
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise InputError(
-            f"the network {name} does not take examples of shape {dataset.input_shape}: {error}"
-        ) from error
+    example = in_format_of(network, objective_of(dataset).inputs(raw))
+    outputs = run_once(network, example, name)
     found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
         raise InputError(

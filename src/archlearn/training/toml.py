@@ -1,5 +1,6 @@
 """Settings are kept as TOML: read by the standard library, written by these few lines."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.tables import from_table, to_table
 
 MAX_CONFIG_BYTES = 2**20  # of a settings file; one of ours has two thousand
+MAX_NAME_PARTS = 64  # of a dotted name, for which tomllib takes time and memory by the square
+_BETWEEN_NAMES = re.compile(r"[^\w.\"'\- \t]")
 
 
 def format_settings(settings: RunSettings) -> str:
@@ -57,6 +60,12 @@ def parse_settings(text: str, where: str) -> RunSettings:
     Raises:
         SettingsError: If it is not TOML, or a key or a value is not one of ours.
     """
+    n_parts = 1 + max(part.count(".") for part in _BETWEEN_NAMES.split(text))
+    if n_parts > MAX_NAME_PARTS:
+        raise SettingsError(
+            f"{where} is no settings file: it has a name of {n_parts:,} parts, more than "
+            f"{MAX_NAME_PARTS} (MAX_NAME_PARTS in archlearn.training.toml)"
+        )
     try:
         table = tomllib.loads(text)
     except ValueError as error:  # not only TOMLDecodeError: Python limits the digits of a number

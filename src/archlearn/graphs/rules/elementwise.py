@@ -72,6 +72,40 @@ def mixed(step: Step) -> Any:
     return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
 
 
+def lerp(step: Step) -> Any:
+    """`lerp(x, end, weight)` is zero where both ends are, whatever the weight."""
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        x, end, *_ = _by_name(step, states, ("input", "end", "weight"))
+        return _zero_where(_worst([x, end]), states)
+
+    return combine(step, state_rule)
+
+
+def plus_product(step: Step) -> Any:
+    """`addcmul(x, a, b)` and `addcdiv(x, a, b)`: zero where x is, and a times or over b."""
+    is_product = "addcmul" in str(getattr(step.node.target, "__name__", step.node.target))
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        x, one, two = _by_name(step, states, ("input", "tensor1", "tensor2"))
+        added = _multiply([one, two]) if is_product else _divide([one, two])
+        return _zero_where(_worst([x, added]), states)
+
+    return combine(step, state_rule)
+
+
+def _by_name(step: Step, states: list[Tensor], names: tuple[str, ...]) -> list[Tensor]:
+    """Return states in the order of a call's parameters, some of which may be given by name."""
+    known = dict(zip([*names[: len(step.args)], *step.kwargs], states, strict=True))
+    return [known[name] for name in names]
+
+
+def _zero_where(state: Tensor, states: list[Tensor]) -> Tensor:
+    """Return zero where a state is zero, and else what the worst of all allows."""
+    worst = torch.clamp(torch.maximum(_worst(states), state), min=CONSTANT)
+    return torch.where(state == ZERO, ZERO, worst)
+
+
 def where(step: Step) -> Any:
     """Elements of one tensor or another: zero where both are, and else not known."""
     of_mask = 0 if getattr(step.node.target, "__name__", "") == "where" else 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from archlearn.graphs.block_hooks import MARKS
 from archlearn.graphs.inputs import CHECKS
 from archlearn.graphs.labels import fixed_like
 from archlearn.graphs.linear_ops import is_linear_op
@@ -111,7 +112,9 @@ _QUOTIENT = ["div", "divide", "truediv", "true_divide", "itruediv", "div_"]
 _TOTAL = ["add", "iadd", "add_", "sub", "subtract", "isub", "sub_", "rsub", "maximum", "minimum"]
 _WHERE = ["where", "masked_fill", "masked_fill_"]
 _LIKE = ["zeros_like", "ones_like"]
-_MIXED = ["lerp", "addcmul", "addcdiv", "hypot", "atan2", "fmod", "remainder", "floordiv"]
+_LERP = ["lerp", "lerp_"]
+_PLUS_PRODUCT = ["addcmul", "addcmul_", "addcdiv", "addcdiv_"]
+_MIXED = ["hypot", "atan2", "fmod", "remainder", "floordiv"]
 _POOLS = [
     "max_pool1d",
     "max_pool2d",
@@ -132,7 +135,7 @@ _POOLS = [
     "fn",
 ]
 _MEANS = ["mean", "amax", "amin", "nanmean"]
-_REDUCTIONS = ["sum", "norm", "std", "var"]
+_REDUCTIONS = ["sum", "norm", "linalg_vector_norm", "std", "var"]
 _ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
 _NUMBERS = [
     "__len__", "size", "dim", "numel", "stride", "is_floating_point", "get_device", "nelement",
@@ -150,6 +153,8 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_QUOTIENT, elementwise.quotient),
     **dict.fromkeys(_TOTAL, elementwise.total),
     **dict.fromkeys(_MIXED, elementwise.mixed),
+    **dict.fromkeys(_LERP, elementwise.lerp),
+    **dict.fromkeys(_PLUS_PRODUCT, elementwise.plus_product),
     **dict.fromkeys(_WHERE, elementwise.where),
     **dict.fromkeys(_LIKE, elementwise.like),
     **dict.fromkeys(_POOLS, spatial.pool),
@@ -158,7 +163,7 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_ALONG, spatial.along_dim),
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
-    **dict.fromkeys([check.__name__ for check in CHECKS], _number),
+    **dict.fromkeys([check.__name__ for check in (*CHECKS, *MARKS)], _number),
     "getitem": movement.pick,
     "getattr": movement.attribute,
     "pad": movement.pad,

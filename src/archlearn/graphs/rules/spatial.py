@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from archlearn.graphs.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
-from archlearn.graphs.step import Step, opaque
+from archlearn.graphs.step import Step, describe_call, opaque
 
 # Where the dimensions and keepdim stand in a call, if not second and third.
-_PLACES = {"var": (1, 3), "std": (1, 3), "norm": (2, 3)}
+_PLACES = {"var": (1, 3), "std": (1, 3), "norm": (2, 3), "linalg_vector_norm": (2, 3)}
 
 
 def pool(step: Step) -> Any:
@@ -68,7 +68,7 @@ def _reduce(step: Step, keeps_constants: bool) -> Any:
     n = step.x.ids.dim()
     chosen = {dim % n for dim in (dims if isinstance(dims, tuple | list) else (dims,))}
     if chosen & set(varying(step.x.ids)):
-        return opaque(step)
+        return opaque(step, f"{describe_call(step.node)} is taken over its channels")
     ids, state = step.x.ids, step.x.state
     for dim in sorted(chosen, reverse=True):
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)

@@ -148,8 +148,8 @@ def _from_user(name: str) -> Examples:
             return Examples(
                 name=name,
                 source=name,
-                train=Split(train_x, train_y),
-                test=Split(test_x, test_y),
+                train=Split(train_x.detach(), train_y.detach()),
+                test=Split(test_x.detach(), test_y.detach()),
                 task=task,
             )
         case _:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import FileError
-from archlearn.weights.wire import BYTES, FIXED32, FIXED64, VARINT, Field, FieldReader, read_packed
+from archlearn.pretrained.wire import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    Field,
+    FieldReader,
+    read_packed,
+)
 
 Blobs = dict[str, tuple[Tensor, ...]]
 

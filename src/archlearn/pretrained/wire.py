@@ -13,7 +13,7 @@ from archlearn.errors import FileError
 from archlearn.storage.limits import Limit
 
 # A row of numbers counts once: real files of a few hundred layers have some 20,000.
-MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn.weights.wire")
+MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn.pretrained.wire")
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from archlearn.errors import FileError, InputError
+from archlearn.pretrained.caffemodel import read_caffemodel
+from archlearn.pretrained.conventions import Pretrained, from_caffe, from_state, strip_prefixes
 from archlearn.storage import load
 from archlearn.storage.files import FORMAT, open_safetensors, read_tensor
-from archlearn.weights.caffemodel import read_caffemodel
-from archlearn.weights.conventions import Pretrained, from_caffe, from_state, strip_prefixes
 
 logger = logging.getLogger(__name__)
 

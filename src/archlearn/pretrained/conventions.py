@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import FileError
-from archlearn.weights.caffemodel import Blobs
+from archlearn.pretrained.caffemodel import Blobs
 
 _CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

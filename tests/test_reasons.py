@@ -1,0 +1,138 @@
+"""What is not learnt has the true reason, and advice that fits it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import archlearn as al
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Swish(torch.autograd.Function):
+    """An activation that saves memory by a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradients[0] * s * (1 + x * (1 - s))
+
+
+class CallsFunction(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Swish.apply(x)
+
+
+class WithoutGradients(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return x * 2
+
+
+def net(*between: nn.Module) -> nn.Sequential:
+    first, last = nn.Conv2d(3, 8, 3), [nn.Conv2d(8, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 1)]
+    return nn.Sequential(first, *between, *last)
+
+
+def test_a_function_with_its_own_backward_is_named() -> None:
+    reason = al.inspect(net(CallsFunction()), X).opaque["1"]
+    assert "Swish, a torch.autograd.Function" in reason
+    assert "no_grad" not in reason
+
+    class Itself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return Swish.apply(self.layer(x))
+
+    with pytest.raises(al.TracingError, match=r"Swish, a torch\.autograd\.Function"):
+        al.add_gates(Itself(), X)
+
+
+def test_no_grad_is_still_blamed_where_it_is_the_reason() -> None:
+    assert "torch.no_grad" in al.inspect(net(WithoutGradients()), X).opaque["1"]
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(2, 8), nn.LayerNorm([8, 6, 6]), nn.GroupNorm(1, 8, affine=False)]
+)
+def test_a_norm_over_channels_in_front_of_an_activation_is_named(norm: nn.Module) -> None:
+    row = al.inspect(net(norm, nn.ReLU()), X).rows[0]
+    assert not row.width
+    assert "normalised together with other channels by '1'" in row.reason
+    assert "BatchNorm" in row.fix
+
+
+def test_an_unknown_part_in_front_of_an_activation_is_named() -> None:
+    row = al.inspect(net(CallsFunction(), nn.ReLU()), X).rows[0]
+    assert "read by '1', which may mix channels" in row.reason
+
+
+class ResponseNorm(nn.Module):
+    """Global response normalisation (ConvNeXt V2) of images with channels last."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(n)), nn.Parameter(torch.rand(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, 2, (1, 2), keepdim=True)
+        size = size / (size.mean(-1, keepdim=True) + 1e-6)
+        return self.weight * (x * size) + self.bias + x
+
+
+class ConvNextBlock(nn.Module):
+    def __init__(self, *, has_response_norm: bool) -> None:
+        super().__init__()
+        self.depthwise, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.LayerNorm(8)
+        self.widen, self.back = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.response = ResponseNorm(12) if has_response_norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.back(self.response(F.gelu(self.widen(y))))
+        return x + y.permute(0, 3, 1, 2)
+
+
+def convnext(*, has_response_norm: bool) -> nn.Module:
+    block = ConvNextBlock(has_response_norm=has_response_norm)
+    return nn.Sequential(nn.Conv2d(3, 8, 2, 2), block, nn.Flatten(), nn.Linear(128, 2))
+
+
+def test_a_norm_by_hand_over_channels_is_named_and_not_another_one() -> None:
+    row = al.inspect(convnext(has_response_norm=True), X).rows[0]
+    assert not row.width
+    assert "mean() at test_reasons.py:" in row.reason
+    assert "is taken over its channels" in row.reason
+    assert al.inspect(convnext(has_response_norm=False), X).rows[0].width
+
+
+class Multiplied(nn.Module):
+    """What something unknown returns meets channels: they stay because of that, not of the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(F.relu(self.first(x)))
+        y = F.relu(self.second(x))
+        return self.head(y * y.sort(-1)[0])
+
+
+def test_channels_that_are_tied_to_something_fixed_have_their_own_reason() -> None:
+    rows = {row.name: row for row in al.inspect(Multiplied(), torch.randn(3, 6)).rows}
+    assert "normalised together with other channels by 'norm'" in rows["first"].reason
+    assert "sort() at test_reasons.py" in rows["second"].reason

@@ -1,0 +1,235 @@
+"""Models of Hugging Face transformers are learnt exactly, and called as they always were."""
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import archlearn as al
+from archlearn.gating import width_gates
+from benchmarks.torchvision_import import import_models
+
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
+if find_spec("torchvision") is not None:
+    import_models()  # which transformers imports in its turn
+import transformers
+
+hf: Any = transformers
+SMALL = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def llama() -> nn.Module:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, **TOKENS, num_key_value_heads=1))
+
+
+def tokens(n_rows: int = 2, length: int = 7) -> Tensor:
+    return torch.randint(3, 60, (n_rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def text() -> dict[str, Tensor]:
+    return {"input_ids": tokens(), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+
+
+def image(size: int = 32) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(2, 3, size, size, dtype=torch.float64)}
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
+    # A decorator injects a keyword.
+    "BertModel": lambda: (hf.BertModel(hf.BertConfig(**SMALL)), text()),
+    # A module is made in forward.
+    "DistilBertForSequenceClassification": lambda: (
+        hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(vocab_size=60, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
+        ),
+        text(),
+    ),
+    # Conv1D, GELU written out, a cache by default.
+    "GPT2LMHeadModel": lambda: (
+        hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=32, **TOKENS)
+        ),
+        {"input_ids": tokens()},
+    ),
+    "LlamaForCausalLM": lambda: (llama(), {"input_ids": tokens()}),
+    # One block is called several times.
+    "AlbertForSequenceClassification": lambda: (
+        hf.AlbertForSequenceClassification(hf.AlbertConfig(**SMALL, embedding_size=8)),
+        text(),
+    ),
+    "T5ForConditionalGeneration": lambda: (
+        hf.T5ForConditionalGeneration(
+            hf.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+        ),
+        {"input_ids": tokens(), "decoder_input_ids": tokens()},
+    ),
+    # A size as a number in each layer.
+    "MobileNetV2ForImageClassification": lambda: (
+        hf.MobileNetV2ForImageClassification(hf.MobileNetV2Config(depth_multiplier=0.25)),
+        image(),
+    ),
+    # A first call that sets a flag and registers hooks.
+    "SegformerForSemanticSegmentation": lambda: (
+        hf.SegformerForSemanticSegmentation(
+            hf.SegformerConfig(
+                num_encoder_blocks=2,
+                hidden_sizes=[8, 16],
+                depths=[1, 1],
+                num_attention_heads=[1, 2],
+                sr_ratios=[2, 1],
+                mlp_ratios=[2, 2],
+                decoder_hidden_size=8,
+            )
+        ),
+        image(),
+    ),
+}
+
+
+def close_half_(gated: nn.Module) -> None:
+    with torch.no_grad():
+        for gates in width_gates(gated).values():
+            gates[::2] = 0.2
+
+
+def differences(one: Any, two: Any) -> list[float]:
+    pairs = zip(tree_leaves(one), tree_leaves(two), strict=True)
+    return [float((a - b).detach().abs().max()) for a, b in pairs if isinstance(a, Tensor)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_exact_with_their_own_output_types(name: str) -> None:
+    torch.manual_seed(0)
+    net, inputs = MODELS[name]()
+    net = net.double().eval()
+    gated = al.add_gates(net, inputs)
+    assert len(width_gates(gated)) >= 2
+    assert max(differences(gated(**inputs), _without_cache(net)(**inputs))) < 1e-10
+    close_half_(gated)
+    small = al.compact(gated)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+    assert type(net(**inputs)) is type(gated(**inputs)) is type(small(**inputs))
+    assert max(differences(small(**inputs), gated(**inputs))) < 1e-10
+
+
+def _without_cache(net: Any) -> Any:
+    if getattr(net.config, "use_cache", False):
+        return lambda **inputs: net(**inputs, use_cache=False)
+    return net
+
+
+def test_a_compact_llama_generates_what_the_gated_one_does() -> None:
+    torch.manual_seed(0)
+    net: Any = llama().double().eval()
+    gated: Any = al.add_gates(net, {"input_ids": tokens()})
+    options = {"max_new_tokens": 6, "do_sample": False}
+    prompt, mask = tokens(2, 5), torch.ones(2, 5, dtype=torch.long)
+    mask[0, :2] = 0  # a shorter prompt
+    for given in ({}, {"attention_mask": mask}):
+        found = gated.generate(prompt, **given, **options)
+        assert torch.equal(found, net.generate(prompt, **given, **options))
+    close_half_(gated)
+    small: Any = al.compact(gated)
+    for given in ({}, {"attention_mask": mask}):
+        found = small.generate(prompt, **given, **options)
+        assert found.shape == (2, 11)
+        assert torch.equal(found, gated.generate(prompt, **given, **options))
+    with pytest.raises(al.InputError, match="keep no cache of keys and values"):
+        small.generate(prompt, use_cache=True, **options)
+
+
+def test_arguments_that_change_nothing_pass_and_others_are_refused_by_name() -> None:
+    net = llama().eval()
+    gated = al.add_gates(net, {"input_ids": tokens()})
+    small: Any = al.compact(gated)
+    assert list(inspect.signature(small.forward).parameters)[:2] == ["input_ids", "attention_mask"]
+    meant = small(tokens()).logits
+    same: list[dict[str, Any]] = [
+        {"use_cache": False},
+        {"output_hidden_states": False},
+        {"output_attentions": None},
+        {"return_dict": True},
+        {"position_ids": None},
+        {"logits_to_keep": 0},
+        {"attention_mask": torch.ones_like(tokens())},
+    ]
+    for given in same:
+        assert torch.equal(small(tokens(), **given).logits, meant)
+    other: list[dict[str, Any]] = [
+        {"use_cache": True},
+        {"output_hidden_states": True},
+        {"return_dict": False},
+        {"position_ids": tokens()},
+        {"logits_to_keep": 1},
+        {"labels": tokens()},
+        {"nonsense": 3},
+    ]
+    for given in other:
+        (name,) = given
+        with pytest.raises(al.InputError, match=f"{name} is .*, but the model was traced with"):
+            small(tokens(), **given)
+
+
+def test_a_cache_that_is_asked_for_is_refused_with_the_way_out() -> None:
+    with pytest.raises(al.TracingError, match="put use_cache=False into example_inputs"):
+        al.add_gates(llama(), {"input_ids": tokens(), "use_cache": True})
+
+
+def test_a_model_that_was_never_called_is_learnt_throughout() -> None:
+    torch.manual_seed(0)
+    net, inputs = MODELS["SegformerForSemanticSegmentation"]()
+    names = list(width_gates(al.add_gates(net.double().eval(), inputs)))
+    assert any("stages" in name for name in names)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_the_stock_trainer_trains_a_gated_bert_on_labels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(3, 60, (64, 7))
+    labels = (ids[:, 1] > 30).long()
+    mask = torch.ones(7, dtype=torch.long)
+    rows = [
+        {"input_ids": row, "attention_mask": mask, "labels": label}
+        for row, label in zip(ids, labels, strict=True)
+    ]
+    example = {
+        "input_ids": ids[:4],
+        "attention_mask": torch.ones(4, 7, dtype=torch.long),
+        "labels": labels[:4],
+    }
+    net = hf.BertForSequenceClassification(hf.BertConfig(**SMALL, num_labels=2))
+    gated = al.add_gates(net, example)
+    torch.testing.assert_close(gated.eval()(**example).loss, net.eval()(**example).loss)
+    arguments = hf.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=12,
+        per_device_train_batch_size=16,
+        learning_rate=5e-3,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = hf.Trainer(model=gated, args=arguments, train_dataset=rows, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.1
+    small: Any = al.compact(gated.eval())
+    torch.testing.assert_close(small(**example).loss, gated(**example).loss)
+    torch.testing.assert_close(small(**example).logits, gated(**example).logits)

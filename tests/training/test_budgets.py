@@ -1,0 +1,103 @@
+"""Runs learn to a budget: they land, are refused before training, and can be cut further."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import archlearn as al
+from archlearn.training.preparing import read_schedule
+from archlearn.training.recording import COMPACT, METRICS, read_lines
+from archlearn.training.reviving import cut_to_budget_, revive
+from archlearn.training.running import learn
+from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.tables import override
+
+ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
+         "accelerator": "cpu", "threads": 1, "report": False}  # fmt: skip
+
+
+def run(folder: Path, **given: Any) -> dict[str, Any]:
+    return dict(learn(override(RunSettings(), ASKED | given), folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that learnt 60 % of its parameters."""
+    made = tmp_path_factory.mktemp("runs") / "a"
+    run(made, budget=("parameters=60%",))
+    return made
+
+
+def test_a_run_lands_on_its_budget_and_writes_the_path(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    before, after = (summary[when]["parameters"] for when in ("before", "after"))
+    assert 0.58 * before <= after <= 0.6 * before
+    rows = read_lines(folder / METRICS)
+    paths = [row["budget_path"]["parameters"] for row in rows]
+    assert paths == sorted(paths, reverse=True)
+    assert paths[0] == before
+    assert paths[-1] == pytest.approx(0.6 * before, abs=1)
+    for row, allowed in zip(rows, paths, strict=True):
+        assert row["parameters"] <= allowed + 0.05 * before
+    assert rows[-1]["price"] > 0
+
+
+def test_a_finished_run_is_cut_further_and_opens_nothing(folder: Path) -> None:
+    revived = revive(folder)
+    opened = {name: gate >= 0.5 for name, gate in al.width_gates(revived.model).items()}
+    cut_to_budget_(revived, {"parameters": "30%"})
+    plan = al.plan(revived.model)
+    assert plan.after.parameters <= 0.3 * plan.before.parameters
+    for name, gate in al.width_gates(revived.model).items():
+        assert not bool(((gate >= 0.5) & ~opened[name]).any())
+    roomy = revive(folder)
+    cut_to_budget_(roomy, {"parameters": "90%"})
+    assert al.plan(roomy.model).after.parameters <= 0.6 * plan.before.parameters
+
+
+def test_without_a_budget_half_of_what_can_go_goes(tmp_path: Path) -> None:
+    summary = run(tmp_path / "a")
+    share = summary["after"]["multiply_adds"] / summary["before"]["multiply_adds"]
+    assert 0.45 <= share <= 0.53
+
+
+def test_a_width_cost_asks_for_the_penalty(tmp_path: Path) -> None:
+    run(tmp_path / "a", width_cost=1e-3, epochs=1)
+    assert "budget_path" not in read_lines(tmp_path / "a" / METRICS)[-1]
+    run(tmp_path / "b", width_cost=1e-3, gate_optimiser="budget", epochs=1)
+    assert read_lines(tmp_path / "b" / METRICS)[-1]["budget_path"] == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": ("parameters=20",)}, "20 parameters cannot be reached"),
+        ({"budget": ("parameters",)}, r"write it as --budget multiply_adds=50%"),
+        ({"budget": ("speed=50%",)}, "budget names 'speed'"),
+        ({"budget": ("parameters=50%",), "width_cost": 1e-3}, "a budget and a price were asked"),
+        ({"gate_schedule": ("nosuch=1",)}, "gate_schedule names 'nosuch'; there are begin, end"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_training(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(al.ArchlearnError, match=message):
+        run(tmp_path / "a", **given)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_schedule_is_read_from_the_settings() -> None:
+    asked = replace(GateSettings(), gate_schedule=("signal=size", "decisions=9", "per_cost=no"))
+    schedule = read_schedule(asked)
+    assert (schedule.signal, schedule.decisions, schedule.per_cost) == ("size", 9, False)
+    assert (schedule.begin, schedule.end) == (0.1, 0.7)
+    with pytest.raises(al.InputError, match="signal is 'loud'"):
+        read_schedule(replace(asked, gate_schedule=("signal=loud",)))
+
+
+def test_the_compact_file_of_a_budget_loads(folder: Path) -> None:
+    small = al.load(folder / COMPACT)
+    assert al.count_costs(small).parameters <= 0.6 * al.plan(revive(folder).model).before.parameters
