@@ -353,6 +353,32 @@ def run(jobs: Sequence[tuple[str, int]], asked: argparse.Namespace) -> Iterator[
         left = left[len(outcomes) :]
 
 
+def run_side_by_side(
+    jobs: Sequence[tuple[str, int]], asked: argparse.Namespace
+) -> Iterator[Outcome]:
+    """Share the files out among several processes, and yield what became of each at the end."""
+    lanes: list[tuple[int, Path]] = []
+    for lane in range(asked.jobs):
+        path = asked.folder / f"lane{lane}.jsonl"
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with path.open("w") as out:
+                    for outcome in run(jobs[lane :: asked.jobs], asked):
+                        out.write(json.dumps(asdict(outcome)) + "\n")
+                        out.flush()
+                status = 0
+            finally:
+                os._exit(status)
+        lanes.append((child, path))
+    for child, path in lanes:
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise RuntimeError(f"a process of the fuzzer itself failed (status {status})")
+        yield from (Outcome(**json.loads(line)) for line in path.read_text().splitlines())
+
+
 def _run_batch(
     batch: Sequence[tuple[str, int]], asked: argparse.Namespace, corpus: Sequence[File]
 ) -> list[Outcome]:
@@ -426,6 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="for one file")
     parser.add_argument("--largest", type=int, default=2**40, help="no size above, to be quick")
     parser.add_argument("--control", action="store_true", help="readers that must fail")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--only", choices=[MUTATED, *FAMILIES], help="one family")
     parser.add_argument("--number", type=int, help="one file of --only")
     parser.add_argument("--out", type=Path, help="the page to write, as results/fuzz.md")
@@ -444,7 +471,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         asked.folder = asked.folder or Path(folder)
-        for n_done, outcome in enumerate(run(jobs, asked), start=1):
+        outcomes = run(jobs, asked) if asked.jobs == 1 else run_side_by_side(jobs, asked)
+        for n_done, outcome in enumerate(outcomes, start=1):
             tallies.setdefault(outcome.family, Tally()).add(outcome)
             if outcome.verdict not in ("read", "refused"):
                 bad.append(outcome)

@@ -90,6 +90,25 @@ def gated_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Ste
     return _learning_step(_loss_of(gated, penalty, mode), groups, clip, images, labels)
 
 
+def budget_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Step:
+    """Return a step with a `GateOptimizer`, which decides as often as in a run of 4,400 steps."""
+    gated = al.add_gates(net, images).train()
+    optimiser = torch.optim.SGD(al.weights(gated), lr=LEARNING_RATE, momentum=MOMENTUM)
+    schedule = al.GateSchedule(begin=0.0, end=0.6)
+    gates = al.GateOptimizer(gated, 4400, budget={"multiply_adds": "50%"}, schedule=schedule)
+    loss_of = _loss_of(gated, None, mode)
+
+    def step() -> None:
+        loss = loss_of(images, labels)
+        optimiser.zero_grad()
+        gates.zero_grad()
+        loss.backward()
+        optimiser.step()
+        gates.step()
+
+    return step
+
+
 def naive_step(net: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Step:
     """Return a step with the paper's equations written down as they stand, gate by gate."""
     sites = put_naive_gates_(net, images)

@@ -20,14 +20,23 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.circumstances import as_markdown, describe
-from benchmarks.step_arms import CASES, MODES, Case, Step, gated_step, naive_step, plain_step
+from benchmarks.step_arms import (
+    CASES,
+    MODES,
+    Case,
+    Step,
+    budget_step,
+    gated_step,
+    naive_step,
+    plain_step,
+)
 
 BOUND = 1.05
-ARMS = ("plain", "plain again", "gated", "naive")
+ARMS = ("plain", "plain again", "gated", "budget", "naive")
 HEAD = """\
-| network | mode | plain, ms | gated, ms | gated / plain | of processor time | noise | noise of \
-processor time | naive / plain |
-|---|---|--:|--:|--:|--:|--:|--:|--:|
+| network | mode | plain, ms | penalty / plain | of processor time | budget / plain | of processor \
+time | noise | noise of processor time | naive / plain |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -44,6 +53,8 @@ class Result:
 
     Attributes:
         ratio: Median over the turns of gated over plain, taken within a turn.
+        budget: The same of a step with a `GateOptimizer`, the mean instead of the median, for it
+            does more in some steps than in others.
         noise: The same of a second plain network over the first.
         naive: The same of the naive form.
         cpu_ratio: As `ratio`, of the processor's time.
@@ -55,6 +66,8 @@ class Result:
     plain_ms: float
     gated_ms: float
     ratio: float
+    budget: float
+    cpu_budget: float
     noise: float
     naive: float
     cpu_ratio: float
@@ -64,9 +77,10 @@ class Result:
     def row(self) -> str:
         """Return a row of the table."""
         return (
-            f"| {self.case} | {self.mode} | {self.plain_ms:.2f} | {self.gated_ms:.2f} "
-            f"| **{self.ratio:.3f}** | {self.cpu_ratio:.3f} | {self.noise:.3f} "
-            f"| {self.cpu_noise:.3f} | {self.naive:.3f} |"
+            f"| {self.case} | {self.mode} | {self.plain_ms:.2f} "
+            f"| **{self.ratio:.3f}** | {self.cpu_ratio:.3f} | **{self.budget:.3f}** "
+            f"| {self.cpu_budget:.3f} | {self.noise:.3f} | {self.cpu_noise:.3f} "
+            f"| {self.naive:.3f} |"
         )
 
 
@@ -87,6 +101,8 @@ def measure(case: Case, mode: str, turns: int, device: torch.device) -> Result:
         plain_ms=1000 * statistics.median(taken.clock for taken in times["plain"]),
         gated_ms=1000 * statistics.median(taken.clock for taken in times["gated"]),
         ratio=_median_ratio(times, "gated", "clock"),
+        budget=_mean_ratio(times, "budget", "clock"),
+        cpu_budget=_mean_ratio(times, "budget", "processor"),
         noise=_median_ratio(times, "plain again", "clock"),
         naive=_median_ratio(times, "naive", "clock"),
         cpu_ratio=_median_ratio(times, "gated", "processor"),
@@ -100,7 +116,9 @@ def _steps(case: Case, mode: str, device: torch.device) -> dict[str, Step]:
     net = case.build().to(device)
     images = torch.randn(case.batch, *case.shape, device=device)
     labels = torch.randint(0, 10, (case.batch,), device=device)
-    makers: list[Callable[..., Step]] = [plain_step, plain_step, gated_step, naive_step]
+    makers: list[Callable[..., Step]] = [
+        plain_step, plain_step, gated_step, budget_step, naive_step
+    ]  # fmt: skip
     return {
         arm: make(copy.deepcopy(net), images, labels, mode)
         for arm, make in zip(ARMS, makers, strict=True)
@@ -128,9 +146,23 @@ def _median_ratio(times: dict[str, list[Taken]], arm: str, which: str) -> float:
     return statistics.median(getattr(a, which) / getattr(b, which) for a, b in pairs)
 
 
+def _mean_ratio(times: dict[str, list[Taken]], arm: str, which: str) -> float:
+    """Return the mean ratio, without the turns in which another program was in the way."""
+    ratios = [
+        getattr(a, which) / getattr(b, which)
+        for a, b in zip(times[arm], times["plain"], strict=True)
+    ]
+    few = len(ratios) // 100
+    return statistics.fmean(sorted(ratios)[few : len(ratios) - few])
+
+
 def page(results: list[Result], circumstances: dict[str, str]) -> str:
     """Return the results as a page of Markdown."""
-    over = [f"{r.case} {r.mode} ({r.ratio:.3f})" for r in results if r.ratio > BOUND]
+    over = [
+        f"{r.case} {r.mode} ({max(r.ratio, r.budget):.3f})"
+        for r in results
+        if max(r.ratio, r.budget) > BOUND
+    ]
     verdict = f"not met by {', '.join(over)}" if over else "met everywhere"
     turns = " or ".join(str(n) for n in dict.fromkeys(result.turns for result in results))
     rows = "\n".join(result.row() for result in results)
@@ -138,8 +170,9 @@ def page(results: list[Result], circumstances: dict[str, str]) -> str:
         "# What a gated training step costs beside the plain one\n\n"
         f"Written by {as_markdown(circumstances)}\n\n"
         f"Medians of {turns} turns. LeNet 20-50-500-10 at batches of 125, ResNet-18 "
-        "for images of 32 x 32 at\nbatches of 32, SGD with momentum. The gated step holds "
-        "penalty, gates in the optimiser, and clipping.\n"
+        "for images of 32 x 32 at\nbatches of 32, SGD with momentum. A step with the penalty holds "
+        "gates in the optimiser, and clipping;\none with a budget a `GateOptimizer` that decides "
+        "every 13 steps (the mean, not the median).\n"
         '"noise" is a second plain network over the first; "naive" is the paper\'s equation '
         "written down as it\nstands, in three passes over the activations. "
         f"The aim is at most {BOUND}: **{verdict}**.\n\n{HEAD}{rows}\n"

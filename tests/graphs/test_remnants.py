@@ -91,3 +91,30 @@ def test_a_list_may_be_called_like_what_torch_keeps() -> None:
     model = al.add_gates(net, X)
     assert part._tensor_constants == [1]
     torch.testing.assert_close(model(X), net(X))
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Counts its batches by hand, as the norms of timm do."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training
+        )
+
+
+class Asking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[0] > 0 else x * 2
+
+
+def test_a_question_after_a_norm_that_counts_changes_nothing() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 6), OwnNorm(6), nn.ReLU(), Asking(), nn.Linear(6, 2))
+    gated = al.add_gates(net, X)
+    norm = net[1]
+    assert int(norm.num_batches_tracked) == 0  # pyright: ignore
+    assert int(gated[1].num_batches_tracked) == 0  # pyright: ignore
+    torch.testing.assert_close(gated(X), net(X))
+    assert int(gated[1].num_batches_tracked) == 1  # pyright: ignore

@@ -97,6 +97,7 @@ class _Run:
     def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
         self.net, self.inputs = net, inputs
         self.values: dict[fx.Node, Any] = {}
+        self._buffers: dict[str, Any] = {}
         self._last: fx.Node | None = None
         self._given: Iterator[Any] = iter(())
         self._error: Exception | None = None
@@ -138,7 +139,7 @@ class _Run:
         if node.op == "placeholder":
             return next(self._given)
         if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.net)
+            return self._read(str(node.target))
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])
         if node.op != "call_module":
             return call_node(node, self.net, args, kwargs)
@@ -147,6 +148,14 @@ class _Run:
             return module(*args, **kwargs)
         with restoring(module):  # it may count its calls
             return module(*args, **kwargs)
+
+    def _read(self, target: str) -> Any:
+        """Return a parameter, or this run's own copy of a buffer: calls may count in it."""
+        if target not in self._buffers:
+            value = operator.attrgetter(target)(self.net)
+            is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+            self._buffers[target] = value.clone() if is_buffer else value
+        return self._buffers[target]
 
 
 def _is_large(value: Any) -> bool:

@@ -150,6 +150,7 @@ def all_operations() -> dict[str, Operation]:
     listed |= _collect("math", math, _MATHS)
     listed |= _collect("F", F, _FUNCTIONAL)
     listed |= _collect("torch", torch, _TORCH)
+    listed |= _collect("torch.linalg", torch.linalg, "vector_norm")
     return listed
 
 

@@ -1,0 +1,79 @@
+"""The benchmark of real models says what became of each, and can say that it went wrong."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.zoo.catalogue import build, draw_inputs, read_entries
+from benchmarks.zoo.measure import difference, leaves, measure, output_types, silent_groups
+from benchmarks.zoo.page import table
+
+OWN = "benchmarks.zoo.networks:"
+
+
+class Skips(nn.Module):
+    """A block that is skipped whenever the model trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.training else x + self.block(x)
+
+
+def test_every_entry_has_a_class_and_inputs() -> None:
+    entries = read_entries()
+    assert len(entries) == 313
+    for name, entry in entries.items():
+        arguments, options = draw_inputs(entry, seed=0)
+        assert leaves([arguments, options]), name
+        assert ":" in entry["call"]
+
+
+@pytest.mark.parametrize("name", ["Concat", "Split", "TemporalConvNet", "WaveNet"])
+def test_a_network_of_our_own_is_measured(name: str) -> None:
+    entry = next(e for e in read_entries().values() if e["call"] == OWN + name)
+    ours = measure(name, entry, "archlearn")
+    assert ours["result"] == "exact"
+    assert 0 < ours["left"] < 1
+    assert ours["types_kept"]
+    assert ours["silent_in_training"] == []
+    assert f"| {name} | exact |" in table([ours], [name])
+
+
+def test_a_model_that_does_not_run_is_no_refusal() -> None:
+    entry = {"call": OWN + "LeNet", "inputs": ["normal 2 1 9 9"]}
+    assert measure("LeNet", entry, "archlearn")["result"] == "the model itself fails"
+
+
+def test_what_nothing_can_be_learnt_in_is_refused_with_its_reason() -> None:
+    entry = {"call": "torch.nn:Linear", "positional": [4, 2], "inputs": ["normal 2 4"]}
+    row = measure("Linear", entry, "archlearn")
+    assert row["result"] == "refused"
+    assert "nothing can be learnt" in row["said"]
+
+
+def test_gates_that_act_in_evaluation_only_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Skips(), torch.randn(3, 4)
+    monkeypatch.setattr("benchmarks.zoo.measure.width_gates", lambda _: {"a": net.block[0].weight})
+    assert silent_groups(net, ((x,), {})) == ["a"]
+
+
+def test_other_numbers_shapes_and_types_are_noticed() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    assert difference(x, x + 1e-6) > 1e-8
+    assert difference(x, x[:2]) == float("inf")
+    assert output_types({"a": [x]}) != output_types({"a": (x,)})
+    nothing = torch.full((2,), torch.nan)
+    assert difference(nothing, nothing) == float("inf")
+
+
+def test_constants_are_disturbed_and_each_draw_is_its_own() -> None:
+    entry: dict[str, Any] = {"call": OWN + "SingleChannelOutput", "inputs": ["normal 2 3 8 8"]}
+    net = build(entry)
+    assert all(p.unique().numel() == p.numel() for p in net.parameters())
+    first, second = draw_inputs(entry, 0)[0][0], draw_inputs(entry, 1)[0][0]
+    assert not torch.equal(first, second)
