@@ -154,7 +154,8 @@ def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
     n_now = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
 
     def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim() or value.shape[0] != n_now:
+        has_rows = isinstance(value, Tensor) and value.dim() and value.shape[0] == n_now
+        if not n_now or not has_rows:  # of no rows, none are made
             return value
         return value[torch.arange(n_rows, device=value.device) % n_now]
 
