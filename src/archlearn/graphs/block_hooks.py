@@ -214,12 +214,13 @@ class SilentHooks(OrderedDict[int, Any]):
     path = "a block"
 
     def __setitem__(self, key: int, hook: Any) -> None:
-        _log.warning(
-            "a forward hook was registered on %r, but it will not fire: the block was given or "
-            "returned something that a trace does not hold; register it on a layer inside, or on "
-            "the block around it",
-            self.path,
-        )
+        if not str(getattr(hook, "__module__", "")).startswith("archlearn."):
+            _log.warning(
+                "a forward hook was registered on %r, but it will not fire: the block was given "
+                "or returned something that a trace does not hold; register it on a layer inside, "
+                "or on the block around it",
+                self.path,
+            )
         super().__setitem__(key, hook)
 
 
