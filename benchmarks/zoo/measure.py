@@ -183,9 +183,10 @@ def _leaves(output: Any) -> Iterator[Tensor]:
 
 
 def output_types(output: Any) -> Any:
-    """Return the types of an output and of all that it holds."""
+    """Return the types of an output and of all that it holds, but for caches: none is kept."""
     if isinstance(output, dict):
-        return type(output), {key: output_types(value) for key, value in output.items()}
+        parts = {key: value for key, value in output.items() if "Cache" not in type(value).__name__}
+        return type(output), {key: output_types(value) for key, value in parts.items()}
     if isinstance(output, list | tuple):
         return type(output), [output_types(value) for value in output]
     return type(output)

@@ -204,3 +204,28 @@ class PicksByMask(Base):
 
 def test_traced_values_are_no_scalars_of_torch() -> None:
     assert al.inspect(PicksByMask(), torch.randn(2, 1, 8, 8)).rows
+
+
+class AsksOften(Base):
+    """Asks for a shape in each of many layers, and notes how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ModuleList(nn.Linear(8, 8) for _ in range(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(1)
+        for layer in self.more:
+            if x.shape[-1] != 8:
+                raise ValueError("eight columns")
+            x = layer(x)
+        return self.both(x.unsqueeze(1))
+
+
+CALLS: list[int] = []
+
+
+def test_a_trace_is_not_begun_anew_for_each_question() -> None:
+    CALLS.clear()
+    al.add_gates(AsksOften(), torch.randn(2, 8, 8))
+    assert len(CALLS) < 10

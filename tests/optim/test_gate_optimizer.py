@@ -423,3 +423,36 @@ def test_all_signals_land(digits: Any) -> None:
         model, _ = learn(chain(), digits, budget={"parameters": "50%"}, schedule=schedule)
         plan = al.plan(model)
         assert plan.after.parameters <= 0.5 * plan.before.parameters
+
+
+def test_accumulated_gradients_count_as_one_batch(digits: Any) -> None:
+    def run(parts: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = al.add_gates(chain().double(), digits[0][:2].double())
+        gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+        optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+        for x, y in batches(digits, 40):
+            for xs, ys in zip(x.double().chunk(parts), y.chunk(parts), strict=True):
+                (cross_entropy(model(xs), ys) / parts).backward()
+            for each in (optimiser, gates):
+                each.step()
+                each.zero_grad()
+        return [gate.detach() for gate in al.width_gates(model).values()]
+
+    for one, other in zip(run(1), run(4), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_compiled_model_learns_its_gates(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    compiled = torch.compile(model, backend="aot_eager")
+    gates = al.GateOptimizer(compiled, 30, budget={"parameters": "50%"})
+    optimiser = torch.optim.SGD(al.weights(compiled), lr=0.05)
+    for x, y in batches(digits, 30):
+        cross_entropy(compiled(x), y).backward()
+        for each in (optimiser, gates):
+            each.step()
+            each.zero_grad()
+    plan = al.plan(compiled)
+    assert plan.after.parameters <= 0.5 * plan.before.parameters
+    assert al.compact(compiled).certificate.difference_float64 < 1e-10

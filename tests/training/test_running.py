@@ -109,7 +109,11 @@ def test_a_network_that_learnt_nothing_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     learn(override(RunSettings(), ASKED | {"learning_rate": 1e-9}), tmp_path / "dead")
-    assert "has learnt nothing: its train loss of 2.2" in caplog.text
+    assert "has learnt nothing: its train loss of 2.3" in caplog.text
+    assert "a larger --budget" in caplog.text
+    caplog.clear()
+    priced = ASKED | {"learning_rate": 1e-9, "gate_optimiser": "penalty"}
+    learn(override(RunSettings(), priced), tmp_path / "priced")
     assert "a lower --width-cost" in caplog.text
     caplog.clear()
     plain = ASKED | {"learning_rate": 1e-9, "learn": "nothing"}

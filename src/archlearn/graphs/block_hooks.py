@@ -122,19 +122,19 @@ def erase_marks_of_(node: fx.Node) -> None:
 def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph in which marks are calls of hooks, whose results are read on."""
     made = _copy(graph)
-    begun: dict[Any, fx.Node] = {}
+    begun: dict[Any, tuple[fx.Node, fx.Node]] = {}  # the block, and what it is given
     for mark in [node for node in made.nodes if node.target in MARKS]:
         number, path, *values, traced = mark.args
         with made.inserting_before(mark):
-            block = made.get_attr(str(path))
             built = [_build(made, value) for value in values]
             if mark.target is begin_block:
-                begun[number] = made.call_function(call_pre_hooks, (block, *built, traced))
+                block = made.get_attr(str(path))
+                given = made.call_function(call_pre_hooks, (block, *built, traced))
+                begun[number] = (block, given)
                 end = next(n for n in made.nodes if n.target is end_block and n.args[0] == number)
-                _read_from(begun[number], tuple(values), mark, end)
+                _read_from(given, tuple(values), mark, end)
             else:
-                given = [made.call_function(operator.getitem, (begun[number], i)) for i in (0, 1)]
-                hooked = made.call_function(call_hooks, (block, *given, *built, traced))
+                hooked = made.call_function(call_hooks, (*begun[number], *built, traced))
                 _read_from(hooked, values[0], mark, None)
         made.erase_node(mark)
     return made
@@ -166,18 +166,23 @@ def call_pre_hooks(
 
 def call_hooks(
     block: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: tuple[tuple[Any, ...], dict[str, Any]],
     output: Any,
     traced: tuple[int, ...],
 ) -> Any:
     """Call a block's forward hooks, as torch does; return what the block returns then.
 
+    Args:
+        block: The block.
+        given: What it was given by position and by keyword.
+        output: What it returned.
+        traced: Hooks that are part of the graph.
+
     Raises:
         InputError: If a hook changes more than tensors.
     """
     if block._forward_hooks:
-        before = output
+        before, (args, kwargs) = output, given
         for key, hook in list(block._forward_hooks.items()):
             if key in traced:
                 continue
@@ -214,12 +219,13 @@ class SilentHooks(OrderedDict[int, Any]):
     path = "a block"
 
     def __setitem__(self, key: int, hook: Any) -> None:
-        _log.warning(
-            "a forward hook was registered on %r, but it will not fire: the block was given or "
-            "returned something that a trace does not hold; register it on a layer inside, or on "
-            "the block around it",
-            self.path,
-        )
+        if not str(getattr(hook, "__module__", "")).startswith("archlearn."):
+            _log.warning(
+                "a forward hook was registered on %r, but it will not fire: the block was given "
+                "or returned something that a trace does not hold; register it on a layer inside, "
+                "or on the block around it",
+                self.path,
+            )
         super().__setitem__(key, hook)
 
 

@@ -88,7 +88,7 @@ class Follower(fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """Return the calls of a model, without parameters that were only asked for their sizes."""
         self._installed = set(root.modules())
-        if self._inputs is not None:
+        if self._inputs is not None and self._can_answer:
             self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):

@@ -14,7 +14,6 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from archlearn.graphs.step import call_node, leaves_of
-from archlearn.packing import BLOCK_CALLS, SOURCE
 
 _CURVES = {torch.tanh, torch.erf, F.tanh, "tanh", "erf"}
 _ELEMENTWISE = _CURVES | {
@@ -33,13 +32,12 @@ def fuse_gelu_(graph: fx.Graph) -> None:
         found = _find(curve, order)
         if found is not None:
             end, x, approximate = found
-            with graph.inserting_before(end):
-                made = graph.call_function(F.gelu, (x,), {"approximate": approximate})
-            made.meta |= {key: end.meta[key] for key in (SOURCE, BLOCK_CALLS) if key in end.meta}
-            end.replace_all_uses_with(made)
-            for node in reversed(_between(x, end, order)):
+            inner = _between(x, end, order)[:-1]
+            # The last call is changed, and not replaced: a block may be known to return it.
+            end.op, end.target, end.args = "call_function", F.gelu, (x,)
+            end.kwargs = {"approximate": approximate}
+            for node in reversed(inner):
                 graph.erase_node(node)
-            made._rename(end.name)  # which a block may be known to return
 
 
 def _find(curve: fx.Node, order: dict[fx.Node, int]) -> tuple[fx.Node, fx.Node, str] | None:

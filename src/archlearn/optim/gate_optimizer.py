@@ -2,9 +2,10 @@
 
 The paper moves gates by SGD against a fixed price. On deep networks the noise of a gate's gradient
 is tens of times its price, and gates close at random until the network is dead. Here a gate is
-judged by the mean size of its gradient, which says how much the loss hangs on its channel, for what
-the channel costs; and the price is the one at which the network fits a budget that falls from what
-the network costs to what was asked for. `docs/how-gates-learn.md` has the reasons and the ablation.
+judged by the mean square of its gradient, which tells how much the loss depends on its channel, for
+what the channel costs; and the price is the one at which the network fits a budget that falls from
+what the network costs to what was asked for. `docs/how-gates-learn.md` has the reasons, the
+references and the ablation.
 """
 
 import fnmatch
@@ -22,10 +23,11 @@ from archlearn.errors import InputError, lies_in
 from archlearn.graphs.inputs import count_examples
 from archlearn.optim.budgets import Budget, check_reachable, read_budget
 from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
-from archlearn.optim.selection import Ranking, fill_up, fit, rank_gates
+from archlearn.optim.selection import fill_up, fit, rank_gates
 from archlearn.stores import STORE, GateStore
 
 _LAST_RESORT = 1e30
+"""What a layer seems to earn that goes only if nothing else makes the network fit."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 
@@ -39,7 +41,7 @@ class GateSchedule:
         end: The part of the run after which all gates stand still, and weights alone learn.
         power: How the budget falls: with this power of the time that is left.
         decisions: How often gates decide in between.
-        memory: The decay of the mean size of gradients, by step.
+        memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
@@ -48,7 +50,7 @@ class GateSchedule:
     """
 
     begin: float = 0.1
-    end: float = 0.6
+    end: float = 0.7
     power: float = 3.0
     decisions: int = 200
     memory: float = 0.98
@@ -248,6 +250,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def fits(self) -> bool:
         """Return whether the network is within its budget now; waits for the device."""
         opened, linear = self._state()
+        self._follow_device(opened.device)
         return bool((self._cost(opened[None], linear[None])[0] <= self._limits).all())
 
     def costs(self) -> dict[str, float]:
@@ -268,27 +271,21 @@ class GateOptimizer(torch.optim.Optimizer):
         store, cost, schedule = self._store, self._cost, self.schedule
         n_width = cost.n_width
         opened, linear = self._state()
+        self._follow_device(opened.device)
         limits = self._limits_now(last=last)
-        present = cost(opened[None], linear[None])[0]
-        weights = self._weigh(present)
-        group = store.group_of_gate[:n_width]
-        prices = cost.marginal(opened, linear, weights)
         earned = self._earned()
-        if cost.n_depth:
-            curved, straight = cost.flipped(opened, linear)
-            prices = torch.cat([prices, (curved - straight).mv(weights)])
-            # A layer that would take the network below its budget goes last.
-            earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
-            if self._width_cost is None:
-                overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
-                earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
-        if not schedule.per_cost:
-            prices = (prices > 0).double()
+        earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
+        if self._width_cost is None:
+            prices = self._costs_of_gates(opened, linear, earned)
+        else:
+            prices = self._neurons(opened, linear)
+        group = store.group_of_gate[:n_width]
         kept = torch.cat([opened > 0, linear == 0])
-        ranking = rank_gates(
-            earned, prices, kept, group, self._least.to(group.device), schedule.stay
-        )
-        count = self._count(ranking, earned, limits, last=last)
+        ranking = rank_gates(earned, prices, kept, group, self._least, schedule.stay)
+        if self._width_cost is None:
+            count = fit(ranking, cost, limits)
+        else:
+            count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
             is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
@@ -299,10 +296,44 @@ class GateOptimizer(torch.optim.Optimizer):
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
             return self._limits
-        left = 1.0 - (self.param_groups[0]["step"] - self._begin) / (self._end - self._begin)
-        fall = min(1.0, max(0.0, left)) ** self.schedule.power
+        fall = (1.0 - self._done(last=False)) ** self.schedule.power
         above = (self._start - self._limits).clamp(min=0.0).nan_to_num(posinf=0.0)
         return self._limits + above * fall
+
+    def _done(self, *, last: bool) -> float:
+        """Return how much of the time in which gates decide is over."""
+        if last:
+            return 1.0
+        done = (self.param_groups[0]["step"] - self._begin) / (self._end - self._begin)
+        return min(1.0, max(0.0, done))
+
+    def _follow_device(self, device: torch.device) -> None:
+        """Bring what was prepared to where the model is now."""
+        for name in ("_limits", "_start", "_least", "_units"):
+            setattr(self, name, getattr(self, name).to(device))
+
+    def _costs_of_gates(self, opened: Tensor, linear: Tensor, earned: Tensor) -> Tensor:
+        """Return what the network would save without each channel, and by each linear layer.
+
+        A layer that would take the network below its budget is made to go last.
+        """
+        cost, n_width = self._cost, self._cost.n_width
+        weights = self._weigh(cost(opened[None], linear[None])[0])
+        prices = cost.marginal(opened, linear, weights)
+        if cost.n_depth:
+            curved, straight = cost.flipped(opened, linear)
+            prices = torch.cat([prices, (curved - straight).mv(weights)])
+            overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
+            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+        return prices if self.schedule.per_cost else (prices > 0).double()
+
+    def _neurons(self, opened: Tensor, linear: Tensor) -> Tensor:
+        """Return how many neurons go with each gate: what a price is paid for."""
+        neurons = self._store.numbers("prices", torch.float64)[0, : self._cost.n_width]
+        if not self._cost.n_depth:
+            return neurons
+        curved, straight = self._cost.flipped(opened, linear)
+        return torch.cat([neurons, self._units * (straight[:, 0] < curved[:, 0])])
 
     def _weigh(self, present: Tensor) -> Tensor:
         """Return how much each cost counts: the more, the further it is above its limit."""
@@ -322,21 +353,12 @@ class GateOptimizer(torch.optim.Optimizer):
         else:  # nothing was observed: gates speak for themselves
             values = [g.detach() if i < n_groups else 1 - g.detach() for i, g in enumerate(gates)]
         earned = torch.cat([value.reshape(-1).double() for value in values])
-        units = self._units.to(earned.device)
-        earned[self._cost.n_width :] *= units if self.schedule.signal == "square" else units.sqrt()
-        return earned
-
-    def _count(self, ranking: Ranking, earned: Tensor, limits: Tensor, *, last: bool) -> Tensor:
-        """Return how many gates go: to fit the budget, or because they earn less than the price."""
+        squares = self.schedule.signal == "square"
+        earned[self._cost.n_width :] *= self._units if squares else self._units.sqrt()
         if self._width_cost is None:
-            return fit(ranking, self._cost, limits)
-        span = self._end - self._begin
-        done = 1.0 if last else min(1.0, (self.param_groups[0]["step"] - self._begin) / span)
-        neurons = self._store.numbers("prices", torch.float64)[0]
-        mean = earned / (1.0 - self.schedule.memory ** self.param_groups[0]["step"])
-        size = mean.sqrt() if self.schedule.signal == "square" else mean
-        below = size < done * self._width_cost * neurons.clamp(min=1.0)
-        return (below & ranking.ratio.isfinite()).sum()
+            return earned
+        earned /= 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
+        return earned.sqrt() if squares else earned  # a price is in units of the loss
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open and which layers linear, as the gates are now."""

@@ -1,8 +1,8 @@
 """Which gates close: those that earn least for what they cost, until the network fits.
 
-What a channel earns is the mean size of its gate's gradient, and what it costs is what the network
-would save without it. Channels and layers stand in one line by what they earn for what they cost,
-and go from its end. Everything here runs on the device and reads nothing back.
+What a channel earns is the mean square of its gate's gradient, and what it costs is what the
+network would save without it. Channels and layers stand in one line by what they earn for what
+they cost, and go from its end. Everything here runs on the device and reads nothing back.
 """
 
 from dataclasses import dataclass

@@ -124,7 +124,10 @@ def _warn_of_nothing_learnt(session: Session) -> None:
     rows = read_lines(session.folder / METRICS)
     guess = loss_of_a_guess(session.dataset)
     if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
-        cheaper = " or a lower --width-cost" if has_gates(session.work.model) else ""
+        cheaper = ""
+        if has_gates(session.work.model):
+            by_budget = session.settings.gates.gate_optimiser == "budget"
+            cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
         logger.warning(
             "the network has learnt nothing: its train loss of %.3g is that of a guess (%.3g). "
             "Try more --epochs, another --learning-rate (it was %g)%s",
