@@ -156,6 +156,18 @@ def test_the_last_cut_is_small_because_the_cost_follows_its_path(digits: Any) ->
     assert costs[-1] <= 0.3 * costs[0]
 
 
+def test_the_price_is_for_what_has_a_budget_and_nothing_else(digits: Any) -> None:
+    """A unit of the first layer costs 64 weights, a bias and 40 columns: 105 parameters."""
+    model = al.add_gates(chain(), digits[0][:2], learn={"0": al.Learn.WIDTH})
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "100%"})
+    cross_entropy(model(digits[0]), digits[1]).backward()
+    (gate,) = al.width_gates(model).values()
+    assert gate.grad is not None
+    least = 0.02 * gate.grad.square().min().item()
+    gates.step()
+    assert gates.describe()["price"] == pytest.approx(1.2 * least / 105, rel=1e-5)
+
+
 def test_without_a_budget_the_network_neither_stays_nor_dies(digits: Any) -> None:
     model, _ = learn(chain(), digits)
     plan = al.plan(model)

@@ -336,9 +336,14 @@ class GateOptimizer(torch.optim.Optimizer):
         return torch.cat([neurons, self._units * (straight[:, 0] < curved[:, 0])])
 
     def _weigh(self, present: Tensor) -> Tensor:
-        """Return how much each cost counts: the more, the further it is above its limit."""
+        """Return how much each cost counts: the more, the further it is above its limit.
+
+        A cost without a limit never counts. Where all are within their limits, they count alike.
+        """
         excess = (present / self._limits - 1.0).clamp(min=0.0) / present
-        return torch.where(excess.sum() > 0, excess / excess.sum().clamp(min=1e-300), 1.0 / present)
+        alike = self._limits.isfinite() / present
+        weights = torch.where(excess.sum() > 0, excess, alike)
+        return weights / weights.sum()
 
     def _earned(self) -> Tensor:
         """Return what each gate earns, widths before depths.
