@@ -165,7 +165,7 @@ def test_the_price_is_for_what_has_a_budget_and_nothing_else(digits: Any) -> Non
     assert gate.grad is not None
     least = 0.02 * gate.grad.square().min().item()
     gates.step()
-    assert gates.describe()["price"] == pytest.approx(1.2 * least / 105, rel=1e-5)
+    assert gates.describe()["price"] == pytest.approx(1.2 * least / 105, rel=1e-5, abs=0)
 
 
 def test_without_a_budget_the_network_neither_stays_nor_dies(digits: Any) -> None:
