@@ -1,6 +1,7 @@
 """What archlearn and Torch-Pruning each make of one model of the zoo."""
 
 import copy
+import re
 import resource
 import time
 import warnings
@@ -205,4 +206,5 @@ def difference(first: Tensor, second: Tensor) -> float:
 
 
 def _say(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_SAID]
+    text = re.sub(r"\S*/site-packages/", "", " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text}"[:_SAID]
