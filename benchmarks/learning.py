@@ -125,6 +125,9 @@ NOTES = {
     "pretrained weights had seen the validation images. All other networks were run once, unseen.",
     "ablation": "ResNet-20 from scratch, one part left out at a time. `all` has the settings and "
     "the seed of the learnt row below: on a GPU two such runs differ.",
+    "vgg": "At f2ed5ed a cost without a budget counted, too, once the budget was reached: VGG lost "
+    "parameters beside its multiply-adds in the last decisions, ResNet-56 some, and LeNet changed "
+    "channels. Since 96b1354 it does not. No row was run again.",
     "landing": "Short runs (6,000 images, 6 epochs) that show where the cost lands, not how well a "
     "network may learn. A ViT whose attention is not learnt cannot go below 35 %; less is refused "
     "before training.",
