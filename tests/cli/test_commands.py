@@ -166,7 +166,7 @@ def test_baseline_learns_weights_only(tmp_path: Path) -> None:
 
 
 def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
-    """Run on a pseudo-terminal: the picture names layers and what is projected."""
+    """Run on a pseudo-terminal: the picture names layers, costs and what they may be."""
     main_end, terminal = pty.openpty()
     command = (
         f"{sys.executable} -m archlearn.cli learn --model mlp:20 --data digits --epochs 3 "
@@ -192,7 +192,7 @@ def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     assert process.returncode == 0, text
     assert "epoch 3/3" in text
     assert "from binary" in text
-    assert "projected" in text
+    assert "(path " in text
     assert "layers.0" in text
     assert "left" in text
     assert b"\x1b[" in shown

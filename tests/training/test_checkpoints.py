@@ -27,6 +27,7 @@ from archlearn.training.randomness import (
     restore_random_states,
     seed_everything,
 )
+from archlearn.training.recording import CONFIG
 from archlearn.training.states import restore_random, restore_tensors_
 from benchmarks.hostile_files import build_checkpoint, nest
 
@@ -154,6 +155,7 @@ def test_order_follows_from_seed_and_epoch_alone() -> None:
 
 def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     write_two(tmp_path)
+    (tmp_path / CONFIG).touch()  # as every run that has begun has
     script = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
@@ -172,7 +174,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path)
     assert found is not None
     assert found[0].epoch == 2
-    assert {file.name for file in tmp_path.iterdir()} == {LATEST, PREVIOUS}
+    assert {file.name for file in tmp_path.iterdir()} == {LATEST, PREVIOUS, CONFIG}
     assert os.listdir(tmp_path)
 
 

@@ -68,7 +68,11 @@ def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
     def close_one(model: nn.Module, epochs_done: int) -> None:
         next(iter(width_gates(model).values()))[0] = 0.0
 
-    run = Run(row="a", settings=settings(epochs=1, start_after=1.0), after_epoch=close_one)
+    run = Run(
+        row="a",
+        settings=settings(epochs=1, start_after=1.0, gate_optimiser="penalty"),
+        after_epoch=close_one,
+    )
     (outcome,) = train_team([run])
     assert [sum(entry["widths"].values()) for entry in outcome.history] == [30, 29]
 

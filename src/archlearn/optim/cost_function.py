@@ -72,9 +72,12 @@ class CostFunction:
         costs = t["fixed"] + sizes @ t["entry_weights"]
         parameters = (new_bias * dims[:, t["fold_out"]]).sum(1)
         parameters = parameters - self._left_out(t, sizes, is_linear)
-        parameters = parameters + self._computed(t, dims, new_bias)
+        touched, saved = self._computed(t, dims, new_bias)
+        parameters = parameters + (saved * touched).sum(1)
         costs = costs + torch.stack([parameters, torch.zeros_like(parameters)], 1)
-        return costs + self._merged(t, dims, new_bias, is_linear) if "seg_in" in t else costs
+        if "seg_in" not in t:
+            return costs
+        return costs + self._merged(t, dims, new_bias, is_linear, saved * ~touched)
 
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
@@ -119,26 +122,34 @@ class CostFunction:
         is_gone = counts == t["left_calls"]
         return (sizes[:, t["left_entry"]] * is_gone).sum(1)
 
-    def _computed(self, t: dict[str, Tensor], dims: Tensor, new_bias: Tensor) -> Tensor:
-        """Return what computed weights (weight_norm) lose by becoming plain.
-
-        One that only a merge touches is not seen; the cost is then a little too high.
-        """
+    def _computed(
+        self, t: dict[str, Tensor], dims: Tensor, new_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return which layers with computed weights (weight_norm) change, and what that saves."""
         n_owners = len(t["computed_before"])
         if not n_owners:
-            return dims.new_zeros(len(dims))
+            nothing = dims.new_zeros(len(dims), 0)
+            return nothing > 0, nothing
         n_tied = len(t["full"])
         lost = t["full"][t["touch_dim"]] - dims[:, :n_tied][:, t["touch_dim"]]
         touched = _add_up(lost, t["touch_owner"], n_owners)
         touched = touched + _add_up(new_bias[:, t["fold_touch"]], t["fold_owner"], n_owners)
         plain = dims[:, t["computed_dims"]].prod(-1) * t["computed_rest"]
         plain = _add_up(plain, t["computed_owner"], n_owners)
-        return torch.where(touched > 0, plain - t["computed_before"], 0.0).sum(1)
+        return touched > 0, plain - t["computed_before"]
 
     def _merged(
-        self, t: dict[str, Tensor], dims: Tensor, new_bias: Tensor, is_linear: Tensor
+        self,
+        t: dict[str, Tensor],
+        dims: Tensor,
+        new_bias: Tensor,
+        is_linear: Tensor,
+        made_plain: Tensor,
     ) -> Tensor:
-        """Return by how much merging changes the costs: the best partition of each chain."""
+        """Return by how much merging changes the costs: the best partition of each chain.
+
+        `made_plain` is what a merge saves beside by making the computed weights of a layer plain.
+        """
         padded = torch.cat([new_bias, new_bias.new_zeros(len(dims), 1)], 1)
         bias = torch.maximum(t["layer_bias"], padded[:, t["layer_fold"]])
         n_out = dims[:, t["layer_out"]]
@@ -159,7 +170,11 @@ class CostFunction:
         barred = _between(padded[:, t["layer_fold"]][..., None], t["seg_first"], t["seg_bare"])
         impossible = broken | (barred[..., 0] > 0) | (change > 0).any(-1)
         change = torch.where(impossible[..., None], _IMPOSSIBLE, change)
-        return _best_partition(change, t["seg_table"], int(self._own["seg_table"].shape[0]))
+        beside = torch.cat([made_plain, made_plain.new_zeros(len(dims), 1)], 1)
+        beside = beside[:, t["layer_computed"]][..., None]
+        change = torch.cat([change, _between(beside, t["seg_first"], t["seg_last"])], -1)
+        best = _best_partition(change, t["seg_table"], int(self._own["seg_table"].shape[0]))
+        return torch.stack([best[:, 0] + best[:, 2], best[:, 1]], 1)
 
 
 def name_costs(costs: Tensor, n_examples: int = 1) -> Named:
@@ -174,26 +189,26 @@ def _best_partition(change: Tensor, table: Tensor, longest: int) -> Tensor:
     The number of parameters decides, then fewer merges, as in `plan_merges`.
 
     Args:
-        change: What each segment changes, `(states, segments, 2)`.
+        change: What each segment changes, `(states, segments, 3)`; the first number decides.
         table: The segment of each end, chain and start: a place in `change`, one behind its end
             for a single layer, two behind for none.
         longest: The number of layers of the longest chain.
     """
-    single, none = change.new_zeros(1, 2), change.new_full((1, 2), _IMPOSSIBLE)
+    single, none = change.new_zeros(1, 3), change.new_full((1, 3), _IMPOSSIBLE)
     extra = torch.cat([single, none])[None].expand(len(change), -1, -1)
     change = torch.cat([change, extra], 1)
     # Of equal costs the partition with more segments: a merge must lower the cost.
     key = change[..., 0] * 1024.0 - 1.0
     n_chains = table.shape[1]
     keys = [change.new_zeros(len(change), n_chains)]
-    totals = [change.new_zeros(len(change), n_chains, 2)]
+    totals = [change.new_zeros(len(change), n_chains, 3)]
     for end in range(longest):
         segments = table[end, :, : end + 1]
         options = torch.stack(keys, -1) + key[:, segments]
         best, place = options.min(-1)
         reached = torch.stack(totals, 2) + change[:, segments]
         keys.append(best)
-        totals.append(reached.gather(2, place[..., None, None].expand(-1, -1, 1, 2))[:, :, 0])
+        totals.append(reached.gather(2, place[..., None, None].expand(-1, -1, 1, 3))[:, :, 0])
     return totals[-1].sum(1)
 
 
@@ -241,6 +256,7 @@ class _Builder:
         self.entries: dict[str, int] = {}
         self.entry_rows: list[list[int]] = []
         self.entry_weights: list[tuple[float, float]] = []
+        self.computed_owner: dict[str, int] = {}
         self.tables: dict[str, Tensor] = {}
 
     def build(self) -> dict[str, Tensor]:
@@ -428,6 +444,7 @@ class _Builder:
             if not parametrize.is_parametrized(module):
                 continue
             owner, made = len(before), module
+            self.computed_owner[name] = owner
             parts: Any = made.parametrizations
             before.append(float(sum(p.numel() for p in parts.parameters())))
             inside = f"{name}." if name else ""
@@ -487,6 +504,7 @@ class _Builder:
         slot = self._slot
         self.tables |= {
             "layer_bias": _numbers([getattr(m, "bias", None) is not None for m in modules]),
+            "layer_computed": _places([self.computed_owner.get(name, -1) for name in layers]),
             "layer_fold": torch.tensor([self.fold_layers.get(name, none) for name in layers]),
             "layer_in": torch.tensor([slot(f"{name}.weight", 1) for name in layers]),
             "layer_out": torch.tensor([slot(f"{name}.weight", 0) for name in layers]),
