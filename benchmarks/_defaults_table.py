@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from archlearn.training.observing import SilentObserver
-from archlearn.training.recording import CONFIG, SUMMARY
-from archlearn.training.running import Audience, learn, resume
+from archlearn.training.callbacks import SilentObserver
+from archlearn.training.config import override
+from archlearn.training.run import Audience, learn, resume
+from archlearn.training.run_directory import CONFIG, SUMMARY
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 
 SUBJECTS = (
     ("mlp", "digits"),

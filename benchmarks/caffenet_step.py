@@ -19,11 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.training import preparing, steppers
-from archlearn.training.data.augmenting import Framing
-from archlearn.training.data.building import Examples, build_dataset
-from archlearn.training.data.datasets import Dataset, Split
-from archlearn.training.evaluating import evaluate
+from archlearn.data.dataset import Dataset, Split
+from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.data.transforms import Framing
+from archlearn.training import run_setup, step_choice
+from archlearn.training.evaluation import evaluate
 from archlearn.training.hardware import start_fabric
 from archlearn.training.outcomes import compact_trained
 from archlearn.training.settings import (
@@ -63,7 +63,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def time_steps(session: preparing.Session, n_steps: int) -> float:
+def time_steps(session: run_setup.Session, n_steps: int) -> float:
     """Return milliseconds a step, after a few that do not count."""
     stepper, place = session.stepper, 0
     order = torch.arange(len(session.dataset.train), device=session.fabric.device)
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--capture", choices=["auto", "no"], default="auto")
     options = parser.parse_args()
     # Whether capturing pays for a network this large is one of the questions.
-    steppers._MOST_PARAMETERS_TO_CAPTURE = 10**9
+    step_choice._MOST_PARAMETERS_TO_CAPTURE = 10**9
     fabric = start_fabric(HardwareSettings(precision="bf16-mixed"))
     dataset = random_images(options.images, options.side).to(fabric.device)
     rows: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def main() -> None:
             for capture in ("no", "auto") if options.capture == "auto" else ("no",):
                 asked = settings_of(options, learn, batch)
                 asked = replace(asked, hardware=replace(asked.hardware, capture=capture))
-                session = preparing.open_session(asked, Path("unused"), fabric, dataset)
+                session = run_setup.open_session(asked, Path("unused"), fabric, dataset)
                 kind = type(session.stepper).__name__
                 took = time_steps(session, options.steps)
                 row = {"learn": learn, "batch": batch, "step": kind, "ms": round(took, 3)}

@@ -19,9 +19,9 @@ from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
+from archlearn.training.config import override
 from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 from archlearn.training.teams import Run, train_team
 from archlearn.training.turns import SilentTeamObserver
 

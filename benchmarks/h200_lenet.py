@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from archlearn.training.__main__ import parse_value
-from archlearn.training.observing import EpochEnd, SilentObserver
-from archlearn.training.running import Audience, learn
+from archlearn.training.callbacks import EpochEnd, SilentObserver
+from archlearn.training.config import override
+from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 from benchmarks.circumstances import as_markdown, describe
 
 BOUND_SECONDS = 30.0

@@ -25,19 +25,19 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.training import preparing
+from archlearn.data.downloads import no_progress
+from archlearn.training import run_setup
 from archlearn.training.__main__ import parse_value
-from archlearn.training.checkpoints import Position
-from archlearn.training.data.fetching import no_progress
-from archlearn.training.evaluating import sum_scores
-from archlearn.training.interrupting import Interruption
-from archlearn.training.looping import Loop
-from archlearn.training.measuring import read_gates
-from archlearn.training.observing import SilentObserver
-from archlearn.training.preparing import Session, prepare, set_layout_
-from archlearn.training.randomness import order_of_epoch
+from archlearn.training.callbacks import SilentObserver
+from archlearn.training.checkpoint import Position
+from archlearn.training.config import override
+from archlearn.training.evaluation import sum_scores
+from archlearn.training.graceful_stop import Interruption
+from archlearn.training.metrics import read_gates
+from archlearn.training.random_state import order_of_epoch
+from archlearn.training.run_setup import Session, prepare, set_layout_
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
+from archlearn.training.trainer import Loop
 
 ON_GPU = torch.cuda.is_available()
 
@@ -140,7 +140,7 @@ def try_variants(given: dict[str, Any], folder: Path) -> None:
     for batch, layout, compiled in itertools.product(
         (500, 250, 125), ("channels_last", "contiguous"), (False, True)
     ):
-        preparing.set_layout_ = set_layout_ if layout == "channels_last" else leave_layout
+        run_setup.set_layout_ = set_layout_ if layout == "channels_last" else leave_layout
         settings = override(RunSettings(), given | {"batch_size": batch, "compile": compiled})
         started = time.perf_counter()
         session = prepare(settings, folder / "run", no_progress)
@@ -155,7 +155,7 @@ def try_variants(given: dict[str, Any], folder: Path) -> None:
         )
         if batch == 500 and compiled:
             show_kernels(session)
-    preparing.set_layout_ = set_layout_
+    run_setup.set_layout_ = set_layout_
 
 
 def leave_layout(model: nn.Module, layout: torch.memory_format) -> None:

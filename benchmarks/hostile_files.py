@@ -1,7 +1,7 @@
 """Families of hostile files: header and JSON are valid, and one field is made to do harm.
 
 Each family is a function of a random generator that returns a file of the given kind. Sizes are
-drawn on a logarithmic scale, past the limits of `archlearn.storage.limits` and right at them.
+drawn on a logarithmic scale, past the limits of `archlearn.serialization.limits` and right at them.
 """
 
 import io
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from archlearn.storage import limits
-from archlearn.training import checkpoints
-from tests.weights.caffe_files import blob, content, layer, varint
+from archlearn.serialization import limits
+from archlearn.training import checkpoint
+from tests.models.caffe_files import blob, content, layer, varint
 
 Json = dict[str, Any]
 Kind = Literal["model", "weights", "checkpoint", "settings", "control"]
@@ -695,13 +695,13 @@ def build_checkpoint(position: str, shape: Sequence[int] = (1,)) -> File:
     """Return a checkpoint whose digest fits wherever the position is JSON."""
     tensors = {"model/a": torch.zeros(1)}
     try:
-        digest = checkpoints._digest(tensors, json.loads(position))
+        digest = checkpoint._digest(tensors, json.loads(position))
     except (ValueError, RecursionError):
         digest = ""
     metadata = {"format": "archlearn-checkpoint-1", "position": position, "digest": digest}
     n_bytes = 0 if 0 in shape else 4
     body = build_safetensors([("model/a", "F32", shape, n_bytes)], metadata)
-    return File("checkpoint", checkpoints.LATEST, body)
+    return File("checkpoint", checkpoint.LATEST, body)
 
 
 @family

@@ -29,7 +29,7 @@ def n_parameters(net: nn.Module) -> int:
 @torch.no_grad()
 def drop_half_(gated: nn.Module, seed: int) -> None:
     """Close a random half of the width gates of every group, and leave one at least."""
-    from archlearn.gating import width_gates
+    from archlearn.gating.parameters import width_gates
 
     generator = torch.Generator().manual_seed(seed)
     for gate in width_gates(gated).values():
@@ -42,7 +42,7 @@ def drop_half_(gated: nn.Module, seed: int) -> None:
 def ours(name: str, device: str) -> Row:
     """Add gates, drop half of every group, compact, and compare on new images."""
     import archlearn as al
-    from archlearn.gating import depth_gates, width_gates
+    from archlearn.gating.parameters import depth_gates, width_gates
 
     add_gates, compact = al.add_gates, al.compact  # imported by that, before the clock starts
     net, images = build(name, device=device), example(name, device=device)

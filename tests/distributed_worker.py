@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 
 N_STEPS = 25
 
@@ -62,7 +61,7 @@ def main(folder: Path) -> None:
     x = torch.randn(32 * N_STEPS, 6, generator=generator, dtype=torch.float64)
     budget = learn_to_budget(x, x[:, :3].argmax(1), rank, dist.get_world_size())
     alone = learn_to_budget(x, x[:, :3].argmax(1), 0, 1)
-    gates = {**width_gates(model), **{f"depth {k}": v for k, v in depth_gates(model).items()}}
+    gates = {**al.width_gates(model), **{f"depth {k}": v for k, v in al.depth_gates(model).items()}}
     torch.save(
         {
             "gates": {name: gate.detach() for name, gate in gates.items()},

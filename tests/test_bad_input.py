@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import archlearn as al
-from archlearn.tristate import Gate
 
 X = torch.randn(3, 4)
 
@@ -104,7 +103,7 @@ def test_a_gate_placed_by_hand_is_looked_at_first(options: dict[str, Any], messa
 
 
 def test_a_tri_state_counts_dimensions_from_behind() -> None:
-    site = al.TriState(4, depth=Gate.ABSENT, dim=-1)
+    site = al.TriState(4, depth=al.Gate.ABSENT, dim=-1)
     assert site(torch.ones(2, 3, 4)).shape == (2, 3, 4)
     with pytest.raises(al.InputError, match=r"along dimension -2, but its input has shape \(4,\)"):
         al.TriState(4, dim=-2)(torch.ones(4))

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 from archlearn.models.lenet import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -23,9 +22,9 @@ def lenet() -> nn.Module:
 
 @torch.no_grad()
 def keep_(model: nn.Module, widths: tuple[int, int, int], is_linear: bool) -> None:
-    for gate, width in zip(width_gates(model).values(), widths, strict=True):
+    for gate, width in zip(al.width_gates(model).values(), widths, strict=True):
         gate.copy_((torch.arange(len(gate)) < width).float())
-    depth_gates(model)["fc1"].fill_(float(is_linear))
+    al.depth_gates(model)["fc1"].fill_(float(is_linear))
 
 
 def test_lenet_worked_by_hand() -> None:

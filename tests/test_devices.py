@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 GPU = "cuda"
@@ -26,7 +25,7 @@ X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 @torch.no_grad()
 def draw_gates_(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
-    for gate in (*width_gates(model).values(), *depth_gates(model).values()):
+    for gate in (*al.width_gates(model).values(), *al.depth_gates(model).values()):
         gate.copy_(torch.rand(gate.shape, generator=generator))
 
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 from archlearn.models.lenet import LeNet
 from benchmarks.torchvision_import import import_models
 
@@ -221,7 +220,7 @@ def test_channels_that_could_only_go_all_at_once_are_not_learnt() -> None:
     found = {row.name: row for row in al.inspect(net, torch.randn(2, 5, 6)).rows}
     assert not found["widen"].width
     assert "all at once" in found["widen"].reason
-    assert set(width_gates(al.add_gates(net, torch.randn(2, 5, 6)))) == {"hidden"}
+    assert set(al.width_gates(al.add_gates(net, torch.randn(2, 5, 6)))) == {"hidden"}
 
 
 def test_a_single_channel_is_not_learnt() -> None:
@@ -229,7 +228,7 @@ def test_a_single_channel_is_not_learnt() -> None:
     row = al.inspect(net, torch.randn(3, 4)).rows[0]
     assert not row.width
     assert "one channel, which must stay" in row.reason
-    assert set(width_gates(al.add_gates(net, torch.randn(3, 4)))) == {"2"}
+    assert set(al.width_gates(al.add_gates(net, torch.randn(3, 4)))) == {"2"}
 
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 
 PAGE = Path(__file__).parents[1] / "examples" / "one_file.py"
 N_EPOCHS = 20
@@ -60,16 +59,16 @@ def widths_of(net: nn.Module) -> list[int]:
 
 
 def assert_same_gates(net: nn.Module, gated: nn.Module) -> None:
-    for ours, theirs in zip(width_gates(gated).values(), net.gates, strict=True):
+    for ours, theirs in zip(al.width_gates(gated).values(), net.gates, strict=True):
         torch.testing.assert_close(ours, theirs.width, **SAME)
-    for ours, theirs in zip(depth_gates(gated).values(), net.gates, strict=True):
+    for ours, theirs in zip(al.depth_gates(gated).values(), net.gates, strict=True):
         torch.testing.assert_close(ours, theirs.depth, **SAME)
 
 
 @torch.no_grad()
 def start_together_(net: nn.Module, gated: nn.Module) -> None:
     """Give the library's gates the page's start, of which they may hold the float32 value."""
-    ours = [*width_gates(gated).values(), *depth_gates(gated).values()]
+    ours = [*al.width_gates(gated).values(), *al.depth_gates(gated).values()]
     theirs = [*(gate.width for gate in net.gates), *(gate.depth for gate in net.gates)]
     for gate, start in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gate, start, rtol=0, atol=1e-7)

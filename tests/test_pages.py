@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.application import app
+from archlearn.cli.app import app
+from archlearn.training.config import from_table
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,
     ENOUGH_STEPS,
@@ -23,7 +24,6 @@ from archlearn.training.defaults import (
     derive_sizes,
 )
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import from_table
 from tests.reporting.run_folders import LENET, write_run
 
 ROOT = Path(__file__).parents[1]

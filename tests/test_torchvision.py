@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.gating import width_gates
 from benchmarks.torchvision_import import classification_models, import_models
 from benchmarks.torchvision_sides import drop_half_, n_parameters
 from benchmarks.torchvision_subjects import build, example, relative_difference, spread
@@ -38,7 +37,7 @@ def test_half_of_every_group_goes_and_the_function_stays(name: str) -> None:
     gated = al.add_gates(net, example(name))
     drop_half_(gated, seed=1)
     small = al.compact(gated)
-    assert width_gates(gated)
+    assert al.width_gates(gated)
     assert n_parameters(small) < n_parameters(net)
     images = example(name)
     with torch.no_grad():

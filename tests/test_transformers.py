@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import archlearn as al
-from archlearn.gating import width_gates
 from benchmarks.torchvision_import import import_models
 
 if find_spec("transformers") is None:
@@ -103,7 +102,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
 
 def close_half_(gated: nn.Module) -> None:
     with torch.no_grad():
-        for gates in width_gates(gated).values():
+        for gates in al.width_gates(gated).values():
             gates[::2] = 0.2
 
 
@@ -118,7 +117,7 @@ def test_models_are_exact_with_their_own_output_types(name: str) -> None:
     net, inputs = MODELS[name]()
     net = net.double().eval()
     gated = al.add_gates(net, inputs)
-    assert len(width_gates(gated)) >= 2
+    assert len(al.width_gates(gated)) >= 2
     assert max(differences(gated(**inputs), _without_cache(net)(**inputs))) < 1e-10
     close_half_(gated)
     small = al.compact(gated)
@@ -193,7 +192,7 @@ def test_a_cache_that_is_asked_for_is_refused_with_the_way_out() -> None:
 def test_a_model_that_was_never_called_is_learnt_throughout() -> None:
     torch.manual_seed(0)
     net, inputs = MODELS["SegformerForSemanticSegmentation"]()
-    names = list(width_gates(al.add_gates(net.double().eval(), inputs)))
+    names = list(al.width_gates(al.add_gates(net.double().eval(), inputs)))
     assert any("stages" in name for name in names)
     assert not any(module._forward_hooks for module in net.modules())
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 from tests.zoo import ALL, REFUSED, Inputs, Kind, Refused, call, in_double, randomise_
 
 SEEDS = (0, 1, 2, 5)
@@ -30,7 +29,7 @@ def build(kind: Kind, seed: int) -> tuple[nn.Module, Inputs]:
 def draw_gates_(gated: nn.Module, seed: int) -> None:
     """Close a random half of the width gates, and open a random half of the depth gates."""
     generator = torch.Generator().manual_seed(seed)
-    for gate in (*width_gates(gated).values(), *depth_gates(gated).values()):
+    for gate in (*al.width_gates(gated).values(), *al.depth_gates(gated).values()):
         coin = torch.rand(gate.shape, generator=generator) < 0.5
         gate.copy_(torch.where(coin, 0.1, 0.9))
 
@@ -67,7 +66,7 @@ def n_parameters(net: nn.Module) -> int:
 
 def drops_anything(gated: nn.Module) -> bool:
     return any(
-        gate.numel() > 1 and bool((gate < 0.5).any()) for gate in width_gates(gated).values()
+        gate.numel() > 1 and bool((gate < 0.5).any()) for gate in al.width_gates(gated).values()
     )
 
 
@@ -111,7 +110,7 @@ def test_compact_network_computes_what_the_gated_one_did(kind: Kind, seed: int) 
 def test_every_width_gate_that_closes_saves_parameters(kind: Kind) -> None:
     net, inputs = build(kind, 0)
     gated = al.add_gates(net, inputs)
-    for gate in width_gates(gated).values():
+    for gate in al.width_gates(gated).values():
         with torch.no_grad():
             gate[0] = 0.1
         planned = al.plan(gated)
@@ -139,7 +138,7 @@ def test_gated_and_compact_network_train(kind: Kind) -> None:
     net, inputs = build(kind, 1)
     gated = al.add_gates(net, inputs).train()
     loss_of(gated, inputs).backward()
-    gates: dict[str, Any] = {**width_gates(gated), **depth_gates(gated)}
+    gates: dict[str, Any] = {**al.width_gates(gated), **al.depth_gates(gated)}
     unmoved = [name for name, gate in gates.items() if gate.grad is None or not gate.grad.any()]
     assert not unmoved
     draw_gates_(gated, 1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
+from archlearn.gating.parameters import width_gates
 from benchmarks.torchvision_sides import drop_half_, n_parameters
 from benchmarks.zoo.catalogue import Call, Entry, build, draw_inputs, dtype, read_entries, settle_
 

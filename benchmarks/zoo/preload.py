@@ -7,7 +7,7 @@ from benchmarks.torchvision_import import import_models
 
 import_models()
 for name in (
-    "archlearn.surgery.compacting", "benchmarks.zoo.measure", "diffusers.models.modeling_utils",
+    "archlearn.surgery.compaction", "benchmarks.zoo.measure", "diffusers.models.modeling_utils",
     "segmentation_models_pytorch", "timm", "torch_pruning", "transformers.modeling_utils",
 ):  # fmt: skip
     with contextlib.suppress(ImportError):

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from archlearn.certificates import Certificate, certify
     from archlearn.costs import Costs, count_costs
     from archlearn.errors import (
         ArchlearnError,
@@ -18,30 +17,33 @@ if TYPE_CHECKING:
         SurgeryError,
         TracingError,
     )
-    from archlearn.gating import (
-        add_gates,
+    from archlearn.gating.attach import add_gates
+    from archlearn.gating.learn import Learn
+    from archlearn.gating.parameters import (
         clip_gates_,
         depth_gates,
         parameter_groups,
         weights,
         width_gates,
     )
+    from archlearn.gating.penalties import penalty
+    from archlearn.gating.strengths import Price, Strengths
     from archlearn.inspection import inspect
-    from archlearn.learning import Learn
+    from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
-    from archlearn.penalties import penalty
-    from archlearn.storage import load, save
-    from archlearn.strengths import Price, Strengths
+    from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
-    from archlearn.surgery.compacting import compact
+    from archlearn.surgery.compaction import compact
     from archlearn.surgery.planning import Plan, plan
-    from archlearn.tristate import Gate, TriState
+    from archlearn.verification.certificate import Certificate, certify
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "archlearn.certificates": ("Certificate", "certify"),
-    "archlearn.costs": ("Costs", "count_costs"),
+    "archlearn.costs": (
+        "Costs",
+        "count_costs",
+    ),
     "archlearn.errors": (
         "ArchlearnError",
         "CertificateError",
@@ -51,24 +53,46 @@ _HOMES = {
         "SurgeryError",
         "TracingError",
     ),
-    "archlearn.gating": (
-        "add_gates",
+    "archlearn.gating.attach": ("add_gates",),
+    "archlearn.gating.learn": ("Learn",),
+    "archlearn.gating.parameters": (
         "clip_gates_",
         "depth_gates",
         "parameter_groups",
         "weights",
         "width_gates",
     ),
+    "archlearn.gating.penalties": ("penalty",),
+    "archlearn.gating.strengths": (
+        "Price",
+        "Strengths",
+    ),
     "archlearn.inspection": ("inspect",),
-    "archlearn.learning": ("Learn",),
-    "archlearn.optim.gate_optimizer": ("GateOptimizer", "GateSchedule"),
-    "archlearn.penalties": ("penalty",),
-    "archlearn.strengths": ("Price", "Strengths"),
-    "archlearn.storage": ("load", "save"),
-    "archlearn.surgery.architecture": ("Architecture", "read_architecture"),
-    "archlearn.surgery.compacting": ("compact",),
-    "archlearn.surgery.planning": ("Plan", "plan"),
-    "archlearn.tristate": ("Gate", "TriState"),
+    "archlearn.nn.tristate": (
+        "Gate",
+        "TriState",
+    ),
+    "archlearn.optim.gate_optimizer": (
+        "GateOptimizer",
+        "GateSchedule",
+    ),
+    "archlearn.serialization": (
+        "load",
+        "save",
+    ),
+    "archlearn.surgery.architecture": (
+        "Architecture",
+        "read_architecture",
+    ),
+    "archlearn.surgery.compaction": ("compact",),
+    "archlearn.surgery.planning": (
+        "Plan",
+        "plan",
+    ),
+    "archlearn.verification.certificate": (
+        "Certificate",
+        "certify",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,17 +9,17 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.graphs.contexts import frozen
-from archlearn.graphs.lookups import check_made, find_reference
-from archlearn.graphs.remnants import restoring
-from archlearn.graphs.tracing import ExampleInputs
-from archlearn.graphs.transformers import unfused
-from archlearn.graphs.weights import movers, untouched
-from archlearn.instance_forward import class_forwards
-from archlearn.modes import evaluating
-from archlearn.responses import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.stores import STORE, GateStore, find_store
-from archlearn.tristate import TriState
+from archlearn.gating.container import STORE, GateStore, find_store
+from archlearn.module_modes import evaluating
+from archlearn.module_utils import check_made, find_reference
+from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.tristate import TriState
+from archlearn.tracing.instance_forward import class_forwards
+from archlearn.tracing.module_state import restoring
+from archlearn.tracing.trace_context import frozen
+from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.transformer_blocks import unfused
+from archlearn.tracing.weight_state import movers, untouched
 
 EXAMPLE = "_archlearn_example"
 

@@ -1,4 +1,4 @@
-"""Every error says what was asked, what was found, and what to do."""
+"""Errors: each says what was asked, what was found, and what to do."""
 
 import sys
 from typing import Any
@@ -50,3 +50,23 @@ def lies_in(value: Any, low: float, high: float) -> bool:
 def first_line(error: BaseException) -> str:
     """Return what an error says, without the notes that tracing adds to it."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class SettingsError(InputError):
+    """A setting is misspelt, of the wrong kind, or at odds with another one."""
+
+
+class DataError(ArchlearnError):
+    """A data set cannot be found, read or trusted."""
+
+
+class CheckpointError(FileError):
+    """A checkpoint is torn, foreign, or of another run."""
+
+
+class RunStoppedError(ArchlearnError):
+    """A run cannot go on, but what it has done is safe and can be resumed."""
+
+
+class RunInterruptedError(RunStoppedError):
+    """A run was told to stop, and saved itself first."""

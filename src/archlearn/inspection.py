@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from archlearn.binding import unwrap
-from archlearn.choosing import Choice, choose_by_hand
+from archlearn.analysis.sites import Site
 from archlearn.costs import known_inputs
-from archlearn.following import follow_copy
-from archlearn.graphs.inputs import count_examples
-from archlearn.graphs.sites import Site
-from archlearn.graphs.tracing import Leaf
-from archlearn.instance_forward import check_forwards
+from archlearn.gating.container import STORE, GateStore, find_store
+from archlearn.gating.selection import Choice, choose_by_hand
+from archlearn.gating.trace_copy import follow_copy
+from archlearn.gating.validation import check_leaves, check_rows
+from archlearn.nn.tristate import TriState
 from archlearn.optim.cost_function import CostFunction
-from archlearn.stores import STORE, GateStore, find_store
-from archlearn.tristate import TriState
-from archlearn.wishes import check_leaves, check_rows
+from archlearn.tracing.binding import unwrap
+from archlearn.tracing.example_inputs import count_examples
+from archlearn.tracing.instance_forward import check_forwards
+from archlearn.tracing.traces import Leaf
 
 _HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")
 

@@ -18,7 +18,6 @@ from archlearn.baselines.sparse_groups import learn_sparse_groups
 from archlearn.baselines.svd import factorise, quarter_ranks
 from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, reduce_evenly
 from archlearn.baselines.widths import find_widths, start_at_widths
-from archlearn.gating import width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
 
 IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
@@ -65,7 +64,7 @@ def test_l0_gates_fold_in_front_of_the_normalisation(net: nn.Module) -> None:
     model = al.add_gates(net, IMAGES, learn={"*": al.Learn.WIDTH}, kind="l0")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for gate in width_gates(model).values():
+        for gate in al.width_gates(model).values():
             gate.copy_(torch.rand(len(gate), generator=generator))
     small = al.compact(model).eval()
     model.eval()

@@ -6,7 +6,6 @@ from torch import nn
 
 import archlearn as al
 from archlearn.baselines.scratch import start_anew
-from archlearn.gating import width_gates
 from archlearn.models.lenet import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -17,7 +16,7 @@ def compact() -> nn.Module:
     torch.manual_seed(0)
     gated = al.add_gates(LeNet(), DIGITS)
     with torch.no_grad():
-        for gate in width_gates(gated).values():
+        for gate in al.width_gates(gated).values():
             gate[3:] = 0.0
     return al.compact(gated)
 

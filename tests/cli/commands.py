@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.training.recording import METRICS, read_lines
+from archlearn.training.run_directory import METRICS, read_lines
 
 NETWORK = """
 from torch import nn

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from archlearn.training.checkpoints import LATEST
-from archlearn.training.recording import CONFIG
+from archlearn.training.checkpoint import LATEST
+from archlearn.training.run_directory import CONFIG
 from benchmarks.hostile_files import build_checkpoint, nest
 from tests.cli.commands import assert_refused
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.training.checkpoints import read_checkpoint
-from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from archlearn.training.checkpoint import read_checkpoint
+from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import kill_all, run, start_command, wait_for_epoch, without_times
 
 pytestmark = pytest.mark.usefixtures("one_group_of_processes")

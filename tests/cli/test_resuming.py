@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from archlearn.training.checkpoints import LATEST, PREVIOUS, read_checkpoint
-from archlearn.training.recording import COMPACT, GATES, METRICS, SUMMARY, read_lines
+from archlearn.training.checkpoint import LATEST, PREVIOUS, read_checkpoint
+from archlearn.training.run_directory import COMPACT, GATES, METRICS, SUMMARY, read_lines
 from tests.cli.commands import (
     LEARN,
     kill_all,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli.application import main
-from archlearn.training.recording import SUMMARY
+from archlearn.cli.app import main
+from archlearn.training.run_directory import SUMMARY
 from archlearn.training.run_lock import LOCK, lock_run
 from tests.cli.commands import (
     LEARN,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.application import main
+from archlearn.cli.app import main
 
 NETWORKS = """
 import torch

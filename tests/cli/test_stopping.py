@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from archlearn.training.checkpoints import read_checkpoint
-from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from archlearn.training.checkpoint import read_checkpoint
+from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
 
 

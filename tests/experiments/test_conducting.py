@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from archlearn.data.scikit_learn import load_digits
+from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.experiments.asking import describe_work
 from archlearn.experiments.conducting import Order, conduct
 from archlearn.experiments.definitions import Done, Evaluation, Experiment, Work
@@ -16,8 +18,6 @@ from archlearn.experiments.files import read_results, results_path
 from archlearn.experiments.fixed_width import Given, Holder
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import FULL, Scale
-from archlearn.training.data.embedded import load_digits
-from archlearn.training.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from archlearn.training.teams import Run
 

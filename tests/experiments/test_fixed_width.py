@@ -6,9 +6,8 @@ from torch import nn
 
 import archlearn as al
 from archlearn.experiments.fixed_width import Given, Holder, count_kept, fix_width, project
-from archlearn.gating import depth_gates, width_gates
+from archlearn.training.config import override
 from archlearn.training.settings import GateSettings, RunSettings
-from archlearn.training.tables import override
 from archlearn.training.teams import Run, train_team
 
 
@@ -38,15 +37,15 @@ def test_the_number_is_reached_half_way_through_the_time_in_which_gates_move() -
 def test_gates_of_a_model_are_held() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     model = al.add_gates(net, torch.zeros(2, 4))
-    first, second = width_gates(model)
+    first, second = al.width_gates(model)
     holder = Holder(given=Given(widths={first: 4}, linear=("2",)), first=0, last=2)
     with torch.no_grad():
         holder(model, 1)
-        assert int((width_gates(model)[first] >= 0.5).sum()) == 6
+        assert int((al.width_gates(model)[first] >= 0.5).sum()) == 6
         holder(model, 2)
-    assert int((width_gates(model)[first] >= 0.5).sum()) == 4
-    assert int((width_gates(model)[second] >= 0.5).sum()) == 6
-    assert {name: gate.item() >= 0.5 for name, gate in depth_gates(model).items()}["2"]
+    assert int((al.width_gates(model)[first] >= 0.5).sum()) == 4
+    assert int((al.width_gates(model)[second] >= 0.5).sum()) == 6
+    assert {name: gate.item() >= 0.5 for name, gate in al.depth_gates(model).items()}["2"]
 
 
 def test_a_run_ends_with_the_given_widths() -> None:

@@ -19,7 +19,7 @@ from archlearn.experiments.definitions import Done
 from archlearn.experiments.helping import make_networks, map_helped
 from archlearn.experiments.reducing import reduce_in_round, reduce_learnt
 from archlearn.experiments.scales import Scale
-from archlearn.storage import save
+from archlearn.serialization import save
 from tests.experiments.making import make_row
 
 SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.comparing import make_experiment
 from archlearn.experiments.contenders import CONTENDERS
 from archlearn.experiments.files import Results, read_results, write_results
 from archlearn.experiments.joining import join, main
 from archlearn.experiments.verdicts import LARGE
-from archlearn.training.errors import SettingsError
 from tests.experiments.making import make_row
 
 NAME = "compare-lenet-mnist"

@@ -7,7 +7,6 @@ from torch import nn
 import archlearn as al
 from archlearn.experiments.relaxing import Dropped, Relaxing
 from archlearn.experiments.windows import Window
-from archlearn.gating import width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
 
 LAYERS = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
@@ -17,8 +16,8 @@ def test_rates_fall_with_the_root_of_the_connections_left() -> None:
     net = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 16))
     model = al.add_gates(net, torch.zeros(2, 3, 67, 67), learn={"fc*": al.Learn.WIDTH})
     with torch.no_grad():
-        width_gates(model)["fc6"][:64] = 0.0
-        width_gates(model)["fc7"][:128] = 0.0
+        al.width_gates(model)["fc6"][:64] = 0.0
+        al.width_gates(model)["fc7"][:128] = 0.0
     every = Relaxing(window=Window(epoch=2, least=0, most=10**9), layers=LAYERS)
     every(model, 1)
     assert [rate(model, name) for name in ("drop6", "drop7")] == [0.5, 0.5]

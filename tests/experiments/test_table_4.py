@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import archlearn as al
+from archlearn.errors import SettingsError
 from archlearn.experiments import caffenets, table_4, table_4_choices
 from archlearn.experiments.caffenets import LEARNT, Plan
 from archlearn.experiments.conducting import Order, conduct
@@ -18,7 +19,6 @@ from archlearn.experiments.files import Results, model_path
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import QUICK
 from archlearn.experiments.watching import LineWatcher
-from archlearn.training.errors import SettingsError
 from tests.experiments.making import make_row
 
 ROWS = [

@@ -8,7 +8,6 @@ from torch import nn
 
 import archlearn as al
 from archlearn.experiments.windows import Window, bring_within_
-from archlearn.gating import width_gates
 from archlearn.models.caffenet import CaffeNet, Sizes
 
 SIZES = Sizes(side=67, n_outputs=5, factor=1 / 16)
@@ -19,7 +18,7 @@ def gated(seed: int, low: float = 0.3, high: float = 0.8) -> nn.Module:
     net = CaffeNet(SIZES)
     model = al.add_gates(net, torch.zeros(2, 3, 67, 67), learn={"*": al.Learn.WIDTH})
     with torch.no_grad():
-        for gate in width_gates(model).values():
+        for gate in al.width_gates(model).values():
             gate.uniform_(low, high)
     return model.eval()
 
@@ -29,7 +28,7 @@ def size(model: nn.Module) -> int:
 
 
 def values(model: nn.Module) -> torch.Tensor:
-    return torch.cat([gate.detach().clone() for gate in width_gates(model).values()])
+    return torch.cat([gate.detach().clone() for gate in al.width_gates(model).values()])
 
 
 @settings(max_examples=15)
@@ -51,7 +50,7 @@ def test_those_nearest_to_one_half_change_and_no_others() -> None:
     assert size(model) <= 0.8 * found
     assert bool((before[changed] >= 0.5).all())
     assert bool((after[changed] < 0.5).all())
-    best = torch.cat([gate == gate.max() for gate in width_gates(model).values()])
+    best = torch.cat([gate == gate.max() for gate in al.width_gates(model).values()])
     assert float(before[changed].max()) <= float(before[(after >= 0.5) & ~best].min())
 
 

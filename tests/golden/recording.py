@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 
 FILE = Path(__file__).with_name("digits.json")
 N_STEPS = 150
@@ -49,8 +48,8 @@ def record(price: al.Price) -> dict[str, Any]:
     return {
         "losses": losses[::10],
         "penalties": penalties[::10],
-        "widths": {name: gate.tolist() for name, gate in width_gates(model).items()},
-        "depths": {name: gate.item() for name, gate in depth_gates(model).items()},
+        "widths": {name: gate.tolist() for name, gate in al.width_gates(model).items()},
+        "depths": {name: gate.item() for name, gate in al.depth_gates(model).items()},
         "architecture": str(al.read_architecture(model)),
         "parameters": plan.after.parameters,
         "output": al.compact(model)(x[:1]).flatten().tolist(),

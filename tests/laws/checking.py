@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gates import open_flat
-from archlearn.gating import depth_gates, find_holders, width_gates
+from archlearn.gating.container import find_store
+from archlearn.gating.parameters import find_holders
+from archlearn.nn.functional import open_flat
 from archlearn.optim.cost_function import CostFunction
-from archlearn.stores import find_store
 from tests.laws.networks import build, inputs_of
 from tests.laws.programs import Gates, Program
 
@@ -45,10 +45,10 @@ def set_gates_(gated: nn.Module, gates: Gates) -> None:
     def draw(shape: torch.Size, tenths: int) -> Tensor:
         return torch.rand(shape, generator=generator) * 10 < tenths
 
-    for width in width_gates(gated).values():
+    for width in al.width_gates(gated).values():
         closed = draw(width.shape, gates.closed) | draw(torch.Size(), gates.whole)
         width.copy_(torch.where(closed, CLOSED, OPEN))
-    for depth in depth_gates(gated).values():
+    for depth in al.depth_gates(gated).values():
         depth.copy_(torch.where(draw(depth.shape, gates.linear), OPEN, CLOSED))
 
 
@@ -194,7 +194,7 @@ def check_penalty(program: Program, gates: Gates) -> None:
     """The penalty's gradient is the one that small differences give."""
     gated = gate(program)
     generator = torch.Generator().manual_seed(gates.seed)
-    numbers = [*width_gates(gated).values(), *depth_gates(gated).values()]
+    numbers = [*al.width_gates(gated).values(), *al.depth_gates(gated).values()]
     for number in numbers:
         drawn = torch.rand(number.shape, generator=generator, dtype=torch.float64)
         number.data.copy_(torch.where(drawn < 0.5, 0.8 * drawn, 0.2 + 0.8 * drawn))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 from tests.laws import chains, checking
 from tests.laws.networks import build
 from tests.laws.programs import Block, Gates, Program
@@ -84,7 +83,7 @@ def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn
 
 def test_a_dropped_channel_too_many_is_seen(gated: nn.Module) -> None:
     other = copy.deepcopy(gated)
-    name, gate = next((n, g) for n, g in width_gates(other).items() if (g > 0.5).sum() > 1)
+    name, gate = next((n, g) for n, g in al.width_gates(other).items() if (g > 0.5).sum() > 1)
     gate.data[(gate > 0.5).nonzero()[0]] = 0.1
     with pytest.raises(AssertionError, match="differ by"):
         checking.check_same(gated, al.compact(other), checking.fresh(PROGRAM))
@@ -101,7 +100,7 @@ def test_channels_kept_in_another_order_are_seen(gated: nn.Module, small: nn.Mod
 def test_a_second_compacting_that_drops_more_is_seen(gated: nn.Module, small: nn.Module) -> None:
     regated = checking.gate_if_learnable(small, PROGRAM)
     assert regated is not None
-    gate = next(g for g in width_gates(regated).values() if len(g) > 1)
+    gate = next(g for g in al.width_gates(regated).values() if len(g) > 1)
     gate.data[0] = 0.1
     twice = al.compact(regated)
     assert checking.shapes(twice) != checking.shapes(small)
@@ -159,7 +158,7 @@ def test_a_changed_plan_is_another_plan(gated: nn.Module) -> None:
 
 def test_a_closed_gate_changes_the_function() -> None:
     gated = checking.gate(PROGRAM)
-    gate = next(iter(width_gates(gated).values()))
+    gate = next(iter(al.width_gates(gated).values()))
     gate.data[0] = 0.1
     with pytest.raises(AssertionError):
         checking.check_same(build(PROGRAM), gated, checking.fresh(PROGRAM))
@@ -167,7 +166,7 @@ def test_a_closed_gate_changes_the_function() -> None:
 
 def test_a_linear_site_changes_the_function() -> None:
     gated = checking.gate(PROGRAM)
-    next(iter(depth_gates(gated).values())).data.fill_(0.9)
+    next(iter(al.depth_gates(gated).values())).data.fill_(0.9)
     with pytest.raises(AssertionError):
         checking.check_same(build(PROGRAM), gated, checking.fresh(PROGRAM))
 
@@ -182,7 +181,7 @@ def test_a_state_without_its_gates_is_seen(gated: nn.Module) -> None:
 
 
 def test_a_gradient_that_misses_a_term_is_seen(gated: nn.Module) -> None:
-    numbers = [*width_gates(gated).values(), *depth_gates(gated).values()]
+    numbers = [*al.width_gates(gated).values(), *al.depth_gates(gated).values()]
     strengths = al.Strengths.from_width_cost(0.3)
     checking.check_gradient(gated, strengths, numbers)
     with pytest.raises(GradcheckError, match="Jacobian"):

@@ -8,15 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli.inspect_command import inspect
-from archlearn.errors import InputError
-from archlearn.gating import depth_gates, width_gates
-from archlearn.models.choosing import KINDS, build_network
+from archlearn.cli.inspect import inspect
 from archlearn.models.densenet import DenseNet
 from archlearn.models.gpt import GPT
 from archlearn.models.mixer import Mixer
 from archlearn.models.mobilenet import MobileNetV2, Stage
 from archlearn.models.preresnet import PreActivationResNet
+from archlearn.models.registry import KINDS, build_network
 from archlearn.models.resnet import ResNet
 from archlearn.models.vgg import VGG
 from archlearn.models.vit import ViT
@@ -67,7 +65,7 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
 @torch.no_grad()
 def close_half_(gated: nn.Module) -> None:
     coins = generator(5)
-    for gate in (*width_gates(gated).values(), *depth_gates(gated).values()):
+    for gate in (*al.width_gates(gated).values(), *al.depth_gates(gated).values()):
         gate.copy_(torch.where(torch.rand(gate.shape, generator=coins) < 0.5, 0.1, 0.9))
 
 
@@ -126,11 +124,11 @@ def test_help_names_every_built_in_network() -> None:
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match=r"'resnet20' takes square images of at least 8 x 8"):
+    with pytest.raises(al.InputError, match=r"'resnet20' takes square images of at least 8 x 8"):
         build_network("resnet20", (3, 4, 4), 10)
-    with pytest.raises(InputError, match=r"'gpt' reads rows of tokens, .*\(3, 32, 32\)"):
+    with pytest.raises(al.InputError, match=r"'gpt' reads rows of tokens, .*\(3, 32, 32\)"):
         build_network("gpt", (3, 32, 32), 10)
-    with pytest.raises(InputError, match=r"'vit:big': give the factor .* as in vit:0.5"):
+    with pytest.raises(al.InputError, match=r"'vit:big': give the factor .* as in vit:0.5"):
         build_network("vit:big", (3, 32, 32), 10)
 
 

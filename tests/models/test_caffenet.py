@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
-from archlearn.errors import InputError
-from archlearn.gating import depth_gates, width_gates
 from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn.models.choosing import build_network
+from archlearn.models.registry import build_network
 
 SMALL = Sizes(side=99, n_outputs=7, factor=1 / 16)
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")
@@ -43,7 +41,7 @@ def small_net() -> CaffeNet:
 def move_gates_(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for gate in width_gates(model).values():
+        for gate in al.width_gates(model).values():
             gate.copy_(torch.rand(gate.shape, generator=generator))
 
 
@@ -112,7 +110,7 @@ def test_both_groups_of_a_convolution_end_with_the_same_width() -> None:
     move_gates_(model, 2)
     compacted = al.compact(model)
     halves = {"conv1": 3, "conv2": 8, "conv3": 12, "conv4": 12, "conv5": 8}
-    gates = {name: gate.numel() for name, gate in width_gates(model).items()}
+    gates = {name: gate.numel() for name, gate in al.width_gates(model).items()}
     assert {name: gates[name] for name in halves} == halves
     for name in ("conv2", "conv4", "conv5"):
         layer = compacted.get_submodule(name)
@@ -123,10 +121,10 @@ def test_both_groups_of_a_convolution_end_with_the_same_width() -> None:
 
 def test_depth_is_offered_where_layers_can_merge_and_merging_is_exact() -> None:
     model = al.add_gates(small_net(), images())
-    assert set(depth_gates(model)) == {"fc6", "fc7"}
+    assert set(al.depth_gates(model)) == {"fc6", "fc7"}
     move_gates_(model, 5)
     with torch.no_grad():
-        depth_gates(model)["fc7"].fill_(0.9)
+        al.depth_gates(model)["fc7"].fill_(0.9)
     compacted = al.compact(model)
     x = images(seed=6)
     with torch.no_grad():
@@ -149,8 +147,8 @@ def test_gates_stand_where_asked_and_start_without_changing_anything(
     net, x = small_net(), images()
     learn = {"*": al.Learn.WIDTH | al.Learn.DEPTH, **dict.fromkeys(left, al.Learn.NOTHING)}
     model = al.add_gates(net, x, learn=learn)
-    assert set(width_gates(model)) == learnt
-    assert not any(fnmatch.fnmatch(name, glob) for name in width_gates(model) for glob in left)
+    assert set(al.width_gates(model)) == learnt
+    assert not any(fnmatch.fnmatch(name, glob) for name in al.width_gates(model) for glob in left)
     with torch.no_grad():
         assert torch.equal(model(x), net(x))
 
@@ -160,9 +158,9 @@ def test_networks_are_chosen_by_name() -> None:
     assert isinstance(net, CaffeNet)
     assert net(torch.zeros(1, 3, 67, 67)).shape == (1, 5)
     assert net.conv2.out_channels == 12
-    with pytest.raises(InputError, match=r"at least 67 x 67 .*--resize 227"):
+    with pytest.raises(al.InputError, match=r"at least 67 x 67 .*--resize 227"):
         build_network("caffenet", (3, 64, 64), 5)
-    with pytest.raises(InputError, match="'caffenet:much': give the factor"):
+    with pytest.raises(al.InputError, match="'caffenet:much': give the factor"):
         build_network("caffenet:much", (3, 227, 227), 5)
 
 

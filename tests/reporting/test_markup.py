@@ -2,7 +2,7 @@
 
 import pytest
 
-from archlearn.reporting.elements import write_pairs, write_table
+from archlearn.reporting.html_elements import write_pairs, write_table
 from archlearn.reporting.markup import Html, fill, join
 
 HOSTILE = '<script>alert("1")</script>&\''

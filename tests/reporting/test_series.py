@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.reporting.folders import read_run
-from archlearn.reporting.maps import width_map
-from archlearn.reporting.runs import Run
+from archlearn.reporting.heatmap import width_map
+from archlearn.reporting.run import Run
+from archlearn.reporting.run_reader import read_run
 from archlearn.reporting.series import (
     depth_lines,
     gap_lines,

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.tristate import Gate, TriState
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -16,8 +15,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.gate_1 = nn.Linear(4, 6), TriState(6)
-        self.second, self.gate_2 = nn.Linear(6, 5), TriState(5, nn.GELU())
+        self.first, self.gate_1 = nn.Linear(4, 6), al.TriState(6)
+        self.second, self.gate_2 = nn.Linear(6, 5), al.TriState(5, nn.GELU())
         self.last = nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,7 +24,7 @@ class Net(nn.Module):
 
 
 @torch.no_grad()
-def set_(site: TriState, closed: list[int], depth: float | None = None) -> None:
+def set_(site: al.TriState, closed: list[int], depth: float | None = None) -> None:
     assert site.width is not None
     site.width[closed] = 0.1
     if depth is not None:
@@ -48,7 +47,7 @@ def test_the_compact_model_computes_the_same(closed: list[int], is_linear: bool)
     small = al.compact(net, example_inputs=X)
     torch.testing.assert_close(small(X + 1), net(X + 1), **EXACT)
     assert isinstance(small, Net)
-    assert not any(isinstance(module, TriState) for module in small.modules())
+    assert not any(isinstance(module, al.TriState) for module in small.modules())
     assert al.count_costs(small, X) == al.plan(net, example_inputs=X).after
 
 
@@ -71,7 +70,7 @@ def test_a_plan_made_before_is_carried_out() -> None:
 
 
 def test_fixed_gates_count_like_learnt_ones() -> None:
-    site = TriState(6, width=Gate.FIXED, depth=Gate.ABSENT).double()
+    site = al.TriState(6, width=al.Gate.FIXED, depth=al.Gate.ABSENT).double()
     set_(site, [2, 3])
     net = nn.Sequential(nn.Linear(4, 6), site, nn.Linear(6, 2)).double()
     small = al.compact(net, example_inputs=X)
@@ -91,7 +90,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-        self.gate_1, self.gate_2 = TriState(6), TriState(6)
+        self.gate_1, self.gate_2 = al.TriState(6), al.TriState(6)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.gate_1(self.first(x))
@@ -118,7 +117,7 @@ def test_tied_gates_that_disagree_are_refused() -> None:
 
 
 def test_a_channel_that_a_layer_norm_reads_cannot_be_dropped() -> None:
-    site = TriState(6).double()
+    site = al.TriState(6).double()
     net = nn.Sequential(nn.Linear(4, 6), site, nn.LayerNorm(6), nn.Linear(6, 2)).double()
     set_(site, [])
     assert al.plan(net, example_inputs=X).after.parameters == 30 + 12 + 14
@@ -149,7 +148,7 @@ def test_gates_are_not_added_to_gates() -> None:
 
 @pytest.mark.parametrize("activation", [nn.PReLU(), nn.PReLU(6)])
 def test_a_learnt_activation(activation: nn.Module) -> None:
-    site = TriState(6, activation)
+    site = al.TriState(6, activation)
     net = nn.Sequential(nn.Linear(4, 6), site, nn.Linear(6, 2)).double()
     set_(site, [0, 3])
     small = al.compact(net, example_inputs=X)
@@ -159,7 +158,7 @@ def test_a_learnt_activation(activation: nn.Module) -> None:
 
 @pytest.mark.parametrize("activation", [nn.Softmax(1), nn.LayerNorm(6)])
 def test_an_activation_that_mixes_channels_is_refused(activation: nn.Module) -> None:
-    site = TriState(6, activation)
+    site = al.TriState(6, activation)
     net = nn.Sequential(nn.Linear(4, 6), site, nn.Linear(6, 2)).double()
     set_(site, [0, 3])
     with pytest.raises(al.SurgeryError, match=type(activation).__name__):
@@ -181,7 +180,7 @@ def test_one_gate_shared_by_two_layers_is_compacted() -> None:
 
 
 def test_the_output_is_never_narrowed() -> None:
-    site = TriState(6).double()
+    site = al.TriState(6).double()
     net = nn.Sequential(nn.Linear(4, 6).double(), site)
     set_(site, [2])
     with pytest.raises(al.SurgeryError, match="part of the model's output; the output is never"):
@@ -189,7 +188,7 @@ def test_the_output_is_never_narrowed() -> None:
 
 
 def test_a_linear_site_that_cannot_merge_loses_its_activation() -> None:
-    site = TriState(3).double()
+    site = al.TriState(3).double()
     net = nn.Sequential(nn.Conv2d(1, 3, 3), site, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
     set_(site, [0], depth=0.9)
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
@@ -205,7 +204,7 @@ def test_what_is_added_behind_an_activation_goes_into_the_bias(
     kind: type[nn.Module], is_hook: bool
 ) -> None:
     torch.manual_seed(0)
-    other, gate = kind(), TriState(6)
+    other, gate = kind(), al.TriState(6)
     if is_hook:
         other.register_forward_hook(lambda _, __, out: out + 1)
     else:
@@ -220,7 +219,7 @@ class Attached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.gate, self.down = nn.Linear(4, 6), TriState(6, dim=2), nn.Linear(6, 4)
+        self.up, self.gate, self.down = nn.Linear(4, 6), al.TriState(6, dim=2), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.gate(self.up(x)))

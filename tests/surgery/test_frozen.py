@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
 
 
 def trainable(model: nn.Module) -> dict[str, bool]:
@@ -18,7 +17,7 @@ def test_a_layer_merged_from_frozen_ones_is_frozen() -> None:
     ).requires_grad_(False)  # fmt: skip
     model = al.add_gates(net, torch.randn(2, 6), learn={"0": al.Learn.DEPTH})
     with torch.no_grad():
-        depth_gates(model)["0"].fill_(0.9)
+        al.depth_gates(model)["0"].fill_(0.9)
     small = al.compact(model)
     assert al.plan(model).merges[0].made
     assert trainable(small) == dict.fromkeys(["0.weight", "0.bias", "5.weight", "5.bias"], False)
@@ -34,7 +33,7 @@ def test_a_layer_merged_with_one_that_learns_goes_on_learning() -> None:
         net[0].requires_grad_(False)
         model = al.add_gates(net, torch.randn(2, 6, *[4] * n_space))
         with torch.no_grad():
-            depth_gates(model)["0"].fill_(0.9)
+            al.depth_gates(model)["0"].fill_(0.9)
         assert trainable(al.compact(model)) == {"0.weight": True, "0.bias": True}
 
 
@@ -44,7 +43,7 @@ def test_a_bias_made_for_constants_is_frozen_with_its_layer() -> None:
     ).requires_grad_(False)
     model = al.add_gates(net, torch.randn(2, 6), learn={"0": al.Learn.WIDTH})
     with torch.no_grad():
-        width_gates(model)["0"][::2] = 0.1
+        al.width_gates(model)["0"][::2] = 0.1
     small = al.compact(model)
     assert "3.bias" in trainable(small)
     assert not any(trainable(small).values())
@@ -55,5 +54,5 @@ def test_a_computed_weight_is_frozen_where_its_parts_were() -> None:
     net = nn.Sequential(layer, nn.ReLU(), nn.Linear(12, 3)).requires_grad_(False)
     model = al.add_gates(net, torch.randn(2, 6))
     with torch.no_grad():
-        width_gates(model)["0"][::2] = 0.1
+        al.width_gates(model)["0"][::2] = 0.1
     assert not any(trainable(al.compact(model)).values())

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 
 
 class Base(nn.Module):
@@ -41,7 +40,7 @@ class ByArgument(Base):
 def test_what_was_not_followed_is_refused(kind: type[nn.Module], other: tuple[Any, ...]) -> None:
     model = al.add_gates(kind(), torch.randn(2, 1, 8, 8))
     with torch.no_grad():
-        width_gates(model)["first"][[1, 4]] = 0.0
+        al.width_gates(model)["first"][[1, 4]] = 0.0
     small = al.compact(model)
     assert isinstance(small, kind)
     x = torch.randn(3, 1, 9, 7)
@@ -78,7 +77,7 @@ class Casting(nn.Module):
 def test_a_model_that_names_its_precision_is_certified_in_double() -> None:
     model = al.add_gates(Casting(), torch.randn(2, 4))
     with torch.no_grad():
-        width_gates(model)["first"][[1, 4]] = 0.0
+        al.width_gates(model)["first"][[1, 4]] = 0.0
     small = al.compact(model)
     assert small.certificate.difference_float64 < 1e-14
     assert small(torch.randn(2, 4)).dtype is torch.float32

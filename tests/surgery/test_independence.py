@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 Wrap = Callable[[Any], None]
@@ -40,7 +39,7 @@ def gate(net: nn.Module | None = None) -> Any:
     torch.manual_seed(0)
     model = al.add_gates(net or Net(), X)
     with torch.no_grad():
-        width_gates(model)["block.widen"][[0, 3]] = 0.1
+        al.width_gates(model)["block.widen"][[0, 3]] = 0.1
     return model
 
 

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import archlearn as al
-from archlearn.gating import depth_gates
 
 
 class Net(nn.Module):
@@ -53,7 +52,7 @@ def gate(net: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     model = al.add_gates(net.double(), inputs())
     with torch.no_grad():
-        for gate in depth_gates(model).values():
+        for gate in al.depth_gates(model).values():
             gate.fill_(0.9)
     return model
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 
 
 class Images(nn.Module):
@@ -121,7 +120,7 @@ def test_other_sizes(
     torch.manual_seed(0)
     model = al.add_gates(kind().double(), torch.randn(shapes[example], dtype=torch.float64))
     with torch.no_grad():
-        for gate in width_gates(model).values():
+        for gate in al.width_gates(model).values():
             gate[: len(gate) // 2] = 0.0
     small = al.compact(model)
     al.save(small, tmp_path / "small.safetensors")
@@ -167,7 +166,7 @@ def test_pieces_of_channels_are_refused() -> None:
     """The user's own forward takes an image of four times the size for four images."""
     model = al.add_gates(ByLiteral(), torch.randn(3, 2, 8, 8))
     with torch.no_grad():
-        width_gates(model)["first"][[1, 2]] = 0.0
+        al.width_gates(model)["first"][[1, 2]] = 0.0
     assert model(torch.randn(1, 2, 14, 14)).shape == (4, 5)
     small = al.compact(model)
     assert small(torch.randn(2, 2, 8, 8)).shape == (2, 5)
@@ -189,6 +188,6 @@ def test_gates_stay_with_their_features(kind: Any) -> None:
     torch.manual_seed(0)
     model = al.add_gates(Flat(), torch.randn(3, 4), kind=kind).eval()
     with torch.no_grad():
-        width_gates(model)["first"][[1, 2]] = 0.0
+        al.width_gates(model)["first"][[1, 2]] = 0.0
     x = torch.randn(5, 6, 4)
     torch.testing.assert_close(model(x).reshape(30, 2), model(x.reshape(30, 4)))

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
-from archlearn.surgery.plans import Merge, Narrowing
+from archlearn.surgery.plan import Merge, Narrowing
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -28,9 +27,9 @@ def gate(
 ) -> nn.Module:
     model = al.add_gates(net, X).eval()
     for name, channels in (closed or {}).items():
-        width_gates(model)[name][channels] = 0.1
+        al.width_gates(model)[name][channels] = 0.1
     for name in linear:
-        depth_gates(model)[name].fill_(0.9)
+        al.depth_gates(model)[name].fill_(0.9)
     return model
 
 
@@ -122,9 +121,9 @@ class Twice(nn.Module):
 
 def test_the_work_of_a_layer_called_twice_is_counted_twice() -> None:
     model = al.add_gates(Twice(), X)
-    (name,) = width_gates(model)
+    (name,) = al.width_gates(model)
     with torch.no_grad():
-        width_gates(model)[name][[0, 1]] = 0.0
+        al.width_gates(model)[name][[0, 1]] = 0.0
     plan = al.plan(model)
     assert plan.after == al.Costs(20 + 20 + 15, 5 * (16 + 2 * 16 + 12))
     assert al.count_costs(al.compact(model)) == plan.after
@@ -232,7 +231,7 @@ def test_planning_leaves_the_model_alone() -> None:
 def test_a_gate_that_is_none_is_refused(value: float, message: str) -> None:
     model = gate(chain(4, 6, 5, 3))
     with torch.no_grad():
-        width_gates(model)["2"][3] = value
+        al.width_gates(model)["2"][3] = value
     for call in (al.plan, al.compact, al.read_architecture):
         with pytest.raises(al.GateError, match=message):
             call(model)
@@ -241,7 +240,7 @@ def test_a_gate_that_is_none_is_refused(value: float, message: str) -> None:
 def test_a_depth_gate_that_is_none_is_refused() -> None:
     model = gate(chain(4, 6, 3))
     with torch.no_grad():
-        depth_gates(model)["0"].fill_(float("nan"))
+        al.depth_gates(model)["0"].fill_(float("nan"))
     with pytest.raises(al.GateError, match="gate '0' holds NaN"):
         al.plan(model)
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 
 X = torch.randn(2, 1, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -31,7 +30,7 @@ def modules() -> nn.Module:
 def narrow(net: nn.Module, dropped: list[int]) -> tuple[nn.Module, nn.Module]:
     """Return the gated model with some channels dropped, and the compact one."""
     gated = al.add_gates(net, X).eval()
-    (gate,) = width_gates(gated).values()
+    (gate,) = al.width_gates(gated).values()
     gate[dropped] = 0.0
     return gated, al.compact(gated)
 

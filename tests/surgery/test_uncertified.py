@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating import depth_gates, width_gates
-from archlearn.graphs.rehearsals import serves, try_graph
-from archlearn.graphs.tracing import ExampleInputs, trace
+from archlearn.analysis.trace_check import serves, try_graph
+from archlearn.tracing.traces import ExampleInputs, trace
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -100,10 +99,10 @@ class BySizeUnseenWithPart(BySizeUnseen):
 def gate(kind: type[nn.Module], linear: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = al.add_gates(kind().double().eval(), X)
-    width_gates(model)["first"][[0, 3]] = 0.2
-    width_gates(model)["second"][1] = 0.0
+    al.width_gates(model)["first"][[0, 3]] = 0.2
+    al.width_gates(model)["second"][1] = 0.0
     if linear:
-        depth_gates(model)["second"].fill_(1.0)
+        al.depth_gates(model)["second"].fill_(1.0)
     return model
 
 
@@ -164,7 +163,7 @@ def test_real_gates_go_into_the_weights_without_a_certificate() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     model: Any = al.add_gates(net, X.float(), kind="l0").eval()
     with torch.no_grad():
-        width_gates(model)["0"].copy_(torch.linspace(0.0, 1.0, 6))
+        al.width_gates(model)["0"].copy_(torch.linspace(0.0, 1.0, 6))
     small = al.compact(model, certified=False)
     assert small.certificate is None
     assert al.count_costs(small).parameters < al.count_costs(model).parameters

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.gating import width_gates
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -17,7 +16,7 @@ def gate() -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
     model = al.add_gates(net, X)
     with torch.no_grad():
-        width_gates(model)["0"][[0, 3]] = 0.1
+        al.width_gates(model)["0"][[0, 3]] = 0.1
     return model
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import archlearn as al
-from archlearn.training.preparing import read_schedule
-from archlearn.training.recording import COMPACT, METRICS, read_lines
-from archlearn.training.reviving import cut_to_budget_, revive
-from archlearn.training.running import learn
+from archlearn.training.config import override
+from archlearn.training.gated_checkpoint import cut_to_budget_, revive
+from archlearn.training.run import learn
+from archlearn.training.run_directory import COMPACT, METRICS, read_lines
+from archlearn.training.run_setup import read_schedule
 from archlearn.training.settings import GateSettings, RunSettings
-from archlearn.training.tables import override
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
          "accelerator": "cpu", "threads": 1, "report": False}  # fmt: skip

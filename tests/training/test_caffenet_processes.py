@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from archlearn.training.recording import METRICS, SUMMARY, read_lines
+from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import run, start_command
 from tests.cli.test_processes import torchrun
 

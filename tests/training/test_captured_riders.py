@@ -12,21 +12,22 @@ from torch import Tensor, nn
 
 from archlearn.baselines.l1_diagonal import add_diagonals
 from archlearn.baselines.sparse_groups import learn_sparse_groups
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.models.choosing import build_network
-from archlearn.training.capturing import CapturedStepper
-from archlearn.training.data.fetching import no_progress
+from archlearn.data.downloads import no_progress
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.models.registry import build_network
+from archlearn.training.config import override
+from archlearn.training.cuda_graph import CapturedStepper
 from archlearn.training.hardware import start_fabric
-from archlearn.training.optimising import make_optimisers
-from archlearn.training.preparing import Session, load_dataset, open_session
-from archlearn.training.randomness import order_of_epoch
+from archlearn.training.optimizers import make_optimisers
+from archlearn.training.random_state import order_of_epoch
+from archlearn.training.run_setup import Session, load_dataset, open_session
 from archlearn.training.settings import RunSettings
-from archlearn.training.states import collect_tensors
-from archlearn.training.steppers import make_stepper
-from archlearn.training.stepping import EagerStepper
-from archlearn.training.tables import override
+from archlearn.training.step_choice import make_stepper
 from archlearn.training.teams import Run, train_team
+from archlearn.training.train_step import EagerStepper
+from archlearn.training.training_state import collect_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

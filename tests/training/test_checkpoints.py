@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from archlearn.training.checkpoints import (
+from archlearn.errors import CheckpointError
+from archlearn.training.checkpoint import (
     LATEST,
     PREVIOUS,
     Position,
     read_checkpoint,
     write_checkpoint,
 )
-from archlearn.training.errors import CheckpointError
-from archlearn.training.optimising import Optimisers
-from archlearn.training.randomness import (
+from archlearn.training.optimizers import Optimisers
+from archlearn.training.random_state import (
     capture_random_states,
     order_of_epoch,
     restore_random_states,
     seed_everything,
 )
-from archlearn.training.recording import CONFIG
-from archlearn.training.states import restore_random, restore_tensors_
+from archlearn.training.run_directory import CONFIG
+from archlearn.training.training_state import restore_random, restore_tensors_
 from benchmarks.hostile_files import build_checkpoint, nest
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_loaded_when_all_are_torn(tmp_path: Path) -> None:
 _WRITER = """
 import sys, torch
 from pathlib import Path
-from archlearn.training.checkpoints import Position, write_checkpoint
+from archlearn.training.checkpoint import Position, write_checkpoint
 for number in range(1, 10**9):
     tensor = torch.full((200_000,), float(number))
     write_checkpoint(Path(sys.argv[1]), Position(epoch=number), {"model/a": tensor})
@@ -159,8 +159,8 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     script = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from archlearn.training.checkpoints import Position, write_checkpoint\n"
-        "from archlearn.training.disks import explaining_full_disks\n"
+        "from archlearn.training.checkpoint import Position, write_checkpoint\n"
+        "from archlearn.training.disk_errors import explaining_full_disks\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "folder = Path(sys.argv[1])\n"
         "with explaining_full_disks(folder):\n"

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from archlearn.training.data.building import Examples, build_dataset
-from archlearn.training.data.datasets import Dataset, Split
+from archlearn.data.dataset import Dataset, Split
+from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.training.config import override
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,
     TRAVEL,
@@ -16,7 +17,6 @@ from archlearn.training.defaults import (
     make_schedule,
 )
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 
 
 def make_dataset(n: int) -> Dataset:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlearn.cli.evaluate_command import evaluate
-from archlearn.training.data.fetching import no_progress
-from archlearn.training.errors import SettingsError
+from archlearn.cli.evaluate import evaluate
+from archlearn.data.downloads import no_progress
+from archlearn.errors import SettingsError
+from archlearn.training.config import override
 from archlearn.training.objectives import objective_of
-from archlearn.training.preparing import load_dataset
-from archlearn.training.recording import COMPACT, SUMMARY
-from archlearn.training.running import learn
+from archlearn.training.run import learn
+from archlearn.training.run_directory import COMPACT, SUMMARY
+from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CODE = """

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import SettingsError
+from archlearn.training.config import changed_fixed, flat_settings, override
 from archlearn.training.settings import (
     GateSettings,
     OptimiserSettings,
     RecordSettings,
     RunSettings,
 )
-from archlearn.training.tables import changed_fixed, flat_settings, override
 from archlearn.training.toml import format_settings, parse_settings, read_settings
 
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.gating import width_gates
+from archlearn.data.dataset_building import build_dataset
+from archlearn.data.downloads import no_progress
+from archlearn.data.registry import load_examples
+from archlearn.errors import SettingsError
+from archlearn.gating.parameters import width_gates
 from archlearn.training import outcomes
-from archlearn.training.data.building import build_dataset
-from archlearn.training.data.choosing import load_examples
-from archlearn.training.data.fetching import no_progress
-from archlearn.training.errors import SettingsError
-from archlearn.training.evaluating import evaluate
+from archlearn.training.config import override
+from archlearn.training.evaluation import evaluate
 from archlearn.training.objectives import objective_of
 from archlearn.training.outcomes import Outcome
-from archlearn.training.preparing import load_dataset
-from archlearn.training.running import learn
+from archlearn.training.run import learn
+from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 from archlearn.training.teams import Run, train_team
 
 GIVEN = {"data": "digits", "model": "mlp:20-10", "epochs": 2, "limit": 400, "accelerator": "cpu"}

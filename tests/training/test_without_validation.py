@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli.evaluate_command import evaluate
-from archlearn.cli.running import start_run
+from archlearn.cli.evaluate import evaluate
+from archlearn.cli.run import start_run
+from archlearn.errors import SettingsError
 from archlearn.reporting import write_report
-from archlearn.training.errors import SettingsError
-from archlearn.training.recording import METRICS, SUMMARY, read_lines
-from archlearn.training.running import learn
+from archlearn.training.config import override
+from archlearn.training.run import learn
+from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 
 ASKED = {
     "model": "mlp:20",

@@ -18,10 +18,11 @@ from archlearn.baselines.methods import BudgetError
 from archlearn.baselines.riding import Penalised
 from archlearn.baselines.sizes import Ranked, Sizes, close_to_budget
 from archlearn.errors import InputError
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.stores import find_store
-from archlearn.surgery.compacting import compact
+from archlearn.gating.attach import add_gates
+from archlearn.gating.container import find_store
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
 
 
 class Scaled(nn.Module):

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from archlearn.analysis.channel_graph import Blueprint
 from archlearn.baselines.merging_neurons import Neurons
 from archlearn.baselines.sizes import Sizes, close_to_budget
 from archlearn.errors import InputError
-from archlearn.gating import add_gates, width_gates
-from archlearn.graphs.blueprint import Blueprint
-from archlearn.learning import Learn
-from archlearn.stores import GateStore, find_store
-from archlearn.surgery.compacting import compact
+from archlearn.gating.attach import add_gates
+from archlearn.gating.container import GateStore, find_store
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
 
 
 @dataclass(frozen=True, slots=True)

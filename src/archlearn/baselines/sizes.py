@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from archlearn.analysis.cost_model import marginal_costs
 from archlearn.baselines.methods import TOLERANCE, BudgetError
 from archlearn.errors import InputError
-from archlearn.graphs.cost_table import marginal_costs
-from archlearn.stores import find_store
+from archlearn.gating.container import find_store
 
 
 class Candidates(Protocol):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.baselines.sizes import Ranked, Sizes, close_to_budget
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.surgery.compacting import compact
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
 
 Losses = Callable[[nn.Module], Iterable[Tensor]]
 """Gives the losses of a model on batches, one after the other."""

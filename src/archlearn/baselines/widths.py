@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from archlearn.baselines.scratch import start_anew
 from archlearn.errors import InputError
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.surgery.compacting import compact
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
 
 
 def find_widths(model: nn.Module, example: Tensor) -> dict[str, int]:

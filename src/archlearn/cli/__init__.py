@@ -10,9 +10,9 @@ _EXTRA = {"lightning_fabric", "cyclopts", "rich", "matplotlib", "PIL", "sklearn"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code; say what to install where that is missing."""
     try:
-        from archlearn.cli import application
+        from archlearn.cli import app
 
-        application.main(arguments)
+        app.main(arguments)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from archlearn.cli.experimenting import make_watcher
+from archlearn.errors import SettingsError
 from archlearn.experiments.comparing import (
     choose_contest,
     find_comparisons,
@@ -21,7 +22,6 @@ from archlearn.experiments.files import Results, write_results
 from archlearn.experiments.ordering import choose_folder
 from archlearn.experiments.pages import describe_results, write_page
 from archlearn.experiments.refusals import check_contest
-from archlearn.training.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

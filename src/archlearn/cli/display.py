@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from archlearn.training.observing import EpochEnd, Observer, RunStart, SilentObserver
+from archlearn.training.callbacks import EpochEnd, Observer, RunStart, SilentObserver
 from archlearn.training.settings import RunSettings
 
 _LONGEST_LINE = 160

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
-from archlearn.training.data.fetching import Progress as Callback
+from archlearn.data.downloads import Progress as Callback
 
 
 @contextmanager

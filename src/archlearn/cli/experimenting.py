@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.catalogue import find_experiment
 from archlearn.experiments.conducting import Order, Watcher, conduct
 from archlearn.experiments.documentation import write_documentation
@@ -19,7 +20,6 @@ from archlearn.experiments.price_trials import NAME, TRIALS, read_trials
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.watching import LineWatcher, describe_row
-from archlearn.training.errors import SettingsError
 
 
 def run_experiment(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
+from archlearn.training.config import flat_settings
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import flat_settings
 
 _TITLES = {
     "": "Run",

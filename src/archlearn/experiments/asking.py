@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from archlearn.experiments.definitions import Evaluation, Work
-from archlearn.training.tables import to_table
+from archlearn.training.config import to_table
 from archlearn.training.teams import Run
 
 _LENGTH = 16

@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.scales import Scale
-from archlearn.training.errors import SettingsError
 from archlearn.training.settings import (
     GateSettings,
     HardwareSettings,

@@ -4,7 +4,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import SettingsError
 
 if TYPE_CHECKING:
     from archlearn.experiments.definitions import Experiment

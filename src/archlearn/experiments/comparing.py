@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.conducting import Order
 from archlearn.experiments.contenders import CONTENDERS, Contender
 from archlearn.experiments.contests import CALIBRATION_SEED, Contest
@@ -26,7 +27,6 @@ from archlearn.experiments.refereeing import Referee
 from archlearn.experiments.refusals import check_contest
 from archlearn.experiments.scales import Scale
 from archlearn.experiments.verdicts import Verdict
-from archlearn.training.errors import SettingsError
 from archlearn.training.teams import SIDE_BY_SIDE
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 import archlearn
+from archlearn.errors import DataError, RunInterruptedError
 from archlearn.experiments.asking import describe_work
 from archlearn.experiments.definitions import Done, Evaluation, Experiment, Work
 from archlearn.experiments.evaluations import evaluate_work
@@ -18,8 +19,7 @@ from archlearn.experiments.files import Results, model_path, read_results, write
 from archlearn.experiments.refusals import check_data, check_folder, check_time
 from archlearn.experiments.rows import Row, read_row
 from archlearn.experiments.scales import Scale
-from archlearn.storage import save
-from archlearn.training.errors import DataError, RunInterruptedError
+from archlearn.serialization import save
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import HardwareSettings

@@ -23,9 +23,10 @@ from archlearn.baselines.torch_pruning_baseline import reduce_by_torch_pruning, 
 from archlearn.baselines.trimming import trim
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.recipes import Terms
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.surgery.compacting import compact
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
 from archlearn.training.teams import Run
 
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.recipes import Terms, learn_architecture, train_plainly
 from archlearn.experiments.scales import Scale
-from archlearn.models.choosing import build_network
+from archlearn.models.registry import build_network
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
-from archlearn.training.randomness import seed_everything
+from archlearn.training.random_state import seed_everything
 from archlearn.training.settings import RunSettings
 
 FIRST_PART = 0.4

@@ -9,7 +9,7 @@ from torch import nn
 
 from archlearn.experiments.rows import Row
 from archlearn.experiments.scales import Scale
-from archlearn.storage import load
+from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
 from archlearn.training.teams import Run
 

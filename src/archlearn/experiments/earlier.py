@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.contenders import SCRATCH
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.files import Results, read_results, results_path
 from archlearn.experiments.ordering import QUICK_RESULTS
 from archlearn.experiments.scales import QUICK, Scale
 from archlearn.experiments.verdicts import UNTUNED, read_result
-from archlearn.training.errors import SettingsError
 
 _ELSEWHERE = "choose another folder with --out"
 

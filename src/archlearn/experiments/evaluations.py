@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
+from archlearn.data.dataset import Dataset
+from archlearn.data.downloads import no_progress
 from archlearn.experiments.definitions import Evaluation
-from archlearn.training.data.datasets import Dataset
-from archlearn.training.data.fetching import no_progress
-from archlearn.training.evaluating import evaluate
-from archlearn.training.measuring import costs_of
+from archlearn.training.config import to_table
+from archlearn.training.evaluation import evaluate
+from archlearn.training.metrics import costs_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.outcomes import widths_of
-from archlearn.training.preparing import load_dataset
+from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import to_table
 
 
 def evaluate_work(work: Evaluation) -> dict[str, Any]:

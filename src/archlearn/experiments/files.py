@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from archlearn.errors import DataError
 from archlearn.experiments.rows import Row, read_row
-from archlearn.training.errors import DataError
 
 FORMAT = 1
 

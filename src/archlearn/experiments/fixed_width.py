@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.gates import THRESHOLD
-from archlearn.gating import depth_gates, width_gates
+from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.nn.functional import THRESHOLD
 from archlearn.training.settings import RunSettings
 
 _JUST_BELOW = THRESHOLD - 1e-3

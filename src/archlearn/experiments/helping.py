@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from archlearn.baselines.methods import BudgetError
-from archlearn.storage import load, save
+from archlearn.serialization import load, save
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from archlearn.errors import ArchlearnError
+from archlearn.errors import ArchlearnError, SettingsError
 from archlearn.experiments.comparing import find_comparisons, make_experiment
 from archlearn.experiments.contenders import CONTENDERS
 from archlearn.experiments.files import Results, read_results, results_path, write_results
 from archlearn.experiments.rows import Row
 from archlearn.experiments.verdicts import read_result
-from archlearn.training.errors import SettingsError
 
 _SHARED = ("experiment", "quick", "seeds", "scale", "budgets", "hardware", "versions")
 """What two comparisons must have in common."""

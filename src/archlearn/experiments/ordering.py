@@ -6,8 +6,8 @@ Nothing here imports torch.
 from dataclasses import replace
 from pathlib import Path
 
+from archlearn.errors import SettingsError
 from archlearn.experiments.scales import FULL, QUICK, Scale
-from archlearn.training.errors import SettingsError
 
 RESULTS = Path("results")
 QUICK_RESULTS = Path("runs") / "quick"

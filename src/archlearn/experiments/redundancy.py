@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from archlearn.experiments.evaluations import best_device, find_dataset
-from archlearn.training.evaluating import evaluate
+from archlearn.training.evaluation import evaluate
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 from archlearn.baselines.methods import TOLERANCE
 from archlearn.baselines.sizes import Sizes
+from archlearn.data.registry import load_examples
+from archlearn.errors import DataError, SettingsError
 from archlearn.experiments.contests import Contest
 from archlearn.experiments.definitions import Experiment
 from archlearn.experiments.evaluations import find_dataset
 from archlearn.experiments.scales import Scale
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.training.data.choosing import load_examples
-from archlearn.training.errors import DataError, SettingsError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
 
 MNIST = "mnist"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from archlearn.experiments.windows import Window
-from archlearn.gates import is_open
-from archlearn.gating import width_gates
+from archlearn.gating.parameters import width_gates
+from archlearn.nn.functional import is_open
 
 
 @dataclass(frozen=True, slots=True)

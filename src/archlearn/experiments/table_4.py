@@ -31,9 +31,10 @@ from archlearn.experiments.scales import Scale
 from archlearn.experiments.table_4_choices import choose_all, choose_next, method_of, name_of
 from archlearn.experiments.table_4_pages import check, tabulate
 from archlearn.experiments.windows import Window
-from archlearn.gating import add_gates, width_gates
-from archlearn.learning import Learn
-from archlearn.storage import load
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.serialization import load
 from archlearn.training.teams import Run
 
 PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"

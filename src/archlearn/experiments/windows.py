@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.baselines.sizes import Sizes
-from archlearn.gates import THRESHOLD
-from archlearn.gating import width_gates
+from archlearn.gating.parameters import width_gates
+from archlearn.nn.functional import THRESHOLD
 
 logger = logging.getLogger(__name__)
 

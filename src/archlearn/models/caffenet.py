@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_weights_
-from archlearn.responses import LocalResponse
+from archlearn.models.initialization import draw_weights_
+from archlearn.nn.local_response_norm import LocalResponse
 
 INPUT_SIDE = 227
 SMALLEST_SIDE = 67
@@ -47,7 +47,7 @@ class CaffeNet(nn.Module):
     Layers have Caffe's names. The whole network on 227 x 227 images and 1000 classes has
     60,965,224 parameters. Fresh weights are drawn so that the activations keep their size, which
     lets the network learn at higher rates than Caffe's own start; Caffe's weights are read by
-    `archlearn.pretrained`.
+    `archlearn.models.pretrained`.
     """
 
     def __init__(self, sizes: Sizes | None = None) -> None:

@@ -6,7 +6,7 @@ a character model.
 
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_transformer_weights_, position_table
+from archlearn.models.initialization import draw_transformer_weights_, position_table
 from archlearn.models.transformer_block import TransformerBlock
 
 DIM = 192

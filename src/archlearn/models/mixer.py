@@ -6,7 +6,7 @@ Tolstikhin et al.: MLP-Mixer: an all-MLP architecture for vision, NeurIPS 2021.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_transformer_weights_
+from archlearn.models.initialization import draw_transformer_weights_
 
 PATCH = 4
 DIM = 192

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_weights_
+from archlearn.models.initialization import draw_weights_
 
 SMALLEST_SIDE = 8
 

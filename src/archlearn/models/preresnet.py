@@ -6,7 +6,7 @@ He, Zhang, Ren, Sun: Identity mappings in deep residual networks, ECCV 2016.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_weights_
+from archlearn.models.initialization import draw_weights_
 from archlearn.models.resnet import WIDTHS
 
 

@@ -7,7 +7,7 @@ He, Zhang, Ren, Sun: Deep residual learning for image recognition, CVPR 2016, se
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_weights_
+from archlearn.models.initialization import draw_weights_
 
 SMALLEST_SIDE = 8
 WIDTHS = (16, 32, 64)

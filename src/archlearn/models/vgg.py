@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_weights_
+from archlearn.models.initialization import draw_weights_
 
 SMALLEST_SIDE = 16
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))

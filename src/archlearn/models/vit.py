@@ -5,7 +5,7 @@ Dosovitskiy et al.: An image is worth 16x16 words, ICLR 2021.
 
 from torch import Tensor, nn
 
-from archlearn.models.initialisation import draw_transformer_weights_, position_table
+from archlearn.models.initialization import draw_transformer_weights_, position_table
 from archlearn.models.transformer_block import TransformerBlock
 
 PATCH = 4

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.choices import Choice
+from archlearn.analysis.labels import CONSTANT, Labels, core
+from archlearn.analysis.layer_pairs import Link
+from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import count_parameters
-from archlearn.graphs.labels import CONSTANT, Labels, core
-from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
-from archlearn.graphs.links import Link
-from archlearn.graphs.lookups import find_module, find_tensor
-from archlearn.surgery.collapsing import chain_links, merged_kernel
+from archlearn.gating.learnable_sites import Choice
+from archlearn.module_utils import find_module, find_tensor
+from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes
 
 COSTS: tuple[str, ...] = ("parameters", "multiply_adds")

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from archlearn.reporting.elements import (
-    write_figure,
-    write_paragraph,
-    write_section,
-    write_table,
+from archlearn.reporting.architecture_diagram import (
+    describe_silhouette,
+    draw_silhouette,
+    read_silhouette,
 )
-from archlearn.reporting.evidence import say
-from archlearn.reporting.formats import (
+from archlearn.reporting.certificate_section import say
+from archlearn.reporting.formatting import (
     format_count,
     format_duration,
     format_number,
@@ -17,11 +16,16 @@ from archlearn.reporting.formats import (
     format_ratio,
 )
 from archlearn.reporting.frontiers import Frontier, draw_frontier, read_frontiers
+from archlearn.reporting.html_elements import (
+    write_figure,
+    write_paragraph,
+    write_section,
+    write_table,
+)
+from archlearn.reporting.json_values import Table, as_number, is_table
 from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.overview import PICTURE_NOTE, format_score, write_widths
-from archlearn.reporting.pictures import describe_silhouette, draw_silhouette, read_silhouette
-from archlearn.reporting.runs import Run
-from archlearn.reporting.values import Table, as_number, is_table
+from archlearn.reporting.run import Run
+from archlearn.reporting.sections import PICTURE_NOTE, format_score, write_widths
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn</p>

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from archlearn.reporting.axes import format_share_ticks_, tick_logarithmic_
 from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
-from archlearn.reporting.drawing import FONT_SIZE, label_axes, new_figure, write_text
-from archlearn.reporting.runs import Run
-from archlearn.reporting.scales import format_share_ticks_, tick_logarithmic_
+from archlearn.reporting.figures import FONT_SIZE, label_axes, new_figure, write_text
+from archlearn.reporting.run import Run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from archlearn.reporting.axes import tick_logarithmic_
 from archlearn.reporting.paper_panels import add_legend, name_axes, new_panels, write_beside
 from archlearn.reporting.paper_scatters import draw_marks, read_mark
-from archlearn.reporting.scales import tick_logarithmic_
 
 LEARNT, WHOLE = "AL-", "reference"
 BELOW = ("AL-fc",)

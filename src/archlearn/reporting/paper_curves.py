@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from archlearn.reporting.formats import format_short_count
+from archlearn.reporting.axes import tick_logarithmic_
+from archlearn.reporting.formatting import format_short_count
 from archlearn.reporting.paper_panels import (
     add_legend,
     draw_band,
@@ -20,7 +21,6 @@ from archlearn.reporting.paper_panels import (
     new_panels,
     style_of,
 )
-from archlearn.reporting.scales import tick_logarithmic_
 
 Derived = Mapping[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from archlearn.reporting.axes import tick_logarithmic_
 from archlearn.reporting.paper_panels import add_legend, name_axes, new_panels, style_of
-from archlearn.reporting.scales import tick_logarithmic_
 
 
 def draw_prices(points: Sequence[Mapping[str, Any]]) -> Figure:

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from archlearn.reporting.axes import tick_logarithmic_
 from archlearn.reporting.colours import MUTED
 from archlearn.reporting.paper_panels import (
     add_legend,
@@ -20,7 +21,6 @@ from archlearn.reporting.paper_panels import (
     style_of,
     write_beside,
 )
-from archlearn.reporting.scales import tick_logarithmic_
 
 Derived = Mapping[str, Any]
 

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from archlearn.reporting.elements import write_figure, write_section, write_table
-from archlearn.reporting.folders import GATES, read_lines
-from archlearn.reporting.formats import (
+from archlearn.reporting.formatting import (
     format_count,
     format_duration,
     format_number,
     format_percent,
 )
-from archlearn.reporting.gate_figures import draw_gate_history, draw_histogram
-from archlearn.reporting.gates import GateCounts, count_gates
-from archlearn.reporting.maps import draw_width_map, width_map
+from archlearn.reporting.gate_counts import GateCounts, count_gates
+from archlearn.reporting.gate_plots import draw_gate_history, draw_histogram
+from archlearn.reporting.heatmap import draw_width_map, width_map
+from archlearn.reporting.html_elements import write_figure, write_section, write_table
+from archlearn.reporting.line_plots import draw_lines
 from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.plotting import draw_lines
-from archlearn.reporting.runs import Epoch, Run
+from archlearn.reporting.run import Epoch, Run
+from archlearn.reporting.run_reader import GATES, read_lines
 from archlearn.reporting.series import (
     Lines,
     budget_lines,

@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from archlearn.reporting.axes import tick_at_counts_, tick_logarithmic_
 from archlearn.reporting.paper_panels import FONT_SIZE, name_axes, new_panels, style_of
-from archlearn.reporting.scales import tick_at_counts_, tick_logarithmic_
 
 LEADING = ("archlearn",)
 """Methods whose line is thick."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from archlearn.reporting.runs import Epoch, Run
+from archlearn.reporting.run import Epoch, Run
 
 Scale = Literal["share", "accuracy", "log", "linear", "count"]
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from archlearn.binding import unwrap
-from archlearn.graphs.linear_ops import is_linear_op, layer_of
-from archlearn.modes import evaluating
-from archlearn.surgery.deciding import decide
+from archlearn.analysis.linear_ops import is_linear_op, layer_of
+from archlearn.module_modes import evaluating
+from archlearn.surgery.gate_readout import decide
 from archlearn.surgery.planning import draft
+from archlearn.tracing.binding import unwrap
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.graphs.lookups import find_module, find_tensor
-from archlearn.surgery.plans import Fold, Narrowing
+from archlearn.module_utils import find_module, find_tensor
+from archlearn.surgery.plan import Fold, Narrowing
 
 _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.binding import unwrap
+from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.cost_model import count_positions
+from archlearn.analysis.labels import CONSTANT, Labels, core
+from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import Costs, count_parameters
 from archlearn.errors import InputError
-from archlearn.graphs.blueprint import Blueprint
-from archlearn.graphs.computed_weights import computed_names, computes_weights, weight_sources
-from archlearn.graphs.cost_table import count_positions
-from archlearn.graphs.labels import CONSTANT, Labels, core
-from archlearn.graphs.linear_ops import is_linear_op, read_linear_op
-from archlearn.graphs.lookups import find_module, find_tensor, first_names
-from archlearn.instance_forward import check_forwards, class_forwards
-from archlearn.modes import evaluating
-from archlearn.surgery.collapsing import merged_costs, plan_merges, separate_costs
-from archlearn.surgery.deciding import Decision, decide
-from archlearn.surgery.plans import Fold, Merge, Narrowing, Plan
+from archlearn.module_modes import evaluating
+from archlearn.module_utils import find_module, find_tensor, first_names
+from archlearn.surgery.gate_readout import Decision, decide
+from archlearn.surgery.merge_planning import merged_costs, plan_merges, separate_costs
+from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
+from archlearn.tracing.binding import unwrap
+from archlearn.tracing.computed_weights import computed_names, computes_weights, weight_sources
+from archlearn.tracing.instance_forward import check_forwards, class_forwards
 
 PAYS = ("parameters", "multiply_adds")
 

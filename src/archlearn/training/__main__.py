@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.errors import ArchlearnError
-from archlearn.training.observing import SilentObserver
-from archlearn.training.running import Audience, learn
+from archlearn.training.callbacks import SilentObserver
+from archlearn.training.config import override
+from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import override
 
 
 def parse_value(text: str) -> Any:

@@ -10,8 +10,8 @@ same defaults do on several data sets.
 import math
 from dataclasses import replace
 
-from archlearn.training.data.datasets import Dataset
-from archlearn.training.errors import SettingsError
+from archlearn.data.dataset import Dataset
+from archlearn.errors import SettingsError
 from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 

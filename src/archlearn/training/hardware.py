@@ -10,7 +10,7 @@ import warnings
 import torch
 from lightning_fabric import Fabric
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import SettingsError
 from archlearn.training.settings import HardwareSettings
 
 

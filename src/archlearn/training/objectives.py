@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.training.data.augmenting import Framing
-from archlearn.training.data.datasets import Dataset, Task
+from archlearn.data.dataset import Dataset, Task
+from archlearn.data.transforms import Framing
 
 _AS_THEY_ARE = Framing()
 

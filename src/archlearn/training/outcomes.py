@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.gates import is_open
-from archlearn.gating import depth_gates, width_gates
+from archlearn.data.dataset import Dataset, Split
+from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
-from archlearn.surgery.compacting import compact
+from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
-from archlearn.training.data.datasets import Dataset, Split
-from archlearn.training.evaluating import Score, evaluate
-from archlearn.training.measuring import costs_of
-from archlearn.training.optimising import has_gates
-from archlearn.training.preparing import Session, set_layout_
+from archlearn.training.config import to_table
+from archlearn.training.evaluation import Score, evaluate
+from archlearn.training.metrics import costs_of
+from archlearn.training.optimizers import has_gates
+from archlearn.training.run_setup import Session, set_layout_
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import to_table
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_NUMBERS = 1 << 31

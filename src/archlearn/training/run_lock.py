@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import SettingsError
 
 try:
     import fcntl

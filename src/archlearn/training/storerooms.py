@@ -7,11 +7,11 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from archlearn.training.data.datasets import Dataset
-from archlearn.training.data.fetching import no_progress
+from archlearn.data.dataset import Dataset
+from archlearn.data.downloads import no_progress
 from archlearn.training.defaults import derive_sizes
-from archlearn.training.preparing import load_dataset
-from archlearn.training.randomness import order_of_epoch
+from archlearn.training.random_state import order_of_epoch
+from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
 
 _OF_DATA = (

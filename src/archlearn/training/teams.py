@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from archlearn.gating import depth_gates, width_gates
-from archlearn.training.capturing import CapturedStepper
+from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.training.cuda_graph import CapturedStepper
 from archlearn.training.hardware import start_fabric
-from archlearn.training.optimising import has_gates
+from archlearn.training.optimizers import has_gates
 from archlearn.training.outcomes import Outcome, Recording, compact_trained, sum_up
-from archlearn.training.preparing import Session, open_session
+from archlearn.training.run_setup import Session, open_session
 from archlearn.training.settings import RunSettings
 from archlearn.training.storerooms import Storeroom
 from archlearn.training.turns import Clock, Progress, SilentTeamObserver, TeamObserver, take_turns

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archlearn.training.errors import SettingsError
+from archlearn.errors import SettingsError
+from archlearn.training.config import from_table, to_table
 from archlearn.training.settings import RunSettings
-from archlearn.training.tables import from_table, to_table
 
 MAX_CONFIG_BYTES = 2**20  # of a settings file; one of ours has two thousand
 MAX_NAME_PARTS = 64  # of a dotted name, for which tomllib takes time and memory by the square

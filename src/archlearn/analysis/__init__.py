@@ -1,0 +1,1 @@
+"""Which channels are tied to which, and which of them may go."""

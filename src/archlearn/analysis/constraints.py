@@ -1,0 +1,153 @@
+"""A ledger collects, call by call, which channels are tied and which must stay.
+
+Every index of every dimension of every parameter is an atom. Atoms tied to one another form a
+channel: it stays or goes as one.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    Labels,
+    along,
+    core,
+    flat_pairs,
+    without_repeats,
+)
+from archlearn.module_utils import find_tensor, first_names, sharing_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a channel must stay, and what its owner can do about it."""
+
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Atoms that must stay, and why."""
+
+    ids: Tensor
+    reason: Reason
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What has been learnt about atoms so far.
+
+    Attributes:
+        dims: The atoms of a parameter's dimension, by name and dimension.
+        elements: The atoms of each element of a parameter that is used as it is.
+        opaque_uses: Parameters that something unknown reads.
+        names: The first name of each parameter and buffer, by all its names.
+        sharing: Layers with a parameter that another module holds, too.
+    """
+
+    net: nn.Module
+    n_atoms: int = 1
+    dims: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    elements: dict[str, Tensor] = field(default_factory=dict)
+    ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    opaque_uses: set[str] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    sharing: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.names = first_names(self.net)
+        self.sharing = sharing_layers(self.net)
+
+    def new_atoms(self, n: int) -> Tensor:
+        """Return `n` atoms that nothing is tied to yet."""
+        first, self.n_atoms = self.n_atoms, self.n_atoms + n
+        return torch.arange(first, first + n)
+
+    def tie(self, first: Tensor, second: Tensor) -> None:
+        """Record that elements at the same place stay or go together."""
+        pairs = flat_pairs(first, second)
+        if not torch.equal(*pairs):
+            self.ties.append(pairs)
+
+    def block(self, ids: Tensor, text: str, fix: str) -> None:
+        """Record that these atoms must stay."""
+        ids = torch.unique(without_repeats(ids))
+        ids = ids[ids != FIXED]
+        if len(ids):
+            self.blocks.append(Block(ids, Reason(text, fix)))
+
+    def canonical(self, name: str) -> str:
+        """Return the first name of a parameter that may have several (tied weights)."""
+        return self.names.get(name, name)
+
+    def dim(self, name: str, dim: int) -> Tensor:
+        """Return the atoms of a parameter's dimension."""
+        name = self.canonical(name)
+        if (name, dim) not in self.dims:
+            self.dims[name, dim] = self.new_atoms(find_tensor(self.net, name).shape[dim])
+        return self.dims[name, dim]
+
+    def tie_dim(self, name: str, dim: int, ids: Tensor) -> None:
+        """Record that a parameter's dimension stays or goes with other atoms, one by one.
+
+        If nothing is known of that dimension yet, those are its atoms from now on.
+        """
+        name = self.canonical(name)
+        known = self.dims.get((name, dim))
+        if known is None and find_tensor(self.net, name).shape[dim] == len(ids):
+            self.dims[name, dim] = ids
+        else:
+            self.tie(self.dim(name, dim), ids)
+
+    def raw(self, name: str) -> Labels:
+        """Return labels of a parameter or buffer that `forward` uses as it is."""
+        name = self.canonical(name)
+        tensor = find_tensor(self.net, name)
+        wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+        if len(wide) == 1:
+            ids = self.dim(name, wide[0])
+            labels = along(ids, torch.full_like(ids, CONSTANT), tensor.shape, wide[0])
+        else:
+            if name not in self.elements:
+                self.elements[name] = self.new_atoms(tensor.numel()).reshape(tensor.shape)
+            ids = self.elements[name]
+            state = CONSTANT if tensor.numel() == 1 else UNKNOWN
+            labels = Labels(ids, torch.full_like(ids, state))
+        return Labels(labels.ids, labels.state, name)
+
+    def read(self, labels: Labels, dim: int) -> tuple[Tensor, Tensor]:
+        """Return atom and state for each index of a dimension, tying what shares an index."""
+        ids, state = core(labels.ids, labels.state, dim)
+        if len(ids) == 1:
+            return ids[0], state[0]
+        self.tie(ids[:1].expand_as(ids), ids)
+        return ids[0], state.amax(0)
+
+    def roots(self, *, with_fixed: bool = True) -> Tensor:
+        """Return for each atom the smallest atom that it is tied to.
+
+        Args:
+            with_fixed: Whether being tied to something that must stay ties atoms to one another.
+        """
+        root = torch.arange(self.n_atoms)
+        if not self.ties:
+            return root
+        first = torch.cat([pair[0] for pair in self.ties])
+        second = torch.cat([pair[1] for pair in self.ties])
+        if not with_fixed:
+            free = (first != FIXED) & (second != FIXED)
+            first, second = first[free], second[free]
+        while True:
+            low = torch.minimum(root[first], root[second])
+            high = torch.maximum(root[first], root[second])
+            lowered = root.scatter_reduce(0, high, low, "amin")
+            lowered = lowered[lowered]
+            if torch.equal(lowered, root):
+                return root
+            root = lowered

@@ -1,0 +1,117 @@
+"""The cost of a network is a polynomial in the numbers of channels kept in each group."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.labels import Labels
+from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
+from archlearn.module_utils import first_names
+from archlearn.tracing.computed_weights import compute_weights, computes_weights, weight_sources
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """One row a weight: `coefficient · (first·kept + a) · (second·kept + b)`.
+
+    Attributes:
+        first: Indices of the first dimension for each channel of each group.
+        first_fixed: Indices of the first dimension that always stay.
+        second: The same for the second dimension.
+        second_fixed: The same for the second dimension.
+        parameters: Numbers for each pair of indices.
+        multiply_adds: Multiply-adds for each pair of indices.
+    """
+
+    first: Tensor
+    first_fixed: Tensor
+    second: Tensor
+    second_fixed: Tensor
+    parameters: Tensor
+    multiply_adds: Tensor
+
+
+def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tensor:
+    """Return what one more channel of each group costs, at the widths that are kept now."""
+    first = table.first @ kept + table.first_fixed
+    second = table.second @ kept + table.second_fixed
+    return table.first.T @ (coefficients * second) + table.second.T @ (coefficients * first)
+
+
+def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
+    """Return the table for a network's weights."""
+    positions = count_positions(blueprint, net)
+    sizes = blueprint.group_sizes()
+    rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
+    counts = _Counts(blueprint, sizes)
+    for name, weight in _read_weights(net).items():
+        first, first_fixed = counts.of_dim((name, 0), weight)
+        second, second_fixed = counts.of_dim((name, 1), weight)
+        rest = math.prod(weight.shape[2:])
+        rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
+    firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
+    return CostTable(
+        torch.stack(firsts),
+        torch.tensor(a),
+        torch.stack(seconds),
+        torch.tensor(b),
+        torch.tensor(numbers, dtype=torch.float32),
+        torch.tensor(macs, dtype=torch.float32),
+    )
+
+
+def _read_weights(net: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters by name; computed weights instead of what they are computed from."""
+    weights: dict[str, Tensor] = dict(net.named_parameters())
+    for owner, module in list(net.named_modules()):
+        if computes_weights(module):
+            front = f"{owner}." if owner else ""
+            for key in weight_sources(module):
+                weights.pop(f"{front}{key}", None)
+            weights |= {f"{front}{key}": found for key, found in compute_weights(module).items()}
+    return weights
+
+
+def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:
+    """Return how often each weight is applied in one run on the example inputs."""
+    positions: dict[str, int] = {}
+    names = first_names(net)
+    for node in blueprint.traces.evaluation.nodes:
+        if node.op.startswith("call") and is_linear_op(node, net):
+            op = read_linear_op(node, net)
+            if op is not None:
+                values = blueprint.followed[0].values
+                side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
+                name = names.get(op.weight, op.weight)
+                positions[name] = positions.get(name, 0) + _places(op, values[side])
+    return positions
+
+
+def _places(op: LinearOp, labels: Any) -> int:
+    shape = labels.shape if isinstance(labels, Labels) else ()
+    channel = len(shape) + op.channel_dim
+    return math.prod(size for dim, size in enumerate(shape) if dim != channel)
+
+
+class _Counts:
+    """Counts channels by group, once for all dimensions with the same channels."""
+
+    def __init__(self, blueprint: Blueprint, sizes: Tensor) -> None:
+        self.blueprint, self.sizes = blueprint, sizes
+        self.known: dict[int, tuple[Tensor, int]] = {}
+
+    def of_dim(self, key: tuple[str, int], weight: Tensor) -> tuple[Tensor, float]:
+        """Return indices for each channel of each group, and how many indices always stay."""
+        size = weight.shape[key[1]] if weight.dim() > key[1] else 1
+        channels = self.blueprint.dims.get(key)
+        if channels is None:
+            return torch.zeros(len(self.sizes)), float(size)
+        if id(channels) not in self.known:
+            found = self.blueprint.count_by_group(channels)
+            self.known[id(channels)] = (found / self.sizes, int(found.sum()))
+        share, n = self.known[id(channels)]
+        return share, float(size - n)

@@ -1,0 +1,184 @@
+"""A link is a layer, its activation and the layer behind: what could become one layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx, nn
+
+from archlearn.analysis.linear_ops import (
+    LINEAR,
+    TRANSPOSED,
+    LinearOp,
+    is_called_again,
+    is_linear_op,
+    read_linear_op,
+)
+from archlearn.analysis.sites import Site
+from archlearn.module_utils import find_module
+
+_PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+OTHERWISE = "its layers are called otherwise in training and evaluation"
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Two layers that merge exactly if the activation between them is linear.
+
+    Attributes:
+        first: The layer in front.
+        second: The layer behind.
+        norms: BatchNorms between the two, in order.
+        nodes: The calls that a merge removes from each graph: all behind the first, the second
+            included.
+    """
+
+    site: str
+    first: str
+    second: str
+    norms: tuple[str, ...]
+    nodes: tuple[tuple[str, ...], ...]
+
+
+def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]) -> Link | str:
+    """Return the link that a site stands in, or why a merge could not follow."""
+    node = next(n for n in graph.nodes if n.name == site.node)
+    before = _walk_back(node, net)
+    if isinstance(before, str):
+        return before
+    behind = _walk_on(node, net)
+    if isinstance(behind, str):
+        return behind
+    first, passed_before = before
+    second, passed_behind = behind
+    between = [*reversed(passed_before), node, *passed_behind]
+    refusal = _check(net, first, second, between)
+    if not refusal and sharing & {str(first.target), str(second.target)}:
+        refusal = "a layer beside it shares its weights"
+    if refusal:
+        return refusal
+    norms = [n for n in between if _is_norm(n, net)]
+    return Link(
+        site=site.name,
+        first=str(first.target),
+        second=str(second.target),
+        norms=tuple(str(n.target) for n in norms),
+        nodes=((*(n.name for n in between), second.name),),
+    )
+
+
+def join_links(graphs: Sequence[fx.Graph], found: Mapping[int, Link | str]) -> Link | str:
+    """Return the link that a site stands in wherever its layers are called, or why there is none.
+
+    Args:
+        graphs: The evaluation graph and, where it differs, the training graph.
+        found: What was found in each graph that has the site.
+    """
+    links: list[Link] = []
+    for link in found.values():
+        if isinstance(link, str):
+            return link
+        links.append(link)
+    one = links[0]
+    if any(
+        (link.first, link.second, link.norms) != (one.first, one.second, one.norms)
+        for link in links
+    ):
+        return OTHERWISE
+    layers = {one.first, one.second, *one.norms}
+    nodes: list[tuple[str, ...]] = []
+    for place, graph in enumerate(graphs):
+        link = found.get(place)
+        if not isinstance(link, Link) and any(str(n.target) in layers for n in graph.nodes):
+            return OTHERWISE
+        nodes.append(link.nodes[0] if isinstance(link, Link) else ())
+    if len(graphs) - 1 not in found:
+        return "called in evaluation mode only, where no gate learns"
+    return replace(one, nodes=tuple(nodes))
+
+
+def _walk_back(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | str:
+    passed: list[fx.Node] = []
+    here: Any = node.args[0] if node.args else None
+    while isinstance(here, fx.Node):
+        if len(here.users) > 1:
+            return f"{here.name} is also read elsewhere"
+        if is_linear_op(here, net):
+            return here, passed
+        if not _is_passed(here, net):
+            return f"{here.name} stands between the layer and its activation"
+        passed.append(here)
+        here = here.args[0]
+    return "no layer in front"
+
+
+def _walk_on(node: fx.Node, net: nn.Module) -> tuple[fx.Node, list[fx.Node]] | str:
+    passed: list[fx.Node] = []
+    here = node
+    while True:
+        if len(here.users) != 1:
+            return f"read by {len(here.users)} calls"
+        here = next(iter(here.users))
+        if is_linear_op(here, net):
+            return here, passed
+        if not _is_passed(here, net):
+            return f"{here.name} stands in front of the next layer"
+        passed.append(here)
+
+
+def _is_norm(node: fx.Node, net: nn.Module) -> bool:
+    if node.op != "call_module":
+        return False
+    module = find_module(net, str(node.target))
+    plain = isinstance(module, _BATCH_NORMS) and not module._forward_hooks
+    return plain and getattr(module, "running_mean", None) is not None
+
+
+def _is_passed(node: fx.Node, net: nn.Module) -> bool:
+    if node.op == "call_module":
+        module = find_module(net, str(node.target))
+        return isinstance(module, _PASSED) or _is_norm(node, net)
+    name = getattr(node.target, "__name__", node.target)
+    return name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+
+
+def _check(net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Node]) -> str:
+    one, two = read_linear_op(first, net), read_linear_op(second, net)
+    if one is None or two is None or not (one.is_module and two.is_module):
+        return "a layer beside it is no module of torch's own"
+    named = [first, second, *[n for n in between if _is_norm(n, net)]]
+    if any(is_called_again(n) for n in named) or first.target == second.target:
+        return "a layer beside it is called more than once"
+    if any(_is_read_directly(n) for n in named):
+        return "the weights of a layer beside it are also read on their own"
+    return _check_kinds(net, one, two, has_norm=len(named) > 2)
+
+
+def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -> str:
+    if one.kind == TRANSPOSED or two.kind == TRANSPOSED or one.kind != two.kind:
+        return f"a {one.kind} does not merge with a {two.kind}"
+    if one.kind == LINEAR:
+        return ""
+    if one.n_space != two.n_space or one.groups != 1 or two.groups != 1:
+        return "a grouped convolution does not merge"
+    second: Any = find_module(net, two.layer)
+    first: Any = find_module(net, one.layer)
+    if isinstance(first.padding, str) or isinstance(second.padding, str):
+        return "give the padding as numbers"
+    pads = any(second.padding)
+    if pads and second.padding_mode != "zeros":
+        return f"{two.layer!r} pads by {second.padding_mode}"
+    bias_free = one.bias is None and not has_norm
+    point = all(k == 1 for k in first.kernel_size) and not any(first.padding)
+    if pads and not (bias_free and point):
+        return (
+            f"{two.layer!r} pads by {second.padding}, so the merged layer would differ at the "
+            "border; use padding=0 there"
+        )
+    return ""
+
+
+def _is_read_directly(node: fx.Node) -> bool:
+    read = node.graph.find_nodes(op="get_attr", sort=False)
+    return any(str(n.target).startswith(f"{node.target}.") for n in read)

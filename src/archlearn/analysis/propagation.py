@@ -1,0 +1,233 @@
+"""Labels are followed through every call of a network, beside one run of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from archlearn.analysis.constraints import Ledger, Reason
+from archlearn.analysis.in_place import find_views, is_in_place
+from archlearn.analysis.interpreter import Runner
+from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
+from archlearn.analysis.rule_api import Step, fixed_out, hooked_reason, opaque
+from archlearn.analysis.rules.activations import activate
+from archlearn.analysis.rules.linear import linear
+from archlearn.analysis.rules.reshape import as_selection, call_on_places, move, pick
+from archlearn.analysis.sites import SiteChannels
+from archlearn.tracing.fx_utils import leaves_of
+from archlearn.tracing.shape_guards import describes
+from archlearn.tracing.trace_context import frozen
+from archlearn.tracing.traces import ExampleInputs, values_for
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What became of labels in one graph.
+
+    Attributes:
+        values: What each node returned: labels for tensors, other values as they were.
+        sites: The channels of each site, by the name of its node.
+        other_multiply_adds: Multiply-adds of all calls that are not linear ops.
+        parts: The atoms of tensors that are a part of another (a slice, a chunk).
+        shrink: By how much images may be smaller and still meet every weight.
+        hidden: Why the channels in front of a call are not known, by the name of its node.
+    """
+
+    values: dict[str, Any]
+    sites: dict[str, SiteChannels]
+    other_multiply_adds: int
+    parts: tuple[Tensor, ...]
+    shrink: float
+    hidden: dict[str, Reason]
+
+
+class _Follower(Runner):
+    """Runs a graph on real inputs and applies the rule of each call to labels."""
+
+    def __init__(
+        self, net: nn.Module, graph: fx.Graph, ledger: Ledger, gated: frozenset[str]
+    ) -> None:
+        super().__init__(net, graph)
+        self.ledger, self.gated = ledger, gated
+        self.values: dict[str, Any] = {}
+        self.sites: dict[str, SiteChannels] = {}
+        self.runs: dict[str, tuple[Labels, Tensor]] = {}
+        self.parts: list[Tensor] = []
+        self.hidden: dict[str, Reason] = {}
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+
+    def result(self) -> Followed:
+        """Return what became of labels in this graph, without what cannot be pickled."""
+        limits = [
+            n for n, value in self.values.items() if isinstance(value, torch.finfo | torch.iinfo)
+        ]
+        return Followed(
+            self.values | dict.fromkeys(limits),
+            self.sites,
+            self.other_multiply_adds,
+            tuple(self.parts),
+            self.watch.shrink,
+            self.hidden,
+        )
+
+    def run_node(self, n: fx.Node) -> Any:
+        out, n_blocks = self.run_call(n), len(self.ledger.blocks)
+        self.values[n.name] = self._follow(n, out)
+        self._note_hidden(n, n_blocks)
+        return out
+
+    def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
+        """A call that keeps what it reads hides channels from all calls up to the next layer."""
+        hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        reason = hooked_reason(n, self.net) or next(iter(hidden), None)
+        if reason is None and len(self.ledger.blocks) > n_blocks:
+            reason = self.ledger.blocks[-1].reason
+        if reason is not None and self.rules.get(n) is not linear:
+            self.hidden[n.name] = reason
+
+    def _follow(self, n: fx.Node, out: Any) -> Any:
+        if n.op == "get_attr":
+            return self._read_attribute(n, out) if isinstance(out, Tensor) else out
+        if n.op == "placeholder":
+            return fixed_out(out)
+        step = self._step(n, out)
+        if n.op == "output":
+            for labels in step.labels:
+                self.ledger.block(
+                    labels.ids, "part of the model's output", "the output is never narrowed"
+                )
+            return None
+        if not step.labels:
+            return fixed_out(out)
+        self._guard_in_place(n, step)
+        self._guard_scrambled(n, step)
+        made = self.rules[n](step)
+        if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
+            made = opaque(step)
+        if self.rules[n] in (move, pick):
+            self._note_parts(step, made)
+        if self.rules[n] is move:
+            self._note_run(n, step, made)
+        if self.rules[n] is activate:
+            self._note_site(n, made)
+        return made
+
+    def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels:
+        rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
+        if opaque in rules:
+            self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
+        if rules <= {opaque, linear}:
+            fixed = fixed_like(out)
+            return Labels(fixed.ids, fixed.state, str(n.target))
+        return self.ledger.raw(str(n.target))
+
+    def _step(self, n: fx.Node, out: Any) -> Step:
+        labelled = map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
+        real_args, real_kwargs = self.fetch_args_kwargs_from_env(n)
+        args, kwargs = labelled
+        return Step(
+            n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
+            gated=n.name in self.gated,
+        )  # fmt: skip
+
+    def _guard_in_place(self, n: fx.Node, step: Step) -> None:
+        if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
+            return
+        same = find_views(n.args[0], self.rules, self.values)
+        if any(self.order[user] > self.order[n] for node in same for user in node.users):
+            seen = [self.values[node.name] for node in same]
+            for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
+                self.ledger.block(
+                    labels.ids,
+                    f"changed in place by {n.name} and read again afterwards",
+                    "use the result of the call, or set inplace=False",
+                )
+
+    def _guard_scrambled(self, n: fx.Node, step: Step) -> None:
+        """Let only a run of moves see channels that lie along several dimensions at once.
+
+        Anything else must be able to lose them along one: those at one index are tied.
+        """
+        if self.rules[n] in (opaque, linear) or (self.rules[n] is move and len(step.labels) == 1):
+            return
+        for labels in step.labels:
+            dims = varying(labels.ids) if len(spread(labels.ids)) > 1 else []
+            if len(dims) > 1:
+                self.ledger.read(labels, dims[0])
+
+    def _note_parts(self, step: Step, made: Any) -> None:
+        n_before = sum(labels.ids.numel() for labels in step.labels)
+        for labels in leaves_of(made):
+            if isinstance(labels, Labels) and labels.ids.numel() < n_before:
+                self.parts.append(torch.unique(without_repeats(labels.ids)))
+
+    def _note_run(self, n: fx.Node, step: Step, made: Any) -> None:
+        """A run of moves through several dimensions must amount to a selection of channels."""
+        if len(step.labels) != 1 or not isinstance(made, Labels):
+            return
+        found = [node for node in n.all_input_nodes if self.values[node.name] is step.x]
+        if not found:
+            return
+        source = found[0]
+        start, places = self.runs.get(source.name, (step.x, None))
+        if places is None:
+            places = torch.arange(step.x.ids.numel()).reshape(step.x.shape)
+        moved = call_on_places(step, places)
+        if len(varying(made.ids)) > 1:
+            self.runs[n.name] = (start, moved)
+        elif source.name in self.runs and as_selection(start.shape, moved) is None:
+            self.ledger.block(
+                made.ids,
+                f"{n.name} spreads channels over several dimensions",
+                "nothing is needed if the other layers are learnt",
+            )
+
+    def _note_site(self, n: fx.Node, made: Any) -> None:
+        if not isinstance(made, Labels) or made.ids.dim() < 1:
+            return
+        dims = varying(made.ids)
+        if dims:
+            ids, _ = self.ledger.read(made, dims[0])
+            self.sites[n.name] = SiteChannels(dims[0], ids)
+        elif bool((made.ids != FIXED).any()):
+            self.sites[n.name] = SiteChannels(min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1])
+
+
+def follow(
+    net: nn.Module,
+    graphs: Sequence[fx.Graph],
+    inputs: ExampleInputs,
+    gated: Mapping[int, frozenset[str]],
+) -> tuple[Ledger, tuple[Followed, ...]]:
+    """Follow labels through all graphs of a network that is in evaluation mode.
+
+    Args:
+        net: The network that was traced.
+        graphs: Its graphs; their parameters, and so their atoms, are the same.
+        inputs: Arguments for one call.
+        gated: Sites that are taken to be gated, by graph.
+
+    Raises:
+        InputError: If the network does not run on the inputs.
+    """
+    ledger = Ledger(net)
+    followed: list[Followed] = []
+    with torch.no_grad(), frozen(net):
+        for place, graph in enumerate(graphs):
+            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            follower.run(*values_for(graph, inputs.copy()))
+            followed.append(follower.result())
+    _keep_ambiguous_parameters(ledger)
+    return ledger, tuple(followed)
+
+
+def _keep_ambiguous_parameters(ledger: Ledger) -> None:
+    """A parameter used in two ways, or by something unknown, keeps all it has."""
+    twice = set(ledger.elements) & {name for name, _ in ledger.dims}
+    for name in twice | ledger.opaque_uses:
+        parts = [ids for (other, _), ids in ledger.dims.items() if other == name]
+        for ids in [*parts, ledger.elements.get(name, ledger.new_atoms(0))]:
+            ledger.block(ids, f"{name!r} is used in two ways", "use it in one way")

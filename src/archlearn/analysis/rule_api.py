@@ -1,0 +1,103 @@
+"""A step is one call of a trace, with its arguments as labels and as they really were."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from archlearn.analysis.constraints import Ledger, Reason
+from archlearn.analysis.labels import Labels, fixed_like
+from archlearn.module_utils import find_module, has_hooks
+from archlearn.tracing.fx_utils import call_node, leaves_of
+from archlearn.tracing.source_location import source_of
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call while labels are followed through a network.
+
+    Attributes:
+        args: Positional arguments, tensors replaced by their labels.
+        real_args: The same as they were in the run on the example inputs.
+        out: What the call returned in that run.
+        gated: Whether this call is a site whose channels are to be gated.
+        labels: All labels among the arguments.
+    """
+
+    node: fx.Node
+    net: nn.Module
+    ledger: Ledger
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    real_args: tuple[Any, ...]
+    real_kwargs: dict[str, Any]
+    out: Any
+    gated: bool = False
+    labels: list[Labels] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
+        object.__setattr__(self, "labels", found)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that a `call_module` node calls."""
+        return find_module(self.net, str(self.node.target))
+
+    @property
+    def x(self) -> Labels:
+        """The labels of the call's input."""
+        return self.labels[0]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument given by position or by keyword."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Make the same call with other arguments."""
+        return call_node(self.node, self.net, args, kwargs)
+
+
+Rule = Callable[[Step], Any]
+
+
+def fixed_out(out: Any) -> Any:
+    """Return labels of which nothing may go for all that a call returned."""
+    return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
+
+
+def opaque(step: Step, text: str | None = None, fix: str | None = None) -> Any:
+    """Keep every channel that a call reads, and know nothing of what it returns."""
+    hooked = hooked_reason(step.node, step.net)
+    if text is None and hooked is not None:
+        text, fix = hooked.text, hooked.fix
+    for labels in step.labels:
+        step.ledger.block(
+            labels.ids,
+            text or f"read by {describe_call(step.node)}, which may mix channels",
+            fix or "nothing is needed if the other layers are learnt",
+        )
+    return fixed_out(step.out)
+
+
+def hooked_reason(node: fx.Node, net: nn.Module) -> Reason | None:
+    """Return why a module with forward hooks is not learnt, or None if it has none."""
+    if node.op != "call_module" or not has_hooks(find_module(net, str(node.target))):
+        return None
+    return Reason(
+        f"{node.target!r} has a forward hook, which may change what it reads or returns",
+        "remove the hook before add_gates, and register it on the model that add_gates returns",
+    )
+
+
+def describe_call(node: fx.Node) -> str:
+    """Return a call as its user would name it."""
+    if node.op == "call_module":
+        return f"{node.target!r}"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    source = source_of(node)
+    return f"{name}() at {source}" if source else f"{name}()"

@@ -1,0 +1,91 @@
+"""A site is the output of an activation: where width and depth gates may stand."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.labels import ZERO, Labels, pointwise
+from archlearn.analysis.rule_api import Step, opaque
+from archlearn.analysis.rules.elementwise import prelu, unary
+from archlearn.errors import with_article
+from archlearn.module_utils import find_module
+from archlearn.nn.tristate import TriState
+from archlearn.op_table import (
+    ACTIVATION_FUNCTIONS,
+    ACTIVATION_METHODS,
+    ACTIVATION_MODULES,
+    SQUASHING_FUNCTIONS,
+    SQUASHING_METHODS,
+    SQUASHING_MODULES,
+)
+
+
+def is_site(node: fx.Node, net: nn.Module) -> bool:
+    """Return whether a call is an activation."""
+    return _is(
+        node, net, ACTIVATION_MODULES, ACTIVATION_FUNCTIONS, ACTIVATION_METHODS
+    ) or is_squashing(node, net)
+
+
+def is_squashing(node: fx.Node, net: nn.Module) -> bool:
+    """Return whether a call is an activation that often is a gate itself."""
+    return _is(node, net, SQUASHING_MODULES, SQUASHING_FUNCTIONS, SQUASHING_METHODS)
+
+
+def activation_name(node: fx.Node, net: nn.Module) -> str:
+    """Return the activation's own name: ReLU, gelu."""
+    if node.op == "call_module":
+        module = find_module(net, str(node.target))
+        inner = module.activation if isinstance(module, TriState) else module
+        return type(inner).__name__
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    return name.rstrip("_")
+
+
+def activate(step: Step) -> Any:
+    """Follow an activation; where it is gated, a dropped channel is zero behind it."""
+    out = _activate(step)
+    if not step.gated or not isinstance(out, Labels):
+        return out
+    return Labels(out.ids, torch.tensor(ZERO).expand(out.shape))
+
+
+def _activate(step: Step) -> Any:
+    name = activation_name(step.node, step.net)
+    module = step.module if step.node.op == "call_module" else None
+    known = (*ACTIVATION_MODULES, *SQUASHING_MODULES, nn.Identity)
+    if isinstance(module, TriState) and not isinstance(module.activation, known):
+        return opaque(
+            step,
+            f"{step.node.target!r} wraps {with_article(name)}, which may mix channels",
+            "wrap an activation that treats every element alike",
+        )
+    if name.lower() == "prelu":
+        return prelu(step)
+    return _glu(step) if name.lower() == "glu" else unary(step)
+
+
+def _glu(step: Step) -> Any:
+    dim = step.module.dim if step.node.op == "call_module" else step.argument(1, "dim", -1)
+    if not isinstance(dim, int):
+        return opaque(step)
+    ids, gate_ids = step.x.ids.chunk(2, dim)
+    state, gate_state = step.x.state.chunk(2, dim)
+    step.ledger.tie(ids, gate_ids)
+    return Labels(ids, pointwise(_gate_state, state, gate_state))
+
+
+def _gate_state(state: Tensor, gate_state: Tensor) -> Tensor:
+    return torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state))
+
+
+def _is(
+    node: fx.Node, net: nn.Module, modules: Any, functions: Any, methods: tuple[str, ...]
+) -> bool:
+    if node.op == "call_module":
+        module = find_module(net, str(node.target))
+        return isinstance(module, modules)
+    if node.op == "call_method":
+        return node.target in methods
+    return node.op == "call_function" and node.target in functions

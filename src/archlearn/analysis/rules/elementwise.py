@@ -1,0 +1,221 @@
+"""Calls that treat every element alike, alone or with those at the same place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
+from archlearn.analysis.rule_api import Step, fixed_out, opaque
+from archlearn.module_utils import has_hooks
+
+_SIMPLE = frozenset({nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, F.relu, torch.relu, F.gelu, F.silu})
+StateRule = Callable[[list[Tensor]], Tensor]
+
+
+def keep(step: Step) -> Any:
+    """Return the labels as they are (dropout, casts, clones)."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    return Labels(step.x.ids, step.x.state)
+
+
+def unary(step: Step) -> Any:
+    """Return the labels of a function of each element."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    if len(step.labels) > 1:
+        return mixed(step)
+    state = step.x.state
+    if any(_is_computed(value, node) for value, node in _arguments(step)):
+        state = torch.tensor(UNKNOWN).expand(state.shape)
+    elif not (_is_simple(step) or _maps_zero_to_zero(step)):
+        state = replaced(state, ZERO, CONSTANT)
+    return Labels(step.x.ids, state)
+
+
+def prelu(step: Step) -> Any:
+    """A slope for each channel or for all; zero stays zero."""
+    if step.node.op == "call_module":
+        inner = ".activation" if hasattr(step.module, "activation") else ""
+        slope = step.ledger.raw(f"{step.node.target}{inner}.weight")
+    else:
+        slope = step.argument(1, "weight")
+    if not isinstance(slope, Labels):
+        return opaque(step)
+    if slope.ids.numel() > 1:
+        dim = 1 if step.x.ids.dim() > 1 else 0
+        ids, _ = step.ledger.read(step.x, dim)
+        step.ledger.tie(ids, slope.ids.reshape(-1))
+    return Labels(step.x.ids, step.x.state)
+
+
+def product(step: Step) -> Any:
+    """Zero times anything is zero."""
+    return combine(step, _multiply)
+
+
+def quotient(step: Step) -> Any:
+    """Zero over anything (but zero) is zero."""
+    return combine(step, _divide)
+
+
+def total(step: Step) -> Any:
+    """A sum, a difference, a maximum: zero where all are zero."""
+    return combine(step, _worst)
+
+
+def mixed(step: Step) -> Any:
+    """Any other function of elements at the same place."""
+    return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
+
+
+def lerp(step: Step) -> Any:
+    """`lerp(x, end, weight)` is zero where both ends are, whatever the weight."""
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        x, end, *_ = _by_name(step, states, ("input", "end", "weight"))
+        return _zero_where(_worst([x, end]), states)
+
+    return combine(step, state_rule)
+
+
+def plus_product(step: Step) -> Any:
+    """`addcmul(x, a, b)` and `addcdiv(x, a, b)`: zero where x is, and a times or over b."""
+    is_product = "addcmul" in str(getattr(step.node.target, "__name__", step.node.target))
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        x, one, two = _by_name(step, states, ("input", "tensor1", "tensor2"))
+        added = _multiply([one, two]) if is_product else _divide([one, two])
+        return _zero_where(_worst([x, added]), states)
+
+    return combine(step, state_rule)
+
+
+def _by_name(step: Step, states: list[Tensor], names: tuple[str, ...]) -> list[Tensor]:
+    """Return states in the order of a call's parameters, some of which may be given by name."""
+    known = dict(zip([*names[: len(step.args)], *step.kwargs], states, strict=True))
+    return [known[name] for name in names]
+
+
+def _zero_where(state: Tensor, states: list[Tensor]) -> Tensor:
+    """Return zero where a state is zero, and else what the worst of all allows."""
+    worst = torch.clamp(torch.maximum(_worst(states), state), min=CONSTANT)
+    return torch.where(state == ZERO, ZERO, worst)
+
+
+def where(step: Step) -> Any:
+    """Elements of one tensor or another: zero where both are, and else not known."""
+    of_mask = 0 if getattr(step.node.target, "__name__", "") == "where" else 1
+
+    def state_rule(states: list[Tensor]) -> Tensor:
+        worst = _worst([state for place, state in enumerate(states) if place != of_mask])
+        return torch.where(worst == ZERO, ZERO, UNKNOWN)
+
+    return combine(step, state_rule)
+
+
+def like(step: Step) -> Any:
+    """Zeros or ones in the shape of a tensor."""
+    if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+        return opaque(step)
+    is_zero = "zeros" in str(getattr(step.node.target, "__name__", step.node.target))
+    return Labels(step.x.ids, torch.tensor(ZERO if is_zero else CONSTANT).expand(step.x.shape))
+
+
+def combine(step: Step, state_rule: StateRule) -> Any:
+    """Tie what stands at the same place; what is broadcast along channels must stay."""
+    if not isinstance(step.out, Tensor):
+        return step.out if not step.labels else fixed_out(step.out)
+    shape = step.out.shape
+    spread = [labels.ids.broadcast_to(shape) for labels in step.labels]
+    dims = sorted({dim for ids in spread for dim in varying(ids)})
+    firm = [_is_firm(labels, shape, dims) for labels in step.labels]
+    if not any(firm):
+        return opaque(step)
+    base = spread[firm.index(True)]
+    states = [_state_of(value, node, shape) for value, node in _arguments(step)]
+    place = [i for i, (value, _) in enumerate(_arguments(step)) if _is(value)]
+    for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
+        if is_firm:
+            step.ledger.tie(base, ids)
+        else:
+            step.ledger.block(
+                labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
+            )
+            is_number = labels.name is not None and labels.ids.numel() == 1  # a parameter
+            states[index] = torch.tensor(CONSTANT if is_number else UNKNOWN)
+    state = pointwise(lambda *each: state_rule(list(each)), *states)
+    return Labels(base, state.broadcast_to(shape))
+
+
+def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
+    if labels.ids.numel() == 1 and shape.numel() > 1:
+        return False
+    padded = (1,) * (len(shape) - labels.ids.dim()) + tuple(labels.shape)
+    return all(padded[dim] == shape[dim] for dim in dims)
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Labels)
+
+
+def _arguments(step: Step) -> list[tuple[Any, Any]]:
+    """Return the arguments of a call, each with the node that it comes from, or itself."""
+    values = [*step.args, *step.kwargs.values()]
+    return list(zip(values, [*step.node.args, *step.node.kwargs.values()], strict=True))
+
+
+def _is_computed(value: Any, node: Any) -> bool:
+    """Return whether a number is another one for images of another size."""
+    return isinstance(node, fx.Node) and isinstance(value, int | float)
+
+
+def _state_of(value: Any, node: Any, shape: torch.Size) -> Tensor:
+    if isinstance(value, Labels):
+        return value.state.broadcast_to(shape)
+    if _is_computed(value, node):
+        return torch.tensor(UNKNOWN)
+    return torch.tensor(ZERO if isinstance(value, int | float) and value == 0 else CONSTANT)
+
+
+def _worst(states: list[Tensor]) -> Tensor:
+    worst = states[0]
+    for state in states[1:]:
+        worst = torch.maximum(worst, state)
+    return worst
+
+
+def _multiply(states: list[Tensor]) -> Tensor:
+    least = states[0]
+    for state in states[1:]:
+        least = torch.minimum(least, state)
+    return torch.where(least == ZERO, ZERO, _worst(states))
+
+
+def _divide(states: list[Tensor]) -> Tensor:
+    above, below = states[0], _worst(states[1:])
+    safe = torch.where(above == ZERO, ZERO, torch.maximum(above, below))
+    return torch.where(below == ZERO, UNKNOWN, safe)
+
+
+def _is_simple(step: Step) -> bool:
+    """Return at once whether zero stays zero, for what most networks have."""
+    if step.node.op != "call_module":
+        return step.node.target in _SIMPLE
+    is_plain = not has_hooks(step.module) and "forward" not in vars(step.module)
+    return is_plain and type(step.module) in _SIMPLE
+
+
+def _maps_zero_to_zero(step: Step) -> bool:
+    def zero(leaf: Any) -> Any:
+        return torch.zeros(1) if isinstance(leaf, Labels) else leaf
+
+    try:
+        args = tuple(zero(value) for value in step.args)
+        value = step.call(args, {key: zero(value) for key, value in step.kwargs.items()})
+        return bool(value == 0)
+    except Exception:  # a function that knows no such tensor tells us nothing
+        return False

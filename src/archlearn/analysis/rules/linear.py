@@ -1,0 +1,103 @@
+"""Linear ops end the channels they read and begin new ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, along
+from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_called_again, read_linear_op
+from archlearn.analysis.rule_api import Step, opaque
+
+
+def linear(step: Step) -> Any:
+    """Read the input's channels and return those of the weight's rows."""
+    op = read_linear_op(step.node, step.net)
+    if op is None:
+        return opaque(step, f"read by {step.node.name}, whose weight is not a plain parameter")
+    dim = step.x.ids.dim() + op.channel_dim
+    ids, state = step.ledger.read(step.x, dim)
+    if op.groups == 1:
+        rows, out_state = _dense(step, op, ids, state)
+    elif splits_whole_groups(op, len(ids), step.out.shape[dim]):
+        rows, out_state = _whole_groups(step, op, ids, state)
+    else:
+        rows, out_state = _within_groups(step, op, ids, state)
+    if op.bias is not None:
+        step.ledger.tie_dim(op.bias, 0, rows)
+    return along(rows, out_state, step.out.shape, dim)
+
+
+def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:
+    """Return whether a grouped convolution loses whole groups, rather than part of each.
+
+    Whichever leaves the finer choice: a depthwise convolution has groups of one channel,
+    CaffeNet's have two groups of many.
+    """
+    return op.groups >= min(n_in, n_out) // op.groups
+
+
+def _dense(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    step.ledger.tie_dim(op.weight, op.in_dim, ids)
+    _check_reader(step, op, ids, state)
+    rows = step.ledger.dim(op.weight, op.out_dim)
+    return rows, torch.tensor(UNKNOWN).expand(len(rows))
+
+
+def _whole_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    n_out = step.out.shape[step.out.dim() + op.channel_dim]
+    groups = step.ledger.new_atoms(op.groups)
+    n_in = len(ids) // op.groups
+    step.ledger.tie(groups.repeat_interleave(n_in), ids)
+    rows = groups.repeat_interleave(n_out // op.groups)
+    first = step.ledger.dim(op.weight, 0)
+    step.ledger.tie(groups.repeat_interleave(len(first) // op.groups), first)
+    worst = state.reshape(op.groups, n_in).amax(1)
+    out = torch.where(worst == ZERO, ZERO if op.bias is None else CONSTANT, UNKNOWN)
+    if not op.padded and op.kind != TRANSPOSED:
+        out = torch.where(worst == CONSTANT, CONSTANT, out)
+    return rows, out.repeat_interleave(n_out // op.groups)
+
+
+def _within_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    n_out = step.out.shape[step.out.dim() + op.channel_dim]
+    first, second = step.ledger.dim(op.weight, 0), step.ledger.dim(op.weight, 1)
+    if op.kind == TRANSPOSED:
+        columns = first[: len(first) // op.groups]
+        step.ledger.tie(columns.repeat(op.groups), first)
+        rows = second.repeat(op.groups)
+    else:
+        columns = second
+        rows = first[: n_out // op.groups].repeat(op.groups)
+        step.ledger.tie(rows, first)
+    step.ledger.tie(columns.repeat(op.groups), ids)
+    _check_reader(step, op, ids, state)
+    return rows, torch.tensor(UNKNOWN).expand(len(rows))
+
+
+def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:
+    if bool((state == ZERO).all()):
+        return
+    step.ledger.block(
+        ids[state == UNKNOWN],
+        f"read by {op.layer!r} with no activation in between",
+        f"put an activation in front of {op.layer!r}, or leave these channels as they are",
+    )
+    constant = ids[state == CONSTANT]
+    if op.padded or op.kind == TRANSPOSED:
+        step.ledger.block(
+            constant,
+            f"a dropped channel becomes a constant that {op.layer!r} reads with zero padding",
+            f"put the normalisation in front of the activation, or use padding=0 in {op.layer!r}",
+        )
+    elif (
+        op.groups > 1
+        or not op.is_module
+        or is_called_again(step.node)
+        or op.layer in step.ledger.sharing
+    ):
+        step.ledger.block(
+            constant,
+            f"a dropped channel becomes a constant that {op.layer!r} cannot take into a bias",
+            "put the normalisation in front of the activation",
+        )

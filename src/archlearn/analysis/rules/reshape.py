@@ -1,0 +1,153 @@
+"""Calls that only move data: the same is done to the labels."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, varying  # fmt: skip
+from archlearn.analysis.rule_api import Step, fixed_out, opaque, tree_map
+from archlearn.tracing.fx_utils import leaves_of, map_leaves
+
+_CONSTANT_PADS = (
+    nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
+    nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+)  # fmt: skip
+
+
+def move(step: Step) -> Any:
+    """Do to the labels what the call does to the tensor."""
+    if not step.labels:
+        return step.out
+    if any(_is_real_index(real, label) for real, label in _pairs(step)):
+        return opaque(step)
+    ids = _call_on(step, lambda labels: labels.ids)
+    state = _call_on(step, lambda labels: labels.state)
+    return _zip_labels(ids, state)
+
+
+def pick(step: Step) -> Any:
+    """Index a tuple, a list, a dict, a size or a tensor."""
+    holder = step.args[0]
+    if isinstance(holder, Labels):
+        return move(step)
+    return holder[step.args[1]]
+
+
+def attribute(step: Step) -> Any:
+    """Read an attribute: of a tensor only its description, or its transpose."""
+    holder, name = step.args[0], step.args[1]
+    if not isinstance(holder, Labels):
+        return fixed_out(step.out)
+    if name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "requires_grad"):
+        return step.out
+    return move(step) if name in ("T", "mT", "data") else opaque(step)
+
+
+def pad(step: Step) -> Any:
+    """Pad: along space the channel stays what it is; along channels zeros join in."""
+    x, amounts, mode, value = _pad_arguments(step)
+    dims = varying(x.ids)
+    padded = {x.ids.dim() - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    if any(amount < 0 for amount in amounts) or len(dims) > 1:
+        return opaque(step)
+    if not padded & {*dims, min(1, x.ids.dim() - 1)}:
+        return _pad_space(step, x, mode, value, dims)
+    if padded != set(dims) or mode != "constant":
+        return opaque(step)
+    return _pad_channels(step, x, amounts, value, dims[0])
+
+
+def call_on_places(step: Step, places: Tensor) -> Tensor:
+    """Move the places of a single tensor's elements as the call moves the elements."""
+    return _call_on(step, lambda _: places)
+
+
+def as_selection(
+    shape: torch.Size, moved: Tensor, dims: Sequence[int] = ()
+) -> tuple[int, Tensor] | None:
+    """Return the dimension and indices that turn a tensor of places into `moved`.
+
+    The given dimensions are tried first: what changes nothing is a selection along any.
+    """
+    places = torch.arange(shape.numel()).reshape(shape)
+    if moved.dim() != len(shape) or moved.numel() == 0:
+        return None
+    for dim in [*dims, *range(len(shape))]:
+        others = [s for d, s in enumerate(shape) if d != dim]
+        if others != [s for d, s in enumerate(moved.shape) if d != dim]:
+            continue
+        line = moved.movedim(dim, -1)[(0,) * (moved.dim() - 1)]
+        stride = places.stride(dim)
+        index = (line // stride) % shape[dim]
+        if torch.equal(places.index_select(dim, index), moved):
+            return dim, index
+    return None
+
+
+def _pad_space(step: Step, x: Labels, mode: str, value: float, dims: list[int]) -> Labels:
+    dim = dims[0] if dims else min(1, x.ids.dim() - 1)
+    ids, state = step.ledger.read(x, dim)
+    if mode == "constant":
+        kept_zero = (state == ZERO) & (value == 0)
+        state = torch.where(kept_zero, ZERO, UNKNOWN)
+    return along(ids, state, step.out.shape, dim)
+
+
+def _pad_channels(step: Step, x: Labels, amounts: Any, value: float, dim: int) -> Labels:
+    ids, state = step.ledger.read(x, dim)
+    place = 2 * (x.ids.dim() - 1 - dim)
+    before, after = amounts[place], amounts[place + 1]
+    new_state = ZERO if value == 0 else CONSTANT
+    joined = torch.cat([step.ledger.new_atoms(before), ids, step.ledger.new_atoms(after)])
+    states = F.pad(state, (before, after), value=new_state)
+    return along(joined, states, step.out.shape, dim)
+
+
+def _pad_arguments(step: Step) -> tuple[Labels, tuple[int, ...], str, float]:
+    if step.node.op == "call_module":
+        module: Any = step.module
+        is_constant = isinstance(module, _CONSTANT_PADS)
+        value = getattr(module, "value", 0.0)
+        return step.x, tuple(module.padding), "constant" if is_constant else "other", value
+    amounts = step.argument(1, "pad")
+    mode = step.argument(2, "mode", "constant")
+    return step.x, tuple(amounts), mode, step.argument(3, "value") or 0.0
+
+
+def _call_on(step: Step, view: Callable[[Labels], Tensor]) -> Any:
+    def swap(leaf: Any) -> Any:
+        return view(leaf) if isinstance(leaf, Labels) else leaf
+
+    args, kwargs = map_leaves(swap, step.args), map_leaves(swap, step.kwargs)
+    try:
+        return step.call(args, kwargs)
+    except (RuntimeError, NotImplementedError):  # some kernels know no integers
+        args, kwargs = map_leaves(_as_double, args), map_leaves(_as_double, kwargs)
+        return tree_map(
+            lambda leaf: leaf.long() if isinstance(leaf, Tensor) else leaf, step.call(args, kwargs)
+        )
+
+
+def _as_double(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) else leaf
+
+
+def _zip_labels(ids: Any, state: Any) -> Any:
+    if isinstance(ids, Tensor):
+        return Labels(ids, state)
+    if isinstance(ids, tuple | list):
+        made = [_zip_labels(i, s) for i, s in zip(ids, state, strict=True)]
+        return made if isinstance(ids, list) else tuple(made)
+    return ids
+
+
+def _pairs(step: Step) -> list[tuple[Any, Any]]:
+    real = leaves_of((step.real_args, step.real_kwargs))
+    return list(zip(real, leaves_of((step.args, step.kwargs)), strict=True))
+
+
+def _is_real_index(real: Any, label: Any) -> bool:
+    return isinstance(label, Labels) and isinstance(real, Tensor) and not real.is_floating_point()

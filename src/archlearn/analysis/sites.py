@@ -1,0 +1,90 @@
+"""Sites have the name of the layer whose neurons they activate."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.linear_ops import is_linear_op, layer_of
+from archlearn.analysis.rules.activations import activation_name, is_site, is_squashing
+from archlearn.tracing.traces import source_of
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One call of an activation.
+
+    Attributes:
+        name: The layer in front, with `#2`, `#3` where that stands before several calls.
+        node: Name of the call in the graph.
+        module: Name of the activation's module, or '' for a function or a method.
+        squashing: Whether it often is a gate itself, and so is gated only if need be.
+    """
+
+    name: str
+    node: str
+    module: str
+    activation: str
+    source: str
+    squashing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SiteChannels:
+    """Where a site's channels lie, and which they are.
+
+    Attributes:
+        dim: The dimension that channels lie along.
+        ids: The atom of each channel; empty if no channels of ours reach the site.
+    """
+
+    dim: int
+    ids: Tensor
+
+
+def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
+    """Return the sites of a graph in the order of their calls."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    used: dict[str, int] = {}
+    sites: list[Site] = []
+    for node in graph.nodes:
+        if node.op.startswith("call") and is_site(node, net):
+            layer = _layer_in_front(node, net, order) or node.name
+            used[layer] = used.get(layer, 0) + 1
+            name = layer if used[layer] == 1 else f"{layer}#{used[layer]}"
+            module = str(node.target) if node.op == "call_module" else ""
+            activation = activation_name(node, net)
+            squashing = is_squashing(node, net)
+            sites.append(Site(name, node.name, module, activation, source_of(node), squashing))
+    return tuple(sites)
+
+
+def find_trained(graph: fx.Graph) -> frozenset[str]:
+    """Return the names of all calls that a gradient of the model's output reaches."""
+    waiting = [node for node in graph.nodes if node.op == "output"]
+    found: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in found and not _is_detached(node):
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return frozenset(node.name for node in found)
+
+
+def _is_detached(node: fx.Node) -> bool:
+    if node.target is getattr:
+        return node.args[1] == "data"
+    return node.target in ("detach", "detach_", torch.detach, torch.detach_)
+
+
+def _layer_in_front(node: fx.Node, net: nn.Module, order: dict[fx.Node, int]) -> str | None:
+    waiting, seen = list(node.all_input_nodes), set[fx.Node]()
+    while waiting:
+        latest = max(waiting, key=lambda n: order[n])
+        waiting.remove(latest)
+        if is_linear_op(latest, net):
+            return layer_of(latest)
+        if latest not in seen:
+            seen.add(latest)
+            waiting.extend(n for n in latest.all_input_nodes if n not in seen)
+    return None

@@ -1,0 +1,238 @@
+"""A trace is rehearsed beside `forward` itself: on the example inputs both must do the same.
+
+Python may decide on something that a trace does not see: the text of a size, the type of a tensor,
+an error that is caught. Then other layers are called, or the same ones read other numbers. To see
+that, layers need not be computed: stand-ins note what they read, and return something that hangs
+on it.
+"""
+
+import math
+import random
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from archlearn.analysis.interpreter import is_all_known, run_graph
+from archlearn.analysis.layer_stand_ins import Notes, standing_in
+from archlearn.errors import InputError, SurgeryError, TracingError, first_line
+from archlearn.module_modes import evaluating
+from archlearn.tracing.example_inputs import ExampleInputs, values_for
+from archlearn.tracing.module_state import Remnants, look_at, restoring
+from archlearn.tracing.output_types import structure_of, tensors_in
+from archlearn.tracing.rng import putting_back
+from archlearn.tracing.traces import Traces
+
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-6
+_TIMES = 10
+
+
+def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
+    """Run a model and its graphs on the example inputs, without computing its layers.
+
+    The model is left as it was: its mode, its buffers, and random numbers still to be drawn.
+
+    Raises:
+        InputError: If the model does not run on the inputs.
+        TracingError: If a graph does something else.
+    """
+    with evaluating(net):
+        _rehearse_mode(_Stage(net, traces.evaluation, inputs))
+        if traces.asks_mode:
+            _rehearse_mode(_Stage(net.train(), traces.graphs[-1], inputs))
+
+
+def serves(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+    """Return whether a compact model's own `forward` is known to do what its graphs do.
+
+    It is not known of a model that calls something unknown, which is not run at all. The model is
+    left as it was.
+
+    Raises:
+        SurgeryError: If the graph for evaluation does not run.
+    """
+    with evaluating(net):
+        stage = _Stage(net, traces.evaluation, inputs)
+        if not stage.is_bare or _find_difference(stage.run_forward(), _try(stage)):
+            return False
+    is_known = not traces.asks_mode or is_all_known(net, traces.graphs[-1])
+    return is_known and not differs_in_training(net, traces, inputs)
+
+
+def differs(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+    """Return whether a compact model's own `forward` does something else than its graphs, or may.
+
+    A certificate need not see that: the inputs that it tries may end in closed units.
+    """
+    with evaluating(net):
+        stage = _Stage(net, traces.evaluation, inputs)
+        if not stage.is_bare or _find_difference(stage.run_forward(), stage.run_graph()):
+            return True
+    return differs_in_training(net, traces, inputs)
+
+
+def differs_in_training(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+    """Return whether a model's `forward` does something else than its graph in training, or may.
+
+    No certificate says that: it compares models in evaluation mode. A model that calls something
+    unknown is run as it is; its weights may move then.
+    """
+    if not traces.asks_mode:
+        return False
+    with evaluating(net):
+        stage = _Stage(net.train(), traces.graphs[-1], inputs)
+        meant, traced = stage.run_forward(), stage.run_graph()
+        fails = traced.error is not None and not stage.is_bare  # so nothing was compared
+        return fails or bool(_find_difference(meant, traced))
+
+
+def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
+    """Run a compact model's graph for evaluation, without its layers, if nothing is unknown in it.
+
+    Raises:
+        SurgeryError: If it does not run: layers do not fit each other.
+    """
+    with evaluating(net):
+        stage = _Stage(net, traces.evaluation, inputs)
+        if stage.is_bare:
+            _try(stage)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A model in one mode, and the graph that was traced in it.
+
+    Attributes:
+        is_bare: Whether layers are stood in for: no call is unknown.
+    """
+
+    net: nn.Module
+    graph: fx.Graph
+    inputs: ExampleInputs
+    is_bare: bool = field(init=False)
+    before: Remnants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_bare = is_all_known(self.net, self.graph)
+        self.before = look_at(self.net)
+
+    def run_graph(self) -> Notes:
+        """Run the graph, and leave the model as it was."""
+        return self._run(
+            lambda given: run_graph(self.net, self.graph, values_for(self.graph, given))
+        )
+
+    def run_forward(self) -> Notes:
+        """Run the model itself, and leave it as it was."""
+        return self._run(lambda given: self.net(*given.args, **given.kwargs))
+
+    def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
+        with restoring(self.net, self.before):
+            return _run(self.net, call, self.inputs, is_bare=self.is_bare)
+
+
+def _rehearse_mode(stage: _Stage) -> None:
+    # Other threads draw from the same generators. What is wrong by itself is wrong every time.
+    found = _rehearse_once(stage)
+    again = range(_TIMES if threading.active_count() > 1 else 0)
+    if found and all(_rehearse_once(stage) for _ in again):
+        raise TracingError(
+            f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
+            f"trace {found}. It does something that a trace does not hold, such as asking for "
+            "type(x), catching an error, or += on a view of another tensor. Move that into a "
+            "submodule of its own and name it in leaves=[...]: it is then called as it is"
+        )
+
+
+def _rehearse_once(stage: _Stage) -> str:
+    """Return what the trace does that `forward` does not, whenever it is called, or ''."""
+    traced, meant = stage.run_graph(), stage.run_forward()
+    if meant.error is not None and not stage.net.training:
+        raise InputError(
+            f"the model does not run on the example inputs: {first_line(meant.error)}. Give "
+            "inputs that model(...) takes, on the device and in the dtype of the model"
+        ) from meant.error
+    found = _find_difference(meant, traced)
+    return found if found and not _find_difference(meant, stage.run_forward()) else ""
+
+
+def _try(stage: _Stage) -> Notes:
+    traced = stage.run_graph()
+    if traced.error is not None:
+        raise SurgeryError(
+            "the compact model does not run on the example inputs: "
+            f"{first_line(traced.error)}; keep the gated one, and report the model"
+        ) from traced.error
+    return traced
+
+
+def _find_difference(meant: Notes, traced: Notes) -> str:
+    """Return what a trace does that was not meant, or ''."""
+    if meant.error is not None or traced.error is not None:
+        both = meant.error is not None and traced.error is not None
+        return "" if both else f"fails ({first_line(traced.error or Exception('not'))})"
+    of_layers = zip(meant.layers, traced.layers, meant.numbers, traced.numbers, strict=False)
+    for first, second, read, read_by_trace in of_layers:
+        if first != second:
+            return f"calls {second!r} where forward calls {first!r}"
+        if not _is_near(read, read_by_trace):
+            return f"gives {first!r} other numbers to read"
+    if len(meant.layers) != len(traced.layers):
+        return f"calls {len(traced.layers)} layers, forward calls {len(meant.layers)}"
+    if meant.structure != traced.structure:
+        return f"returns {_say(traced.structure)} where forward returns {_say(meant.structure)}"
+    same = len(meant.returned) == len(traced.returned) and all(
+        one.shape == two.shape
+        and one.dtype is two.dtype
+        and torch.allclose(one, two, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True)
+        for one, two in zip(meant.returned, traced.returned, strict=True)
+    )
+    return "" if same else "returns something else"
+
+
+def _say(structure: Any) -> str:
+    """Return an output's types as Python writes them, without their modules."""
+    if isinstance(structure, type):
+        return structure.__name__
+    kind, parts = structure
+    inside = ", ".join(f"{key}={_say(part)}" for key, part in parts)
+    return f"{kind.__name__}({inside})"
+
+
+def _is_near(one: float, two: float) -> bool:
+    """Return what `torch.allclose` would say of two numbers."""
+    if one == two or (math.isnan(one) and math.isnan(two)):
+        return True
+    return math.isfinite(two) and abs(one - two) <= _ABSOLUTE + _RELATIVE * abs(two)
+
+
+def _run(
+    net: nn.Module, call: Callable[[ExampleInputs], Any], inputs: ExampleInputs, *, is_bare: bool
+) -> Notes:
+    notes = Notes()
+    layers = standing_in(net, notes) if is_bare else evaluating()
+    try:
+        with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are for whoever calls the model
+            out = call(inputs.copy())
+            notes.returned, notes.structure = tensors_in(out), structure_of(out)
+            notes.settle()
+    except Exception as error:
+        notes.error = error
+    return notes
+
+
+@contextmanager
+def _same_chance(inputs: ExampleInputs) -> Generator[None]:
+    """Let generators start at the same place, and be put back afterwards."""
+    with putting_back(inputs) as devices:
+        random.seed(0)
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
+        yield

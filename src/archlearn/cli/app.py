@@ -1,0 +1,94 @@
+"""The commands and what happens when one of them fails.
+
+Nothing here imports torch: a command does that when it runs, so that help is shown at once.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from archlearn import __version__
+from archlearn.cli import compact, compare, data, demo, evaluate, inspect, learn, paper, report
+from archlearn.errors import ArchlearnError
+
+FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
+
+app = App(
+    name="archlearn",
+    help="Learn a network's widths and depth in one training run, then compact it exactly.",
+    help_format="plaintext",
+    version=__version__,
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+)
+app.command(learn.learn, help_epilogue=learn.EXAMPLES)
+app.command(inspect.inspect, help_epilogue=inspect.EXAMPLES)
+app.command(compact.compact, help_epilogue=compact.EXAMPLES)
+app.command(evaluate.evaluate, help_epilogue=evaluate.EXAMPLES)
+app.command(report.report, help_epilogue=report.EXAMPLES)
+app.command(paper.paper, help_epilogue=paper.EXAMPLES)
+app.command(compare.compare, help_epilogue=compare.EXAMPLES)
+app.command(data.data, help_epilogue=data.EXAMPLES)
+app.command(demo.demo, help_epilogue=demo.EXAMPLES)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave with its exit code.
+
+    0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed;
+    141: nobody reads the output any more, as behind `| head`.
+    """
+    _log_warnings()
+    try:
+        _call(arguments)
+    except BrokenPipeError as error:
+        # Python writes what is left when it ends, and would complain of the pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What was left may have been found while a run that can be resumed was ending.
+        ending = error.__context__
+        sys.exit(ending.code if isinstance(ending, SystemExit) and ending.code else UNREAD)
+
+
+def _call(arguments: Sequence[str] | None) -> None:
+    try:
+        app(arguments)
+    except CycloptsError as error:
+        _say(f"error: {error}")
+        sys.exit(FAILED)
+    except ArchlearnError as error:
+        _say(f"error: {error}" if not _can_resume(error) else f"stopped: {error}")
+        sys.exit(_exit_code(error))
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(INTERRUPTED)
+    finally:
+        sys.stdout.flush()
+
+
+def _can_resume(error: ArchlearnError) -> bool:
+    from archlearn.errors import RunStoppedError
+
+    return isinstance(error, RunStoppedError)
+
+
+def _exit_code(error: ArchlearnError) -> int:
+    from archlearn.errors import RunInterruptedError
+
+    if isinstance(error, RunInterruptedError):
+        return INTERRUPTED
+    return STOPPED if _can_resume(error) else FAILED
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _log_warnings() -> None:
+    """Let warnings of the library be seen, once for all processes."""
+    first = os.environ.get("RANK", "0") == "0"
+    level = logging.WARNING if first else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s: %(message)s")

@@ -1,0 +1,81 @@
+"""Runs are started, watched and reported on from here."""
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from archlearn.cli.display import make_display
+from archlearn.cli.downloads import show_downloads
+from archlearn.data.downloads import Progress
+from archlearn.errors import RunStoppedError
+from archlearn.training.callbacks import Observer
+from archlearn.training.config import override
+from archlearn.training.disk_errors import explaining_full_disks
+from archlearn.training.run import Audience, learn, resume
+from archlearn.training.run_directory import COMPACT, REPORT, how_to_go_on, read_run_settings
+from archlearn.training.settings import RunSettings
+from archlearn.training.tensorboard import Several, TensorBoard
+
+
+def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
+    """Start a run, watch it, and write its report."""
+    _need_reports(settings)
+    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
+        audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
+        summary = learn(settings, folder, audience)
+    return _conclude(folder, summary, report=settings.record.report)
+
+
+def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Go on with a run, watch it, and write its report."""
+    settings = override(read_run_settings(folder), asked)
+    _need_reports(settings)
+    record = settings.record
+    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
+        audience = _audience(display, progress, tensorboard=record.tensorboard)
+        summary = resume(folder, asked, audience)
+    return _conclude(folder, summary, report=record.report)
+
+
+def _need_reports(settings: RunSettings) -> None:
+    """Import what a report is drawn with, so that it is not missed when the run has ended."""
+    if settings.record.report:
+        importlib.import_module("archlearn.reporting.page")
+
+
+@contextmanager
+def _explaining_pipes(folder: Path) -> Generator[None]:
+    """Say how to go on with a run that stops because nobody reads its output any more."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise RunStoppedError(
+            f"nobody reads the output any more; write it into a file, and {how_to_go_on(folder)}"
+        ) from error
+
+
+def _audience(display: Observer, progress: Progress, *, tensorboard: bool) -> Audience:
+    observers = [display]
+    if tensorboard and os.environ.get("RANK", "0") == "0":
+        observers.append(TensorBoard())
+    command = shlex.join(["archlearn", *sys.argv[1:]])
+    return Audience(observer=Several(observers), progress=progress, command=command)
+
+
+def _conclude(folder: Path, summary: Mapping[str, Any], *, report: bool) -> Mapping[str, Any]:
+    """Say where the results are; only the first of several processes does."""
+    if os.environ.get("RANK", "0") != "0":
+        return summary
+    sys.stdout.write(f"compact model  {folder / COMPACT}\n")
+    if report:
+        from archlearn.reporting import write_report
+
+        with explaining_full_disks(folder):
+            written = write_report([folder], folder / REPORT)
+        sys.stdout.write(f"report         {written}\n")
+    return summary

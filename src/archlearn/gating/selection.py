@@ -1,0 +1,206 @@
+"""What the user asks for meets what can be learnt exactly."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.channel_graph import (
+    NO_CHANNELS,
+    NO_GRADIENT,
+    NOT_ASKED,
+    Blueprint,
+    draw_blueprint,
+)
+from archlearn.analysis.constraints import Reason
+from archlearn.analysis.layer_pairs import Link, find_link, join_links
+from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.sites import Site, find_trained
+from archlearn.errors import InputError
+from archlearn.gating.learn import Learn
+from archlearn.gating.learnable_sites import Choice as Choice
+from archlearn.module_utils import find_module
+from archlearn.nn.tristate import TriState
+from archlearn.tracing.traces import ExampleInputs, Leaf
+
+_DEPTH_FIX = "nothing is needed if width is learnt"
+
+
+def choose(
+    net: nn.Module,
+    inputs: ExampleInputs,
+    learn: Mapping[str, Learn] | None,
+    leaves: tuple[Leaf, ...] = (),
+    *,
+    must_learn: bool = True,
+) -> Choice:
+    """Return what is learnt in `net`.
+
+    Raises:
+        InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
+            be learnt at all.
+    """
+    wishes = _Wishes(learn)
+    blueprint = draw_blueprint(net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves)
+    links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
+    choice = Choice(blueprint, links, no_link, _find_rows(net, blueprint))
+    wishes.check(choice)
+    if must_learn and not blueprint.groups and not links:
+        raise InputError(_nothing(choice, net))
+    return choice
+
+
+def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
+    """Return what the `TriState` activations that a user placed can learn."""
+
+    def has_gates(site: Site) -> bool:
+        module = find_module(net, site.module) if site.module else None
+        return isinstance(module, TriState) and module.width is not None
+
+    def has_depth(site: Site) -> bool:
+        module = find_module(net, site.module) if site.module else None
+        return isinstance(module, TriState) and module.depth is not None
+
+    blueprint = draw_blueprint(net, inputs, has_gates, trained_only=False)
+    links, no_link = _find_links(net, blueprint, has_depth)
+    return Choice(blueprint, links, no_link, _find_rows(net, blueprint))
+
+
+class _Wishes:
+    """The user's `learn=` mapping, and which of its keys have met a site."""
+
+    def __init__(self, learn: Mapping[str, Learn] | None) -> None:
+        self.learn = learn
+        self.met: dict[str, list[Site]] = {key: [] for key in learn or {}}
+        self.seen: dict[str, Site] = {}
+        for key, wish in (learn or {}).items():
+            if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError(
+                    f"learn[{key!r}] is {wish!r}; give Learn.WIDTH, Learn.DEPTH, both joined by "
+                    "|, or Learn.NOTHING"
+                )
+
+    def of(self, site: Site) -> Learn:
+        """Return what is asked for at a site; the last key that fits decides."""
+        self.seen[site.name] = site
+        if self.learn is None:
+            return Learn.WIDTH | Learn.DEPTH
+        asked = Learn.NOTHING
+        for key, wish in self.learn.items():
+            if any(fnmatchcase(name, key) for name in _names(site)):
+                self.met[key].append(site)
+                asked = wish
+        return asked
+
+    def check(self, choice: Choice) -> None:
+        """Raise if a key meets no site, or names one site and asks for what is not exact."""
+        for key, sites in self.met.items():
+            if not sites:
+                raise InputError(self._unknown(key))
+            if not any(sign in key for sign in "*?["):
+                self._check_exact(key, choice)
+
+    def _check_exact(self, key: str, choice: Choice) -> None:
+        wish = (self.learn or {})[key]
+        names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
+        for site in choice.blueprint.sites[0]:
+            if site.name not in names:
+                continue
+            reason = choice.width_reason(0, site)
+            if Learn.WIDTH in wish and reason is not None:
+                raise InputError(
+                    f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
+                    f"exact: {reason.text}; {reason.fix}"
+                )
+            if Learn.DEPTH in wish and site.name not in choice.links:
+                why = choice.no_link[site.name]
+                raise InputError(
+                    f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
+                    f"could follow: {why.text}; ask for Learn.WIDTH only there"
+                )
+
+    def _unknown(self, key: str) -> str:
+        known = sorted({name for site in self.seen.values() for name in _names(site)})
+        sites = sorted({site.name for site in self.seen.values()})
+        close = difflib.get_close_matches(key, known, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+        return (
+            f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
+            f"front of them: {', '.join(sites[:20])}"
+        )
+
+
+def _names(site: Site) -> set[str]:
+    return {site.name, site.name.split("#")[0], site.module or site.name}
+
+
+def _find_links(
+    net: nn.Module, blueprint: Blueprint, wanted: Callable[[Site], bool]
+) -> tuple[dict[str, Link], dict[str, Reason]]:
+    found: dict[str, dict[int, Link | str]] = {}
+    trained = find_trained(blueprint.graphs[-1])
+    for place, graph in enumerate(blueprint.graphs):
+        for site in blueprint.sites[place]:
+            link = (
+                find_link(graph, net, site, blueprint.sharing) if wanted(site) else NOT_ASKED.text
+            )
+            if site.activation.lower() == "glu":
+                link = "a gated linear unit halves its channels"
+            if (
+                isinstance(link, Link)
+                and link.norms
+                and not _fits_norm(graph, net, blueprint, link)
+            ):
+                link = "its BatchNorm does not normalise the layer's features"
+            if place == len(blueprint.graphs) - 1 and site.node not in trained:
+                link = NO_GRADIENT.text
+            found.setdefault(site.name, {})[place] = link
+    links: dict[str, Link] = {}
+    reasons: dict[str, Reason] = {}
+    for name, each in found.items():
+        joined = join_links(blueprint.graphs, each)
+        if isinstance(joined, Link):
+            links[name] = joined
+        else:
+            reasons[name] = Reason(joined, _DEPTH_FIX)
+    return links, reasons
+
+
+def _fits_norm(graph: fx.Graph, net: nn.Module, blueprint: Blueprint, link: Link) -> bool:
+    """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
+    if not isinstance(find_module(net, link.first), nn.Linear):
+        return True
+    place = blueprint.graphs.index(graph)
+    node = next(n for n in graph.nodes if n.op == "call_module" and n.target == link.first)
+    labels: Any = blueprint.followed[place].values[node.name]
+    return labels.ids.dim() == 2
+
+
+def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor], ...]:
+    rows: dict[str, tuple[str, Tensor]] = {}
+    for place, graph in enumerate(blueprint.graphs):
+        for node in graph.nodes:
+            if node.op.startswith("call") and is_linear_op(node, net):
+                op = read_linear_op(node, net)
+                labels: Any = blueprint.followed[place].values[node.name]
+                if op is not None and op.weight not in rows:
+                    vector = labels.ids.movedim(op.channel_dim, -1)
+                    channels = vector[(0,) * (vector.dim() - 1)]
+                    rows[op.weight] = (op.layer, blueprint.root[channels])
+    return tuple(rows.values())
+
+
+def _nothing(choice: Choice, net: nn.Module) -> str:
+    sites, opaque = choice.blueprint.sites[0], choice.blueprint.traces.opaque
+    inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
+    if not sites:
+        fix = "" if inside else "; use ReLU, GELU, SiLU or the like as modules or functions"
+        what = f"it calls no activation that archlearn knows{fix}"
+        return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
+    lines = []
+    for site in sites[:10]:
+        reason = choice.width_reason(0, site) or NO_CHANNELS
+        lines.append(f"  {site.name} ({site.activation}): {reason.text}; {reason.fix}")
+    return "\n".join([f"nothing can be learnt in {type(net).__name__}:", *lines, *inside])

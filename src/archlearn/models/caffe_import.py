@@ -1,0 +1,135 @@
+"""A `.caffemodel` is a network's blobs by layer, old and new form, in the wire format.
+
+Fields are numbered as in Caffe's schema. Layers stand in field 2 of the network in the form that
+was used until 2014 (BVLC's published models), and in field 100 since then.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archlearn.errors import FileError
+from archlearn.models.protobuf import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    Field,
+    FieldReader,
+    read_packed,
+)
+
+Blobs = dict[str, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The numbers of the two fields of a layer that matter here."""
+
+    name: int
+    blobs: int
+
+
+_FORMS = {2: _Form(name=4, blobs=6), 100: _Form(name=1, blobs=7)}
+_OLD_SIZES = (1, 2, 3, 4)
+_DATA, _SHAPE, _DOUBLE_DATA = 5, 7, 8
+_MOST_DIMENSIONS = 8
+
+
+def read_caffemodel(path: Path) -> Blobs:
+    """Return the blobs of every layer that has some, by the layer's name.
+
+    Values are copied into memory of their own, in float32 or float64 as they are in the file. A
+    blob of the old form has four dimensions, leading ones included.
+
+    Raises:
+        FileError: If the file is not there, truncated, or no Caffe model.
+    """
+    try:
+        content = memoryview(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}; give a .caffemodel file") from error
+    try:
+        blobs = _read_network(content)
+    except FileError as error:
+        raise FileError(
+            f"{path} is no Caffe model, or truncated: {error}; fetch it again"
+        ) from error
+    if not blobs:
+        raise FileError(
+            f"{path} holds no layer with weights; give the .caffemodel, not a .prototxt or a "
+            "solver's state"
+        )
+    return blobs
+
+
+def _read_network(content: memoryview) -> Blobs:
+    blobs: Blobs = {}
+    reader = FieldReader()
+    for part in reader.read(content):
+        if part.number in _FORMS and part.kind == BYTES:
+            name, found = _read_layer(reader, part.content, _FORMS[part.number])
+            if name in blobs and found:
+                raise FileError(f"two layers have the name {name!r}")
+            if found:
+                blobs[name] = found
+    return blobs
+
+
+def _read_layer(
+    reader: FieldReader, content: memoryview, form: _Form
+) -> tuple[str, tuple[Tensor, ...]]:
+    name, blobs = "", []
+    for part in reader.read(content):
+        if part.number == form.name and part.kind == BYTES:
+            name = bytes(part.content).decode("utf-8", errors="replace")
+        elif part.number == form.blobs and part.kind == BYTES:
+            blobs.append(_read_blob(reader, part.content, name))
+    return name, tuple(blobs)
+
+
+@dataclass(slots=True)
+class _Blob:
+    shape: list[int] = field(default_factory=list[int])
+    old_shape: dict[int, int] = field(default_factory=dict[int, int])
+    pieces: list[np.ndarray] = field(default_factory=list[np.ndarray])
+
+
+def _read_blob(reader: FieldReader, content: memoryview, layer: str) -> Tensor:
+    blob = _Blob()
+    for part in reader.read(content):
+        _take_(reader, blob, part)
+    shape = blob.shape or [blob.old_shape[n] for n in _OLD_SIZES if n in blob.old_shape]
+    values = np.concatenate(blob.pieces) if blob.pieces else np.zeros(0, np.float32)
+    # Beside a size of 0 any other would pass, even one that no tensor can have.
+    impossible = max(shape, default=0) > max(1, len(values))
+    if impossible or len(shape) > _MOST_DIMENSIONS or math.prod(shape) != len(values):
+        raise FileError(
+            f"a blob of the layer {layer!r} has the shape {shape[:_MOST_DIMENSIONS]} but "
+            f"{len(values)} values"
+        )
+    return torch.from_numpy(values).reshape(shape)
+
+
+def _take_(reader: FieldReader, blob: _Blob, part: Field) -> None:
+    """Take one field of a blob in; gradients and what else there may be are passed over."""
+    if part.number in _OLD_SIZES and part.kind == VARINT:
+        blob.old_shape[part.number] = part.value
+    elif part.number == _SHAPE and part.kind == BYTES:
+        for inner in reader.read(part.content):
+            if inner.number == 1:
+                blob.shape += read_packed(inner, _MOST_DIMENSIONS)
+    elif part.number == _DATA and part.kind in (BYTES, FIXED32):
+        blob.pieces.append(_numbers(part, "<f4"))
+    elif part.number == _DOUBLE_DATA and part.kind in (BYTES, FIXED64):
+        blob.pieces.append(_numbers(part, "<f8"))
+
+
+def _numbers(part: Field, dtype: str) -> np.ndarray:
+    if len(part.content) % np.dtype(dtype).itemsize:
+        raise FileError(f"{len(part.content)} bytes are no whole number of values")
+    return np.frombuffer(part.content, dtype)

@@ -1,0 +1,1 @@
+"""What a gate computes: layers and functions on plain tensors."""

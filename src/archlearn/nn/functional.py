@@ -1,0 +1,107 @@
+"""Gates are real numbers while they learn and binary whenever they act."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _len_pre_dispatch
+
+THRESHOLD = 0.5
+
+
+_core: Any = torch._C  # has names that it does not declare
+
+
+def is_open(gate: Tensor) -> Tensor:
+    """Return whether each gate has reached one half."""
+    return gate.detach() >= THRESHOLD
+
+
+def binarise(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
+    """Return 1 where a gate has reached one half, and 0 elsewhere.
+
+    The gradient is that of the identity, so a gate keeps moving between the rare steps at
+    which its binary value flips. For gates in [0, 1] the result is exactly 0 or 1.
+    """
+    return _set(gate, is_open(gate))
+
+
+def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
+    """Return binarised gates of which at least one is open, whatever they say.
+
+    If none has reached one half, the largest is open (the first of several): a layer that
+    lost all its channels would end the network.
+    """
+    is_kept = is_open(gate)
+    if not (can_read(is_kept) and b"\x01" in is_kept.numpy().tobytes()):
+        is_kept = is_kept.scatter(0, gate.argmax(0, keepdim=True), 1)
+    return _set(gate, is_kept)
+
+
+def act_gates(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+    """Return all gates of a model as they act, in the shapes they have.
+
+    Args:
+        gates: The gates of each group, and whatever else is to be binarised.
+        rows: As in `open_flat`.
+    """
+    if can_read(gates[0].detach()):
+        n_groups = len(rows)
+        return (*map(open_gates, gates[:n_groups]), *map(binarise, gates[n_groups:]))
+    return act_together(gates, rows)
+
+
+def act_together(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+    """Do the same in a few operations, however many gates there are."""
+    flat = join_gates(gates)
+    acting = _set(flat, open_flat(flat, rows)).split([gate.numel() for gate in gates])
+    return tuple(
+        piece if gate.dim() == 1 else piece.view(gate.shape)
+        for piece, gate in zip(acting, gates, strict=True)
+    )
+
+
+def can_read(numbers: Tensor) -> bool:
+    """Return whether numbers may be looked at: nothing is traced, and no device waited for.
+
+    On a CPU a look is cheaper than the operations that would do without.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(numbers) is not Tensor:
+        return False
+    is_watched = _core._len_torch_dispatch_stack() or _len_pre_dispatch()
+    return numbers.is_cpu and not is_watched and _core._functorch.maybe_current_level() is None
+
+
+def _set(gate: Tensor, is_kept: Tensor) -> Tensor:
+    """Return 0 or 1 for each gate, with the gradient of the identity."""
+    # As a sum, since torch does not subtract from a bool.
+    return gate + torch.add(is_kept, gate.detach(), alpha=-1)
+
+
+def open_flat(flat: Float[Tensor, " gates"], rows: Tensor) -> Bool[Tensor, " gates"]:
+    """Return which of all gates act.
+
+    Args:
+        flat: All gates, one behind the other.
+        rows: A row for each group of which one gate at least is open, as in `open_gates`: where
+            its gates stand among all, without a gap. Short rows repeat their first place at the
+            end.
+    """
+    flat = flat.detach()
+    is_kept = flat >= THRESHOLD
+    if not len(rows):
+        return is_kept
+    largest = flat.take(rows).argmax(1).add_(rows.select(1, 0))
+    return is_kept.scatter_(0, largest, 1)
+
+
+def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
+    """Return gates of any shape one behind the other."""
+    return torch.cat([gate if gate.dim() == 1 else gate.view(-1) for gate in gates])
+
+
+def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Apply a linear layer whose weight has a column for each output (transformers' `Conv1D`)."""
+    return torch.addmm(bias, x, weight)

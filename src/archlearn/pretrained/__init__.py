@@ -1,1 +1,0 @@
-"""Weights that other programs learnt: read as data, checked, never executed."""

@@ -1,0 +1,137 @@
+"""The architecture before and after: one bar a layer, from the input down to the output."""
+
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon, Rectangle
+
+from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
+from archlearn.reporting.figures import FONT_SIZE, WIDTH, new_figure, write_text
+from archlearn.reporting.run import Run
+
+BAR = 0.56
+"""Height of a bar, where rows are one apart."""
+LONGEST_NAME = 18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerChange:
+    """A layer's channels before and after; `after` is None where the layer is gone."""
+
+    name: str
+    before: int
+    after: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silhouette:
+    """The numbers of the picture, in order of the network."""
+
+    layers: tuple[LayerChange, ...]
+
+    @property
+    def longest(self) -> float:
+        """Half the length of the longest bar."""
+        return max(_half(layer.before) for layer in self.layers)
+
+
+def read_silhouette(run: Run) -> Silhouette:
+    """Return each layer of the network at the start, with what became of it."""
+    changes = tuple(
+        LayerChange(
+            name=name,
+            before=width,
+            after=None if name in run.merged else run.after.widths.get(name),
+        )
+        for name, width in run.before.widths.items()
+    )
+    return Silhouette(layers=changes)
+
+
+def draw_silhouette(numbers: Silhouette) -> Figure:
+    """Draw hollow bars for the start and filled ones for what is left.
+
+    A bar is as long as the square root of its channels, so that 10 beside 500 can be seen.
+    """
+    n_layers = len(numbers.layers)
+    row = max(11.0, min(24.0, 480.0 / n_layers))
+    figure, axes = new_figure(height=18 + row * n_layers)
+    size = min(FONT_SIZE, row * 0.7)
+    axes.set_axis_off()
+    axes.set_xlim(*_find_ends(numbers, size))
+    axes.set_ylim(n_layers - 0.3, -0.7)
+    before = {place: layer.before for place, layer in enumerate(numbers.layers)}
+    after = {p: layer.after for p, layer in enumerate(numbers.layers) if layer.after is not None}
+    _draw_flow_(axes, before, GHOST)
+    for place, width in before.items():
+        _draw_bar_(axes, place, width, GHOST, GHOST_EDGE)
+    _draw_flow_(axes, after, SERIES[0])
+    for place, width in after.items():
+        _draw_bar_(axes, place, width, SERIES[0], SERIES[0])
+    for place, layer in enumerate(numbers.layers):
+        _write_row_(axes, place, layer, size)
+    return figure
+
+
+def describe_silhouette(numbers: Silhouette) -> str:
+    """Return the picture in words, for those who do not see it."""
+    return "; ".join(f"{layer.name}: {_change(layer)}" for layer in numbers.layers)
+
+
+def _find_ends(numbers: Silhouette, size: float) -> tuple[float, float]:
+    """Return where the axis begins and ends, so that names and numbers have room beside it."""
+    character = 0.62 * size
+    left = character * (1 + max(len(_shorten(layer.name)) for layer in numbers.layers))
+    right = character * (1 + max(len(_change(layer)) for layer in numbers.layers))
+    unit = (WIDTH - left - right) / (2 * numbers.longest)
+    return -numbers.longest - left / unit, numbers.longest + right / unit
+
+
+def _half(width: int) -> float:
+    return width**0.5 / 2
+
+
+def _draw_flow_(axes: Axes, widths: Mapping[int, int], colour: Colour) -> None:
+    """Join each bar to the next one that is there."""
+    ends = [(place, _half(width)) for place, width in widths.items()]
+    for (upper, above), (lower, below) in pairwise(ends):
+        top, bottom = upper + BAR / 2, lower - BAR / 2
+        corners = [(-above, top), (above, top), (below, bottom), (-below, bottom)]
+        axes.add_patch(Polygon(corners, facecolor=colour.light, alpha=0.35, linewidth=0))
+
+
+def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -> None:
+    half = _half(width)
+    axes.add_patch(
+        Rectangle(
+            (-half, place - BAR / 2),
+            2 * half,
+            BAR,
+            facecolor=fill.light,
+            edgecolor=edge.light,
+            linewidth=0.8,
+        )
+    )
+
+
+def _write_row_(axes: Axes, place: int, layer: LayerChange, size: float) -> None:
+    colour = (MUTED if layer.after in (None, layer.before) else INK).light
+    left, right = axes.get_xlim()
+    write_text(axes, left, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
+    write_text(axes, right, place, _change(layer), ha="right", fontsize=size, color=colour)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
+
+
+def _change(layer: LayerChange) -> str:
+    if layer.after is None:
+        return f"{layer.before} → merged"
+    return f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"

@@ -1,0 +1,162 @@
+"""The safetensors file: opened within limits, and written so that equal models have equal bytes."""
+
+import json
+import os
+import struct
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+import safetensors
+import torch
+from torch import Tensor
+
+from archlearn.errors import FileError
+from archlearn.serialization.limits import MAX_HEADER_BYTES, check_shape
+from archlearn.serialization.schema import TensorEntry
+from archlearn.serialization.values import shorten
+
+FORMAT = "archlearn"
+VERSION = 1
+# By descending alignment, the order in which safetensors itself lays tensors out.
+DTYPES = {
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "F32": "float32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_LENGTH = struct.Struct("<Q")
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Generator[safetensors.safe_open]:
+    """Open a safetensors file whose header is within limits.
+
+    Raises:
+        FileError: If the header is too long.
+        SafetensorError: If it is not a safetensors file.
+    """
+    with path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+    if len(start) == _LENGTH.size:
+        (n_bytes,) = _LENGTH.unpack(start)
+        if n_bytes <= path.stat().st_size:  # else the file is truncated, or something else
+            MAX_HEADER_BYTES.check(n_bytes)
+    with safetensors.safe_open(path, framework="pt", device="cpu") as handle:
+        yield handle
+
+
+def read_tensor(handle: safetensors.safe_open, name: str) -> Tensor:
+    """Return one tensor of a file in memory of its own, so that the file may be replaced.
+
+    Raises:
+        FileError: If no tensor can have its shape.
+    """
+    check_shape(handle.get_slice(name).get_shape())
+    return handle.get_tensor(name).clone()
+
+
+class ModelFile:
+    """An open file: its metadata, and its tensors one by one."""
+
+    def __init__(self, handle: safetensors.safe_open) -> None:
+        self._handle = handle
+        self.metadata: dict[str, str] = handle.metadata() or {}
+
+    def check_version(self) -> None:
+        """Raise unless this package wrote the file, in a format that it can read."""
+        found = self.metadata.get("format")
+        if found != FORMAT:
+            raise FileError(
+                "it is a safetensors file, but archlearn.save did not write it "
+                f"(its metadata names the format {shorten(found)}); load it with safetensors"
+            )
+        version = self.metadata.get("version", "")
+        if not version.isascii() or not version.isdigit() or len(version) > 9:
+            raise FileError(f"its format version is {shorten(version)}, which is not a number")
+        if int(version) > VERSION:
+            raise FileError(
+                f"its format is version {version}, and this archlearn reads up to {VERSION}; "
+                "install a later archlearn"
+            )
+
+    def check_tensors(self, entries: list[TensorEntry]) -> None:
+        """Raise unless the file holds exactly these tensors, in these shapes and dtypes."""
+        held = set(self._handle.keys())
+        named = {entry.name for entry in entries}
+        if held != named or len(named) != len(entries):
+            odd = sorted(held ^ named)
+            raise FileError(f"its tensors and its description differ in {shorten(odd)}")
+        for entry in entries:
+            found = self._handle.get_slice(entry.name)
+            shape, dtype = list(found.get_shape()), DTYPES.get(found.get_dtype())
+            if (shape, dtype) != (entry.shape, entry.dtype):
+                raise FileError(
+                    f"the tensor {shorten(entry.name)} is {dtype} of shape {shorten(shape)}, but "
+                    f"is described as {shorten(entry.dtype)} of shape {shorten(entry.shape)}"
+                )
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in memory of its own, so that the file may be replaced."""
+        return read_tensor(self._handle, name)
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file beside `path` and move it there in one step.
+
+    Its bytes depend on nothing but the arguments: safetensors' own writer puts metadata in an
+    order that is drawn anew in each process.
+
+    Raises:
+        FileError: If the header would be longer than what is read.
+    """
+    names = sorted(tensors, key=lambda name: (_place(tensors[name]), name))
+    header = _format_header({name: tensors[name] for name in names}, metadata)
+    MAX_HEADER_BYTES.check(len(header))
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(_LENGTH.pack(len(header)) + header)
+            for name in names:
+                _write_values(file, tensors[name])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _format_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        dtype = names[_dtype(tensor)]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % _LENGTH.size)  # so that values are aligned
+
+
+def _write_values(file: BinaryIO, tensor: Tensor) -> None:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if plain.numel():
+        file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _place(tensor: Tensor) -> int:
+    return list(DTYPES.values()).index(_dtype(tensor))
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

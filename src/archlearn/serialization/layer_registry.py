@@ -1,0 +1,209 @@
+"""The layers that a file may name, each with the constructor arguments that rebuild it."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from archlearn.errors import FileError
+from archlearn.nn.local_response_norm import LocalResponse
+from archlearn.nn.tristate import Gate, TriState
+from archlearn.serialization.values import decode, encode, shorten
+
+LayerClass = type[nn.Module]
+MAX_ITEMS = 16
+MAX_NUMBER = 2**31 - 1
+
+CONTAINERS: dict[str, LayerClass] = {
+    "container": nn.Module,
+    "torch.nn.Sequential": nn.Sequential,
+    "torch.nn.ModuleList": nn.ModuleList,
+    "torch.nn.ModuleDict": nn.ModuleDict,
+}
+
+_NAMES = """
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
+AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d
+Bilinear CELU ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineSimilarity
+Dropout Dropout1d Dropout2d Dropout3d ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold
+GELU GLU GRU GRUCell GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh Identity InstanceNorm1d
+InstanceNorm2d InstanceNorm3d LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LeakyReLU Linear
+LocalResponseNorm LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d
+MaxUnpool3d Mish MultiheadAttention PReLU PairwiseDistance PixelShuffle PixelUnshuffle RMSNorm RNN
+RNNCell RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d
+ReplicationPad2d ReplicationPad3d SELU SiLU Sigmoid Softmax Softmax2d Softmin Softplus Softshrink
+Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample UpsamplingBilinear2d
+UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
+"""
+
+_RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
+# Where the constructor's signature does not say which attributes to keep.
+_ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
+    nn.RNN: (*_RECURRENT, "bidirectional", "nonlinearity"),
+    nn.LSTM: (*_RECURRENT, "bidirectional", "proj_size"),
+    nn.GRU: (*_RECURRENT, "bidirectional"),
+    nn.Hardtanh: ("min_val", "max_val", "inplace"),
+    nn.Identity: (),
+    TriState: ("n_channels", "activation", "width", "depth", "dim"),
+}
+
+
+@cache
+def all_layers() -> dict[str, LayerClass]:
+    """Return every class of layer that a file may name, by the name it has there."""
+    listed = {f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split() if hasattr(nn, name)}
+    return {**listed, "archlearn.TriState": TriState, "archlearn.LocalResponse": LocalResponse}
+
+
+def name_module(kind: LayerClass, modules: Mapping[str, LayerClass]) -> str | None:
+    """Return the name of a class, the user's own names first, or None if it has none."""
+    known = [*modules.items(), *CONTAINERS.items(), *all_layers().items()]
+    return next((name for name, layer in known if kind is layer), None)
+
+
+def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, object]:
+    """Return the constructor arguments that would build this layer again, as JSON.
+
+    Raises:
+        FileError: If they cannot be read from the layer's attributes.
+    """
+    found: dict[str, object] = {}
+    for argument in _argument_names(kind):
+        try:
+            found[argument] = encode(_read_argument(module, argument))
+        except AttributeError:
+            raise FileError(
+                f"the layer {name!r} lacks the attribute {argument!r} that every {kind.__name__} "
+                "has, so it cannot be described; build it anew"
+            ) from None
+    return found
+
+
+def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
+    """Return the layer on the meta device: its shapes are there, its numbers are not.
+
+    Raises:
+        FileError: If the class is not allowed or refuses the arguments.
+    """
+    known = all_layers()
+    if kind not in known:
+        raise FileError(
+            f"it holds a layer of class {shorten(kind)}, which is not one that a file may name; "
+            "if it is your own, pass modules={'name': Class} with the name used when it was saved"
+        )
+    _check_names(kind, known[kind], arguments)
+    values = {name: _decode_argument(kind, name, value) for name, value in arguments.items()}
+    if known[kind] is TriState:
+        values = _prepare_tristate(values)
+    try:
+        with torch.device("meta"), _SkipInit(), warnings.catch_warnings(action="ignore"):
+            return known[kind](**values)
+    except Exception as error:
+        raise FileError(
+            f"the layer {kind} does not take the arguments {shorten(values)}: {error}"
+        ) from error
+
+
+class _SkipInit(TorchFunctionMode):
+    """Skips torch.nn.init, which takes half of the time and has nothing to fill on meta."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return the tensor as it is, or call any other function."""
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init" and "tensor" in given:
+            return given["tensor"]
+        return func(*args, **given)
+
+
+@cache
+def _argument_names(kind: LayerClass) -> tuple[str, ...]:
+    if kind in _ARGUMENTS:
+        return _ARGUMENTS[kind]
+    parameters = inspect.signature(kind).parameters.values()
+    skipped = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in skipped
+        and parameter.name not in ("device", "dtype")
+        and not parameter.name.startswith("_")
+    )
+
+
+def _read_argument(module: nn.Module, argument: str) -> object:
+    if isinstance(module, nn.MultiheadAttention) and argument in ("bias", "add_bias_kv"):
+        tensor = module.in_proj_bias if argument == "bias" else module.bias_k
+        return tensor is not None
+    if isinstance(module, nn.PairwiseDistance) and argument == "p":
+        return module.norm
+    value = getattr(module, argument)
+    if isinstance(module, TriState):
+        return _read_tristate(value)
+    if argument == "bias":
+        return value is not None and value is not False
+    return value
+
+
+def _read_tristate(value: object) -> object:
+    """Return an argument of `TriState`, whose gates are parameters and activation a layer."""
+    if isinstance(value, nn.Parameter):
+        return (Gate.LEARNT if value.requires_grad else Gate.FIXED).value
+    if value is None:
+        return Gate.ABSENT.value
+    if not isinstance(value, nn.Module):
+        return value
+    kind = name_module(type(value), {})
+    if kind is None or kind in CONTAINERS or next(value.parameters(), None) is not None:
+        raise FileError(
+            f"the activation of a TriState is {type(value).__name__}, which is not one that a "
+            "file may name; use an activation of torch.nn without parameters"
+        )
+    return {"kind": kind, "arguments": read_arguments("activation", value, type(value))}
+
+
+def _prepare_tristate(values: dict[str, object]) -> dict[str, object]:
+    match values:
+        case {
+            "activation": {"kind": str(kind), "arguments": dict(arguments)},
+            "width": str(width),
+            "depth": str(depth),
+        } if {width, depth} <= {gate.value for gate in Gate} and kind != "archlearn.TriState":
+            activation = build_layer(kind, arguments)
+            return {**values, "activation": activation, "width": Gate(width), "depth": Gate(depth)}
+        case _:
+            raise FileError(f"archlearn.TriState does not take the arguments {shorten(values)}")
+
+
+def _check_names(kind: str, layer: LayerClass, arguments: Mapping[str, object]) -> None:
+    unknown = sorted(set(arguments) - set(_argument_names(layer)))
+    if unknown:
+        raise FileError(f"the layer {kind} has no argument {unknown[0]!r}")
+
+
+def _decode_argument(kind: str, name: str, value: object) -> object:
+    decoded = decode(value, _refuse_node)
+    items = decoded if isinstance(decoded, tuple | list) else (decoded,)
+    if len(items) > MAX_ITEMS:
+        raise FileError(f"argument {name!r} of a {kind} has {len(items)} items, more than any has")
+    for item in items:
+        if isinstance(item, int) and abs(item) > MAX_NUMBER:
+            raise FileError(
+                f"argument {name!r} of a {kind} is {shorten(item)}, more than any layer has"
+            )
+    return decoded
+
+
+def _refuse_node(name: str) -> object:
+    raise FileError(f"a layer is built from the result {name!r} of a call, which no layer is")

@@ -1,0 +1,138 @@
+"""Arguments of calls travel as JSON; what JSON lacks is written as an object with one key."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from inspect import isbuiltin, isfunction
+from keyword import iskeyword
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from archlearn.errors import FileError
+from archlearn.serialization.limits import MAX_NESTING
+from archlearn.serialization.op_registry import find_operation, name_operation
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d{1,3})?")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAMES = """
+float64 float32 float16 bfloat16 complex64 complex128 int64 int32 int16 int8 uint8 bool
+contiguous_format channels_last channels_last_3d preserve_format strided
+"""
+_CONSTANTS = {str(getattr(torch, name)): getattr(torch, name) for name in _NAMES.split()}
+FindNode = Callable[[str], object]
+
+
+def is_identifier(name: object) -> bool:
+    """Return whether a name can stand in code and reaches nothing private to Python."""
+    return (
+        isinstance(name, str)
+        and _IDENTIFIER.fullmatch(name) is not None
+        and not iskeyword(name)
+        and not (name.startswith("__") and name.endswith("__"))
+    )
+
+
+def encode(value: object) -> object:
+    """Return an argument as JSON.
+
+    Raises:
+        FileError: If it is of a kind that a file cannot hold.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, slice):
+        return {"slice": [encode(part) for part in (value.start, value.stop, value.step)]}
+    if isinstance(value, list):
+        return [encode(item) for item in cast(list[object], value)]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in cast(tuple[object, ...], value)]}
+    if isinstance(value, Mapping):
+        items = cast(Mapping[object, object], value).items()
+        return {"dict": [[encode(key), encode(item)] for key, item in items]}
+    return _encode_rare(value)
+
+
+def _encode_rare(value: object) -> object:
+    if value is ...:
+        return {"ellipsis": True}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if str(value) in _CONSTANTS:
+        return {"torch": str(value)}
+    if isfunction(value) or isbuiltin(value):
+        return {"operation": name_operation(value)}
+    raise FileError(
+        f"a call takes {value!r} of type {type(value).__name__}, which a file cannot hold; pass "
+        "numbers, strings, tensors, or lists, tuples and dicts of them"
+    )
+
+
+def decode(value: object, find_node: FindNode, depth: int = 0) -> Any:
+    """Return the argument that `encode` wrote.
+
+    Args:
+        value: What JSON holds.
+        find_node: Gives the node of a name; raises if there is none so far.
+        depth: How deep in lists this value stands.
+
+    Raises:
+        FileError: If `encode` could not have written this.
+    """
+    MAX_NESTING.check(depth)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [decode(item, find_node, depth + 1) for item in cast(list[object], value)]
+    if not isinstance(value, dict) or len(cast(dict[str, object], value)) != 1:
+        raise FileError(f"it holds the argument {shorten(value)}, which is of no known kind")
+    ((kind, content),) = cast(dict[str, object], value).items()
+    if kind in ("tuple", "slice", "dict"):
+        return _decode_group(kind, decode(_listed(content), find_node, depth + 1))
+    return _decode_single(kind, content, find_node)
+
+
+def _decode_group(kind: str, items: list[Any]) -> object:
+    if kind == "tuple":
+        return tuple(items)
+    if kind == "slice" and len(items) == 3:
+        return slice(*items)
+    pairs = all(isinstance(item, list) and len(item) == 2 for item in items)
+    if kind == "dict" and pairs and all(isinstance(key, str | int) for key, _ in items):
+        return dict(items)
+    raise FileError(f"it holds the {kind} {shorten(items)}, which is not a {kind}")
+
+
+def _decode_single(kind: str, content: object, find_node: FindNode) -> object:
+    match kind, content:
+        case "node", str():
+            return find_node(content)
+        case "operation", str() if content != "getattr":
+            return find_operation(content)
+        case "ellipsis", True:
+            return ...
+        case "float", "inf" | "-inf" | "nan":
+            return float(str(content))
+        case "torch", str() if content in _CONSTANTS:
+            return _CONSTANTS[content]
+        case "device", str() if _DEVICE.fullmatch(content):
+            return torch.device(content)
+        case _:
+            raise FileError(f"it holds {shorten({kind: content})}, which is of no known kind")
+
+
+def shorten(value: object) -> str:
+    """Return a value for an error message, without letting a file fill the screen."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _listed(content: object) -> list[object]:
+    if isinstance(content, list):
+        return cast(list[object], content)
+    raise FileError(f"it holds {shorten(content)} where a list belongs")

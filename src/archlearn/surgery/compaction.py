@@ -1,0 +1,278 @@
+"""A plan is carried out on a copy; the result must compute what the gated model computes."""
+
+import logging
+import math
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+
+from archlearn.analysis.trace_check import differs, serves, try_graph
+from archlearn.costs import EXAMPLE, known_inputs, place_inputs
+from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.gating.container import STORE, find_store, remove_store_
+from archlearn.gating.insertion import copy_with_marks
+from archlearn.gating.l0_folding import fold_scales
+from archlearn.module_copies import copy_model
+from archlearn.module_modes import evaluating, modes_of, set_modes_
+from archlearn.module_utils import find_module, tensors_of
+from archlearn.surgery.apply_merges import Carrier
+from archlearn.surgery.bias_folding import find_shifts
+from archlearn.surgery.gate_readout import Decision, check_gates, decide
+from archlearn.surgery.graph_rewriter import Rewriter
+from archlearn.surgery.narrowing import (
+    narrowed_tensors,
+    shift_biases_,
+    update_sizes_,
+)
+from archlearn.surgery.plan import Plan
+from archlearn.surgery.planning import computed_tensors, write_plan
+from archlearn.tracing.binding import bind_graphs_, is_bound, unwrap, user_class
+from archlearn.tracing.computed_weights import make_plain_
+from archlearn.tracing.example_inputs import CHECKS, count_examples
+from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.trace_context import without_autocast
+from archlearn.tracing.traces import ExampleInputs, Traces
+from archlearn.tracing.weight_state import movers, untouched
+from archlearn.verification.certificate import Certificate, Comparison
+from archlearn.verification.precision import cast_, exchanging, widen
+
+logger = logging.getLogger(__name__)
+
+CERTIFICATE = "certificate"
+
+
+@torch.inference_mode(False)
+@without_autocast()
+def compact(
+    model: nn.Module,
+    plan: Plan | None = None,
+    example_inputs: object = None,
+    *,
+    certified: bool = True,
+) -> nn.Module:
+    """Return the plain, smaller model that computes what `model` computes.
+
+    It is of the user's own class, in evaluation or training mode as `model` is, and has its
+    `certificate` as an attribute. `model` is not changed.
+
+    Args:
+        model: A model with gates.
+        plan: What to do; left out, what the gates say.
+        example_inputs: Needed only where gates were placed by hand.
+        certified: Whether both models are compared on the example inputs and on random ones. The
+            surgery is the same without, and quicker, but nobody has measured that the result is
+            right: `certificate` is None, and a fault of archlearn's would not be noticed. Shapes
+            are still checked by one run without the layers, where no part of the model is unknown.
+            Where the user's own `forward` may not serve, a generated one does.
+
+    Raises:
+        GateError: If a gate is not a number in [0, 1].
+        SurgeryError: If the plan does not fit the model, or would not be exact.
+        CertificateError: If the result differs from the model, and is to be certified.
+    """
+    model = unwrap(model)
+    if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
+        raise InputError(
+            f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
+            "and example inputs as example_inputs=..."
+        )
+    check_gates(model)
+    check_forwards(model, "compact")
+    inputs = known_inputs(model, example_inputs)
+    store = find_store(model)
+    with class_forwards(model):
+        if store is not None and store.kind != "binary":
+            return _compact_scaled(model, plan, inputs, certified=certified)
+        small, made = _compact_binary(model, plan, inputs, certified=certified)
+    if store is not None and store.budget:
+        _warn_of_missed_budget(store.budget, made, inputs)
+    return small
+
+
+def _compact_binary(
+    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
+) -> tuple[nn.Module, Plan]:
+    """Return the compact model of one with gates that are 0 or 1, and what was done."""
+    modes = modes_of(model)
+    with evaluating(model):
+        decision = decide(model, inputs)
+        made = write_plan(model, decision, plan.pay if plan else "parameters")
+        if plan is not None and plan != made:
+            raise SurgeryError(_difference(plan, made))
+        small = _make(model, decision, made, inputs, certified=certified)
+    set_modes_(small, modes)
+    return small, made
+
+
+def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
+    """Say when the network costs more than a `GateOptimizer` was told it may."""
+    for name, limit in budget.items():
+        found = getattr(plan.after, name)
+        if found > limit:
+            n_rows = count_examples(inputs) if name == "multiply_adds" else 1
+            logger.warning(
+                "a budget of %s %s was asked for, but the compact model has %s; call "
+                "gates.finish() before compact where a run ends before its total_steps",
+                f"{limit / n_rows:,.0f}",
+                name,
+                f"{found / n_rows:,.0f}",
+            )
+
+
+def _make(
+    model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
+) -> nn.Module:
+    """Return the compact model with its `forward`, its certificate and its example."""
+    small, graphs, changed = _carry_out(model, decision, plan)
+    doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
+    blueprint = decision.choice.blueprint
+    traces = replace(
+        blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
+    )
+    moving = movers(traces, small)
+    if certified:
+        shrink = blueprint.followed[0].shrink
+        comparison = Comparison(
+            (model, small), doubles, inputs, shrink, is_derived=True, movers=moving
+        )
+        certificate = _finish_(small, comparison, traces, changed)
+    else:
+        with untouched(small, moving):
+            certificate = _finish_uncertified_(small, inputs, traces, changed)
+    setattr(small, CERTIFICATE, certificate)
+    setattr(small, EXAMPLE, inputs)
+    return small
+
+
+def _compact_scaled(
+    model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
+) -> nn.Module:
+    """Return the compact model of one with real gates: they go into the weights first."""
+    small = compact(fold_scales(copy_model(model).double()), plan, certified=certified)
+    doubles = cast_(small, {name: t.dtype for name, t in tensors_of(model)})
+    if certified:
+        with evaluating(model, small):
+            comparison = Comparison((model, small), doubles, inputs, math.inf, is_derived=True)
+            setattr(small, CERTIFICATE, comparison.certify())
+    setattr(small, EXAMPLE, inputs)
+    return small
+
+
+def _carry_out(
+    gated: nn.Module, decision: Decision, plan: Plan
+) -> tuple[nn.Module, list[fx.Graph], bool]:
+    """Return the compact model, its graphs, and whether they changed.
+
+    What surgery computes is in double precision still.
+    """
+    blueprint = decision.choice.blueprint
+    with untouched(gated, movers(blueprint.traces, gated)):
+        shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
+    small = _copy_narrowed(gated, plan)
+    rewriters = [
+        Rewriter(
+            small, blueprint, place, decision.dropped, *copy_with_marks(blueprint.traces, place)
+        )
+        for place in range(len(blueprint.graphs))
+    ]
+    done: set[str] = set()
+    for rewriter in rewriters:
+        rewriter.run()
+        rewriter.narrow_special(done)
+    update_sizes_(small)
+    shift_biases_(small, shifts, plan.narrowings)
+    carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
+    carrier.run()
+    store = find_store(gated)
+    was_bound = store.was_bound if store is not None else is_bound(gated)
+    changed = was_bound or carrier.changed or any(rewriter.changed for rewriter in rewriters)
+    # The user's own forward would go on where the gated model refuses: on branches never followed.
+    changed = changed or any(node.target in CHECKS for g in carrier.graphs for node in g.nodes)
+    return small, carrier.graphs, changed
+
+
+def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
+    """Return a copy without the gates and all that the plan drops.
+
+    Layers whose numbers surgery will compute with are in double precision.
+    """
+    computed = computed_tensors(gated, plan)
+    if computed:
+        with exchanging(widen(gated)):
+            gated = copy_model(gated)
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in computed):
+            make_plain_(find_module(gated, name))
+    memo = narrowed_tensors(gated, plan.narrowings)
+    small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
+    for name in _computed_layers(plan):
+        for tensor, wide in widen(find_module(small, name)).items():
+            tensor.data = wide
+    small.__class__ = user_class(small)
+    remove_store_(small)
+    return small
+
+
+def _computed_layers(plan: Plan) -> list[str]:
+    """Return the layers whose numbers change: those that take constants or merge."""
+    merged = [name for m in plan.merges if m.made for name in (*m.layers, *m.norms)]
+    return [*merged, *[fold.layer for fold in plan.folds]]
+
+
+def _finish_(
+    small: nn.Module, comparison: Comparison, traces: Traces, changed: bool
+) -> Certificate:
+    """Give the compact model its `forward`; return its certificate.
+
+    The user's own `forward` serves wherever it computes the same; else a generated one does.
+    """
+    if not changed:
+        with untouched(small, comparison.movers):
+            changed = differs(small, traces, comparison.inputs)
+    certificate = None if changed else _certify_own(comparison)
+    if certificate is None:
+        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
+        certificate = _certify_bound(comparison)
+    return certificate
+
+
+def _finish_uncertified_(
+    small: nn.Module, inputs: ExampleInputs, traces: Traces, changed: bool
+) -> None:
+    """Give the compact model a `forward` that is known to be right without a comparison.
+
+    A graph is right by its construction; the user's own `forward`, where it does the same.
+    """
+    if changed:
+        try_graph(small, traces, inputs)
+    if changed or not serves(small, traces, inputs):
+        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
+
+
+def _certify_bound(comparison: Comparison) -> Certificate:
+    try:
+        return comparison.certify()
+    except ArchlearnError:
+        raise
+    except Exception as error:
+        raise SurgeryError(
+            "the compact model cannot be certified, for it or the gated one does not run on the "
+            f"example inputs in float64 or in its own precision: {first_line(error)}; mark the "
+            "part that fails in leaves=[...] of add_gates, and report the model"
+        ) from error
+
+
+def _certify_own(comparison: Comparison) -> Certificate | None:
+    try:
+        return comparison.certify()
+    except Exception:  # whatever the user's own forward does on narrowed layers
+        return None
+
+
+def _difference(asked: Plan, found: Plan) -> str:
+    parts = ("widths", "linear", "merges")
+    names = [name for name in parts if getattr(asked, name) != getattr(found, name)]
+    return (
+        f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what the "
+        "gates say now; make the plan anew with archlearn.plan(model)"
+    )

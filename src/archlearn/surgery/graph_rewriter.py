@@ -1,0 +1,243 @@
+"""Calls that hold a literal size are written anew; all others stay as they are.
+
+The narrowed labels are sent through each call that only moves data. Where the call as it
+stands gives the labels that it should, it stays; where it does not, it is rewritten.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.labels import Labels, without_repeats
+from archlearn.analysis.rule_api import opaque
+from archlearn.analysis.rules import reshape
+from archlearn.analysis.rules.registry import rule_for
+from archlearn.errors import SurgeryError
+from archlearn.surgery.frozen_sizes import Numbers
+from archlearn.surgery.index_selection import Scrambled, Selections, cannot_narrow
+from archlearn.surgery.reshape_rewriter import Move, rewrite_move
+from archlearn.surgery.slices import Cuts
+from archlearn.surgery.special_layers import Seen, narrow_call_
+from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
+from archlearn.tracing.example_inputs import CHECKS
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
+from archlearn.tracing.shape_guards import KIND, topic_of
+
+_FAILED = "failed"
+_MOVES = (reshape.move, reshape.pick, reshape.pad, reshape.attribute)
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Sends narrowed labels through a copy of a graph and rewrites what does not fit.
+
+    Attributes:
+        changed: Whether any call was rewritten.
+    """
+
+    net: nn.Module
+    blueprint: Blueprint
+    place: int
+    dropped: Tensor
+    graph: fx.Graph
+    nodes: dict[str, fx.Node]
+    changed: bool = False
+    narrowed: dict[fx.Node, Any] = field(default_factory=dict)
+    replaced: set[fx.Node] = field(default_factory=set)
+    cuts: Cuts = field(init=False)
+    selections: Selections = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cuts = Cuts(self.dropped, self.blueprint.root)
+        self.selections = Selections(
+            self.net, self.graph, self.values, self.nodes, self.narrowed, self.cuts
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What each node returned before anything was dropped."""
+        return self.blueprint.followed[self.place].values
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        for old in self.blueprint.graphs[self.place].nodes:
+            node = self.nodes.get(old.name)
+            if node is not None and node.op != "output":
+                self.narrowed[node] = self._visit(old, node)
+        self._erase_dead()
+
+    def narrow_special(self, done: set[str]) -> None:
+        """Narrow what is not seen in parameters: groups, and local response windows.
+
+        Args:
+            done: Modules that have been narrowed already, for another graph or call.
+        """
+        for old in self.blueprint.graphs[self.place].nodes:
+            node = self.nodes.get(old.name)
+            if node is not None and old.op.startswith("call"):
+                self.changed |= narrow_call_(self.net, self._seen(old), node, self.dropped, done)
+
+    def _seen(self, old: fx.Node) -> Seen:
+        source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
+        return Seen(source, self.values[old.name], self.blueprint.root)
+
+    def _erase_dead(self) -> None:
+        for node in reversed(list(self.graph.nodes)):
+            value = self.narrowed.get(node)
+            idle = isinstance(value, int | float | Scrambled | torch.Size) or node in self.replaced
+            is_read = any(user.target not in MARKS for user in node.users)
+            if idle and not is_read and node.op.startswith("call"):
+                erase_marks_of_(node)
+                self.graph.erase_node(node)
+
+    def _visit(self, old: fx.Node, node: fx.Node) -> Any:
+        full = self.values[old.name]
+        if not node.op.startswith("call"):
+            return self.cuts.reduce_all(full)
+        rule = rule_for(old, self.net)
+        has_labels = any(isinstance(leaf, Labels) for leaf in leaves_of(full))
+        if rule in _MOVES and has_labels and isinstance(full, Labels | tuple | list):
+            return self._visit_move(old, node, full)
+        if not has_labels:
+            return self._visit_number(old, node, full)
+        for source in node.all_input_nodes:
+            if isinstance(self.narrowed.get(source), Scrambled):
+                raise SurgeryError(cannot_narrow(source))
+        self._bake_numbers(old, node)
+        return self.cuts.reduce_all(full) if self._is_looked_at(old) else None
+
+    def _is_looked_at(self, old: fx.Node) -> bool:
+        """Return whether what stays of a tensor must be known: something moves or measures it."""
+        return any(
+            rule_for(user, self.net) in _MOVES or not isinstance(self.values[user.name], Labels)
+            for user in old.users
+            if user.op.startswith("call")
+        )
+
+    def _visit_number(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
+        """Return a number as it is for narrowed tensors; leave out a check that it fails."""
+        if _is_about_kind(old):  # labels are integers, tensors are not
+            return full
+        of_tensors = any(isinstance(self.values[n.name], Labels) for n in old.all_input_nodes)
+        if rule_for(old, self.net) is opaque and of_tensors:
+            return full
+        found = _try(node, self.net, self.narrowed.get, failed=_FAILED)
+        if found is _FAILED and node.target in CHECKS:
+            self.graph.erase_node(node)
+            del self.nodes[old.name]
+        return full if found is _FAILED or found is None else found
+
+    def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
+        expected = map_leaves(self.cuts.reduce_labels, full)
+        is_whole = not any(
+            isinstance(self.narrowed.get(n), Scrambled) for n in node.all_input_nodes
+        )
+        read = [full, *[self.values[n.name] for n in old.all_input_nodes]]
+        if is_whole and not self.cuts.touches(read):
+            self._bake_numbers(old, node)  # they may be another tensor's
+            return expected
+        if any(leaf is None for leaf in leaves_of(expected)):
+            return self.selections.scramble(old, node)
+        if rule_for(old, self.net) is reshape.pad and self._pads_space(old, full):
+            return expected
+        if isinstance(self.values[old.all_input_nodes[0].name], tuple | list):
+            return self._evaluate(node, expected)
+        tracked = self._track(old, node, full)
+        if tracked is not None and self._same(tracked.found, tracked.expected):
+            return expected
+        made = None if tracked is None else rewrite_move(tracked)
+        made = made or self.selections.select(old, node, expected)
+        if made is None:
+            return self.selections.scramble(old, node)
+        self.changed = True
+        node.replace_all_uses_with(made)
+        self.replaced.add(node)
+        self.narrowed[made] = expected
+        self.nodes[old.name] = made
+        return expected
+
+    def _pads_space(self, old: fx.Node, full: Labels) -> bool:
+        source = self.values[old.all_input_nodes[0].name]
+        before, after = without_repeats(source.ids), without_repeats(full.ids)
+        return bool(torch.isin(after, before).all())
+
+    def _track(self, old: fx.Node, node: fx.Node, full: Any) -> Move | None:
+        """Send the place of every element through the call, before and after narrowing.
+
+        Labels would not do: elements of one channel have the same label, and may change places.
+        """
+        whole: dict[fx.Node, Tensor] = {}
+        parts: dict[fx.Node, Any] = {}
+        start = 0
+        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
+            labels = self.values[before.name]
+            if isinstance(self.narrowed.get(now), Scrambled):
+                return None
+            if isinstance(labels, Labels):
+                n = labels.ids.numel()
+                places = torch.arange(start, start + n, dtype=torch.float64).reshape(labels.shape)
+                whole[before], parts[now] = places, self.cuts.cut(labels, places)
+                start += n
+        moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
+        found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
+        if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
+            moved, found, parts = map_leaves(_ids, full), self._evaluate(node, None), self.narrowed
+        labels_out, moved_out = leaves_of(full), leaves_of(moved)
+        if len(labels_out) != len(moved_out):
+            return None
+        cut = [self.cuts.cut(x, y) for x, y in zip(labels_out, moved_out, strict=True)]
+        expected = cut[0] if isinstance(full, Labels) else cut
+        source = parts.get(node.all_input_nodes[0])
+        return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
+
+    def _evaluate(self, node: fx.Node, default: Any) -> Any:
+        found = _try(node, self.net, self.narrowed.get)
+        return default if found is None else found
+
+    def _same(self, found: Any, expected: Any) -> bool:
+        one, two = leaves_of(found), leaves_of(expected)
+        return len(one) == len(two) and all(
+            isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b)
+            for a, b in zip(one, two, strict=True)
+        )
+
+    def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
+        """A number, or a shape, that was read off a channel count keeps the value it had."""
+        numbers = Numbers(self.values, self.nodes, self.narrowed)
+        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
+            was, is_now = self.values[before.name], self.narrowed.get(now)
+            if _is_numbers(was) and was != is_now:
+                node.replace_input_with(now, numbers.keep(before, node))
+                self.changed = True
+
+
+def _try(
+    node: fx.Node, net: nn.Module, value_of: Callable[[fx.Node], Any], failed: Any = None
+) -> Any:
+    """Make a call with other arguments; say so if it does not run on them."""
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)
+    try:
+        return call_node(node, net, args, kwargs)
+    except Exception:  # literal sizes do not fit narrowed tensors
+        return failed
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(part, int) for part in value)
+    return isinstance(value, int | float)
+
+
+def _is_about_kind(old: fx.Node) -> bool:
+    """Return whether a call asks for the type or device of a tensor, or checks that."""
+    asked = old.args[0] if old.target in CHECKS else old
+    return isinstance(asked, fx.Node) and topic_of(asked) == KIND
+
+
+def _ids(leaf: Any) -> Any:
+    return leaf.ids if isinstance(leaf, Labels) else leaf

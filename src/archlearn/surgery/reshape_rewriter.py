@@ -1,0 +1,226 @@
+"""How calls that only move data are written anew for narrowed tensors."""
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.labels import Labels
+from archlearn.module_utils import find_module
+from archlearn.tracing.example_inputs import check_argument
+from archlearn.tracing.source_location import source_of
+
+_RESHAPES = ("view", "reshape", "flatten", "view_as", "reshape_as")
+_EXPANDS = ("expand", "expand_as", "broadcast_to")
+_SPLITS = ("chunk", "split", "tensor_split")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A call to be rewritten.
+
+    Attributes:
+        narrowed: The labels that stay, or other values, of each node so far.
+        source: The places of the input's elements that stay.
+        expected: The places that the call should return.
+        found: The places that it returns as it stands, or None if it does not run.
+        full: The labels that it returned before anything was dropped.
+    """
+
+    net: nn.Module
+    graph: fx.Graph
+    node: fx.Node
+    narrowed: dict[fx.Node, Any]
+    source: Any
+    expected: Any
+    found: Any
+    full: Any
+
+
+def rewrite_move(move: Move) -> fx.Node | None:
+    """Return a new call that gives what is expected, or None if there is no simple one."""
+    name = _name_of(move)
+    writers: list[tuple[tuple[str, ...], Callable[[Move], fx.Node | None]]] = [
+        (_RESHAPES, _reshape),
+        (("unflatten", "Unflatten"), _unflatten),
+        (_EXPANDS, _expand),
+        (_SPLITS, _split),
+        (("pad",), _pad),
+        (("getitem", "narrow"), _slice),
+    ]
+    for names, write in writers:
+        if name in names and isinstance(move.source, Tensor):
+            return write(move)
+    return None
+
+
+def _name_of(move: Move) -> str:
+    node = move.node
+    if node.op == "call_module":
+        return type(find_module(move.net, str(node.target))).__name__
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+
+
+def _reshape(move: Move) -> fx.Node | None:
+    """Reshape to the narrowed sizes: what stays keeps its order, so this is the same move."""
+    if move.source.numel() != move.expected.numel():
+        return None
+    sizes = _sizes(move)
+    with move.graph.inserting_before(move.node):
+        _guard_tail(move, sizes)
+        return move.graph.call_method("reshape", (move.node.all_input_nodes[0], *sizes))
+
+
+def _guard_tail(move: Move, sizes: list[Any]) -> None:
+    """Refuse images of other sizes where `view(-1, 800)` would take pieces of channels."""
+    if -1 not in sizes or not all(isinstance(size, int) for size in sizes):
+        return
+    shape, block = move.source.shape, -math.prod(sizes)
+    fitting = [n for n in range(1, len(shape) + 1) if math.prod(shape[-n:]) == block]
+    if not fitting or fitting[0] == 1:
+        return
+    tail = slice(-fitting[0], None)
+    whole = move.graph.call_function(getattr, (move.node.all_input_nodes[0], "shape"))
+    found = move.graph.call_function(operator.getitem, (whole, tail))
+    what = f"the shape at {source_of(move.node) or move.node.name}"
+    move.graph.call_function(check_argument, (found, tuple(shape[tail]), what))
+
+
+def _unflatten(move: Move) -> fx.Node | None:
+    """Spread the same dimension over narrowed sizes; all others are as they may be."""
+    if move.source.numel() != move.expected.numel():
+        return None
+    if move.node.op == "call_module":
+        dim: Any = getattr(find_module(move.net, str(move.node.target)), "dim", None)
+    else:
+        dim = move.node.kwargs.get("dim", move.node.args[1] if len(move.node.args) > 1 else None)
+    if not isinstance(dim, int):
+        return None
+    start = dim % move.source.dim()
+    n = move.expected.dim() - move.source.dim() + 1
+    sizes = tuple(move.expected.shape[start : start + n])
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("unflatten", (move.node.all_input_nodes[0], dim, sizes))
+
+
+def _expand(move: Move) -> fx.Node | None:
+    sizes = _sizes(move, infer=False)
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
+
+
+def _sizes(move: Move, infer: bool = True) -> list[Any]:
+    """Return sizes as literals, except where the call got them from the input itself."""
+    given = list(move.node.args[1:])
+    if len(given) == 1 and isinstance(given[0], tuple | list):
+        given = list(given[0])
+    shape = list(move.expected.shape)
+    if len(given) != len(shape) or _name_of(move) == "flatten":
+        given = list(shape)
+        unchanged = move.full.shape[0] == shape[0]
+        if infer and unchanged:
+            given[0] = -1
+    sizes = [
+        value if value == -1 or _value(move, value) == size else size
+        for value, size in zip(given, shape, strict=True)
+    ]
+    # A number that was computed, of channels and image sizes perhaps, must not become a literal.
+    lost = [i for i, value in enumerate(given) if isinstance(value, fx.Node) and sizes[i] != value]
+    if infer and len(lost) == 1 and -1 not in sizes:
+        sizes[lost[0]] = -1
+    return sizes
+
+
+def _value(move: Move, value: Any) -> Any:
+    return move.narrowed.get(value) if isinstance(value, fx.Node) else value
+
+
+def _split(move: Move) -> fx.Node | None:
+    parts = list(move.expected)
+    source = move.source
+    for dim in range(source.dim()):
+        sizes = [part.shape[dim] for part in parts]
+        if sum(sizes) == source.shape[dim]:
+            found = source.split(sizes, dim)
+            if all(torch.equal(a, b) for a, b in zip(found, parts, strict=True)):
+                given: Any = move.node.kwargs.get("dim", [*move.node.args, 0, 0][2])
+                place = dim - source.dim() if given < 0 else dim  # as it was counted
+                with move.graph.inserting_before(move.node):
+                    return move.graph.call_method(
+                        "split", (move.node.all_input_nodes[0], sizes, place)
+                    )
+    return None
+
+
+def _pad(move: Move) -> fx.Node | None:
+    """Pad the channel dimension by as many zeros as stay."""
+    source, expected = move.source, move.expected
+    longer = [d for d in range(source.dim()) if source.shape[d] != expected.shape[d]]
+    if len(longer) > 1:
+        return None
+    dim = longer[0] if longer else source.dim() - 1
+    line = expected.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+    own = source.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+    extra = len(line) - len(own)
+    start = next((s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)), None)
+    if start is None:
+        return None
+    amounts = [0] * (2 * (source.dim() - dim))
+    amounts[-2:] = [start, extra - start]
+    options = dict(zip(("mode", "value"), move.node.args[2:], strict=False))
+    options |= {key: value for key, value in move.node.kwargs.items() if key != "pad"}
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_function(F.pad, (move.node.all_input_nodes[0], amounts), options)
+
+
+def _slice(move: Move) -> fx.Node | None:
+    """Take a contiguous part along the one dimension that differs, other indices as given."""
+    source = move.source
+    if not isinstance(move.full, Labels):
+        return None
+    index = move.node.args[1] if _name_of(move) == "getitem" else None
+    given = list(index) if isinstance(index, tuple | list) else [index]
+    if index is None or any(not isinstance(part, slice) for part in given if part is not ...):
+        return None
+    shortened = given
+    given = _without_ellipsis(given, source.dim())
+    for dim, part in enumerate(given):
+        for start in range(source.shape[dim] + 1):
+            stop = start + move.expected.shape[dim]
+            trial = [*given[:dim], slice(start, stop), *given[dim + 1 :]]
+            if stop <= source.shape[dim] and isinstance(part, slice):
+                found = source[tuple(_plain(move, each) for each in trial)]
+                if found.shape == move.expected.shape and torch.equal(found, move.expected):
+                    with move.graph.inserting_before(move.node):
+                        first = move.node.all_input_nodes[0]
+                        made = tuple(_with_ellipsis(trial, shortened, dim))
+                        return move.graph.call_function(operator.getitem, (first, made))
+    return None
+
+
+def _with_ellipsis(trial: list[Any], given: list[Any], dim: int) -> list[Any]:
+    """Return indices as they were counted, from the front or behind an ellipsis."""
+    if ... not in given:
+        return trial[: max(len(given), dim + 1)]
+    place = given.index(...)
+    behind = len(trial) - (len(given) - place - 1)
+    if place <= dim < behind:
+        return trial
+    return [*trial[:place], ..., *trial[behind:]]
+
+
+def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
+    if ... in given:
+        place = given.index(...)
+        fill = [slice(None)] * (n_dims - len(given) + 1)
+        return [*given[:place], *fill, *given[place + 1 :]]
+    return given + [slice(None)] * (n_dims - len(given))
+
+
+def _plain(move: Move, part: slice) -> slice:
+    return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))

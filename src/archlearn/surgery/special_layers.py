@@ -1,0 +1,126 @@
+"""Calls whose channels show in no parameter: grouped convolutions and local response."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from archlearn.analysis.labels import Labels
+from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.rules.linear import splits_whole_groups
+from archlearn.module_utils import find_module
+from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The labels of a call's input and output, before anything was dropped."""
+
+    source: Any
+    out: Any
+    root: Tensor
+
+
+def narrow_call_(
+    net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
+) -> bool:
+    """Narrow a call in place; return whether the graph itself had to change."""
+    if not isinstance(seen.source, Labels) or not isinstance(seen.out, Labels):
+        return False
+    if is_linear_op(node, net):
+        return _set_groups_(net, seen, node, dropped, done)
+    module = find_module(net, str(node.target)) if node.op == "call_module" else None
+    is_local = isinstance(module, nn.LocalResponseNorm | NarrowedLocalResponseNorm)
+    if is_local or node.target is F.local_response_norm:
+        return _narrow_local_response_(net, seen, node, dropped)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        ids = _line(seen.out.ids, 1)
+        module.num_features = int((~dropped[seen.root[ids]]).sum())
+    return False
+
+
+def _set_groups_(
+    net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
+) -> bool:
+    op = read_linear_op(node, net)
+    if op is None or op.groups == 1 or op.layer in done:
+        return False
+    dim = seen.out.ids.dim() + op.channel_dim
+    ids = _line(seen.out.ids, dim)
+    if not splits_whole_groups(op, seen.source.shape[dim], len(ids)):
+        return False
+    stays = ~dropped[seen.root[ids]]
+    groups = int(stays.sum()) * op.groups // len(ids)
+    if op.is_module:
+        module: Any = find_module(net, op.layer)
+        module.groups = groups
+        done.add(op.layer)
+        return False
+    if groups != op.groups:
+        place = 6 if len(node.args) > 6 else None
+        if place is None:
+            node.update_kwarg("groups", groups)
+        else:
+            node.update_arg(place, groups)
+        return True
+    return False
+
+
+def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
+    ids = _line(seen.source.ids, 1)
+    kept = torch.nonzero(~dropped[seen.root[ids]]).flatten().tolist()
+    if len(kept) == len(ids):
+        return False
+    if node.op == "call_module":
+        old: Any = find_module(net, str(node.target))
+        made = _narrow_module(old, len(ids), kept)
+        owner, _, attribute = str(node.target).rpartition(".")
+        n_calls = sum(n.target == node.target for n in node.graph.nodes)
+        if n_calls == 1:
+            setattr(find_module(net, owner), attribute, _to_device_of(net, made))
+            return False
+        new_name = _add(net, made)
+    else:
+        names = ("size", "alpha", "beta", "k")
+        given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+        values: list[Any] = [given.get("size"), *(given.get(n, d) for n, d in _DEFAULTS)]
+        made = _narrowed(values[0], values[1], values[2], values[3], len(ids), kept)
+        new_name = _add(net, made)
+    with node.graph.inserting_before(node):
+        fresh = node.graph.call_module(new_name, (node.all_input_nodes[0],))
+    node.replace_all_uses_with(fresh)
+    node.graph.erase_node(node)
+    return True
+
+
+def _narrow_module(old: Any, n: int, kept: list[int]) -> NarrowedLocalResponseNorm:
+    """Return a normalisation of fewer channels, each with the number that it had at first."""
+    if isinstance(old, NarrowedLocalResponseNorm):
+        n, kept = old.n_original, old.kept[kept].tolist()
+    return _narrowed(old.size, old.alpha, old.beta, old.k, n, kept)
+
+
+_DEFAULTS = (("alpha", 1e-4), ("beta", 0.75), ("k", 1.0))
+
+
+def _narrowed(
+    size: Any, alpha: Any, beta: Any, k: Any, n_original: int, kept: list[int]
+) -> NarrowedLocalResponseNorm:
+    return NarrowedLocalResponseNorm(size, alpha, beta, k, n_original=n_original, kept=kept)
+
+
+def _add(net: nn.Module, module: NarrowedLocalResponseNorm) -> str:
+    name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
+    net.add_module(name, _to_device_of(net, module))
+    return name
+
+
+def _to_device_of(net: nn.Module, module: NarrowedLocalResponseNorm) -> NarrowedLocalResponseNorm:
+    reference = next(iter(net.parameters()), None)
+    return module if reference is None else module.to(reference.device)
+
+
+def _line(ids: Tensor, dim: int) -> Tensor:
+    return ids.movedim(dim, -1)[(0,) * (ids.dim() - 1)]

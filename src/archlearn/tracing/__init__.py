@@ -1,0 +1,1 @@
+"""A model's `forward` becomes torch.fx graphs that compute the same."""

@@ -1,0 +1,259 @@
+"""Example inputs are the arguments of one call; those that hold no tensor are fixed by it."""
+
+import inspect as python_inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from archlearn.errors import InputError, with_article
+from archlearn.module_utils import is_exchanged
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleInputs:
+    """The arguments of one call of the model, by position and by keyword.
+
+    Attributes:
+        are_real: Whether the model runs on them; stand-ins only say which arguments there are.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    are_real: bool = True
+
+    @classmethod
+    def of(cls, example_inputs: object) -> "ExampleInputs":
+        """Accept a tensor, a tuple of arguments or a dict of keyword arguments."""
+        if isinstance(example_inputs, ExampleInputs):
+            return example_inputs
+        if isinstance(example_inputs, Tensor):
+            return cls((example_inputs,), {})
+        if isinstance(example_inputs, tuple | list):
+            return cls(tuple(example_inputs), {})
+        if isinstance(example_inputs, Mapping):
+            return cls((), dict(example_inputs))
+        raise InputError(
+            f"example_inputs is {with_article(type(example_inputs).__name__)}; give a tensor, a "
+            "tuple of arguments, or a dict of keyword arguments, as one call of the model takes "
+            "them"
+        )
+
+    def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":
+        """Return the same inputs with every tensor (or every floating one) moved."""
+
+        def move(value: Any) -> Any:
+            wanted = isinstance(value, Tensor) and (not floating_only or value.is_floating_point())
+            return value.detach().to(*args) if wanted else value
+
+        mapped = tree_map(move, (self.args, self.kwargs))
+        return ExampleInputs(*mapped)
+
+    def copy(self) -> "ExampleInputs":
+        """Return the same inputs with every tensor copied: a model may change them in place."""
+
+        def clone(value: Any) -> Any:
+            return value.detach().clone() if isinstance(value, Tensor) else value
+
+        args, kwargs = tree_map(clone, (self.args, self.kwargs))
+        return ExampleInputs(args, kwargs, self.are_real)
+
+
+DEFAULT = "<default>"
+"""Stands in a graph for a default that it cannot hold, such as a function."""
+
+
+_ITS_DEFAULT = object()
+_WAY_OUT = "put the value that you use into example_inputs"
+_OF_CACHES = ("use_cache", "past_key_values")
+_CACHES = (
+    "a model with gates, and its compact one, keep no cache of keys and values: leave it out, or "
+    "give use_cache=False"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of `forward`, as it was in the example call.
+
+    Attributes:
+        is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
+        by_keyword: Whether the example gave it by its name.
+        is_given: Whether the example gave it at all.
+        is_optional: Whether it may be left out.
+        default: What it is where it is left out; None if it has no default.
+    """
+
+    name: str
+    value: Any
+    is_followed: bool
+    by_keyword: bool
+    is_given: bool = True
+    is_optional: bool = False
+    default: Any = None
+
+    def held(self) -> Any:
+        """Return the value as a graph can hold it, to be compared with that of another call."""
+        if is_plain(self.value):
+            return self.value
+        if self.value is self.default:
+            return DEFAULT
+        raise InputError(
+            f"the argument {self.name!r} is {with_article(type(self.value).__name__)}, which "
+            "cannot be compared with that of a later call; make it an attribute of the model, or "
+            "leave it out where it has a default"
+        )
+
+
+def bind_arguments(
+    forward: Callable[..., Any], owner: str, inputs: ExampleInputs
+) -> list[Argument]:
+    """Return the arguments of `forward` in the order of its signature, defaults filled in."""
+    signature = python_inspect.signature(forward)
+    try:
+        bound = signature.bind(None, *inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"example_inputs do not fit {owner}.forward{signature}: {error}; give them as one "
+            "call of the model takes them"
+        ) from error
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    arguments: list[Argument] = []
+    for place, (name, value) in enumerate(bound.arguments.items()):
+        parameter = signature.parameters[name]
+        if parameter.kind is python_inspect.Parameter.VAR_POSITIONAL:
+            parts = [(f"{name}_{i}", part, False) for i, part in enumerate(value)]
+        elif parameter.kind is python_inspect.Parameter.VAR_KEYWORD:
+            parts = [(key, part, True) for key, part in value.items()]
+        else:
+            parts = [(name, value, place > len(inputs.args))]
+        is_optional = parameter.default is not python_inspect.Parameter.empty
+        default = parameter.default if is_optional else None
+        arguments += [
+            Argument(n, v, _holds_tensor(v), by_name, name in given, is_optional, default)
+            for n, v, by_name in parts
+        ]
+    return arguments[1:]
+
+
+def further_keywords(forward: Callable[..., Any]) -> str:
+    """Return the name under which `forward` takes any other keywords (`**kwargs`), or ''."""
+    parameters = python_inspect.signature(forward).parameters.values()
+    kind = python_inspect.Parameter.VAR_KEYWORD
+    return next((each.name for each in parameters if each.kind is kind), "")
+
+
+def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
+    """Return what the placeholders of a traced graph take for the given inputs."""
+    names = [(str(n.target), n.args) for n in graph.nodes if n.op == "placeholder"]
+    left = iter(inputs.args)
+    values: list[Any] = []
+    for name, default in names:
+        if name.startswith("**"):
+            values.append({})
+        elif name in inputs.kwargs:
+            values.append(inputs.kwargs[name])
+        else:
+            values.append(next(left, default[0] if default else None))
+    return values
+
+
+def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> None:
+    """Raise if an argument that was fixed when the model was traced is given otherwise.
+
+    Args:
+        given: What the model is called with.
+        fixed: What it was traced with.
+        name: The argument's name.
+        default: What is meant where it is left out, as a model's `config` says it.
+    """
+    if default is not None and _is_equal(given, default):
+        return
+    if fixed == DEFAULT:
+        if given is None:
+            return
+        fixed = _ITS_DEFAULT
+    if given is not fixed and not _is_equal(given, fixed):
+        raise InputError(
+            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; "
+            f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
+        )
+
+
+def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise if `forward` is given a keyword that it was traced without.
+
+    None, and what a model's `config` says anyway, change nothing.
+    """
+    for name, value in given.items():
+        if value is not None and not (name in defaults and _is_equal(value, defaults[name])):
+            raise InputError(
+                f"{name} is {_say(value)}, but the model was traced without {name}; "
+                f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
+            )
+
+
+def check_given(given: Any, name: str) -> None:
+    """Raise if a tensor is left out that was given when the model was traced."""
+    if given is None:
+        raise InputError(
+            f"{name} is left out, but the model was traced with it; put into example_inputs what "
+            "you give to the model"
+        )
+
+
+def ones_if_left_out(mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Return an attention mask, or one that hides no token."""
+    return torch.ones_like(tokens) if mask is None else mask
+
+
+def check_kind(given: Any, fixed: Any, name: str) -> None:
+    """Raise if the type or device of a tensor has another answer than when the model was traced.
+
+    Nothing is asked while a model runs in double precision for a while: that compares models.
+    """
+    if not is_exchanged():
+        check_argument(bool(given), fixed, name)
+
+
+CHECKS = (check_argument, check_keywords, check_kind, check_given)
+"""What a graph calls to refuse inputs that it was not traced for."""
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value can stand in a graph as it is."""
+    if isinstance(value, dict):
+        return all(is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, tuple | list):
+        return type(value) in (tuple, list, torch.Size) and all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device)
+
+
+def _is_equal(given: Any, fixed: Any) -> bool:
+    if isinstance(given, Tensor):
+        return False
+    try:
+        return bool(given == fixed)
+    except (RuntimeError, ValueError, TypeError):  # tensors and arrays inside
+        return False
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, Tensor) and value.dim():
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "its default" if value is _ITS_DEFAULT else repr(value)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+
+
+def count_examples(inputs: ExampleInputs) -> int:
+    """Return the number of rows of example inputs; 1 where they have none."""
+    leaves = tree_leaves((inputs.args, inputs.kwargs))
+    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    return sizes[0] if sizes else 1

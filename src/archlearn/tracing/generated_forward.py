@@ -1,0 +1,110 @@
+"""A class with a generated `forward` can be pickled: it is made again from its graphs."""
+
+import copyreg
+import functools
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
+from typing import Any, cast
+
+from torch import fx, nn
+
+from archlearn.errors import InputError
+from archlearn.tracing.block_hooks import call_hooks_at_marks, without_marks
+from archlearn.tracing.example_inputs import DEFAULT, check_argument
+from archlearn.tracing.graph_packing import Packed, compile_graph, pack_graph, unpack_graph
+
+GRAPHS = "_archlearn_graphs"
+MODE_READERS = "_archlearn_mode_readers"
+_RECIPE = "_archlearn_recipe"
+
+
+def generate_class(
+    base: type[nn.Module], name: str, graphs: Sequence[fx.Graph], **attributes: Any
+) -> type[nn.Module]:
+    """Return a subclass whose `forward` runs the given graphs.
+
+    Args:
+        base: The class to extend.
+        name: The name of the new one.
+        graphs: The graph for evaluation and, if there are two, the one for training.
+        attributes: Further attributes of the class.
+    """
+    runs = [compile_graph(call_hooks_at_marks(graph)) for graph in graphs]
+    if GRAPHS in attributes:
+        cast(Any, runs[0]).__signature__ = _signature(graphs[0])
+    recipe = (base, name, tuple(graphs), attributes)
+    namespace = {"__module__": base.__module__, _RECIPE: recipe, **attributes, "forward": runs[0]}
+    if len(runs) > 1:
+        namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
+    return _metaclass(type(base))(name, (base,), namespace)
+
+
+def _signature(graph: fx.Graph) -> Signature:
+    """Return the arguments that may differ from call to call.
+
+    An argument that must have its default is left out: `generate` and `Trainer` of transformers
+    give to a model whatever its signature names. Labels are not, or they would drop them unseen.
+    """
+    shown = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    for node in graph.find_nodes(op="placeholder"):
+        name, default = str(node.target), node.args[0] if node.args else Parameter.empty
+        checks = [user.args for user in node.users if user.target is check_argument]
+        is_hidden = any(bool(node.args) and args[1] in (default, DEFAULT) for args in checks)
+        if name.startswith("**") or (is_hidden and "label" not in name):
+            kind = Parameter.KEYWORD_ONLY
+        else:
+            shown.append(Parameter(name, kind, default=default))
+    return Signature(shown)
+
+
+def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(evaluate)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in getattr(self, MODE_READERS, ()):
+            _check_mode(self, name)
+        run = self._train if self.training else self._evaluate
+        return run(*args, **kwargs)
+
+    return forward
+
+
+def _check_mode(model: nn.Module, name: str) -> None:
+    """Refuse a submodule in another mode: what it decides by its own is part of the graphs."""
+    module = model.get_submodule(name)
+    if module.training is not model.training:
+        own, other = ("training", "evaluation")[:: 1 if module.training else -1]
+        raise InputError(
+            f"{name!r} is in {own} mode, but the model is in {other} mode, and what {name!r} does "
+            "by its mode was followed with the model's; use nn.Dropout there in place of "
+            "F.dropout(x, training=self.training), or name it in leaves=[...] of add_gates: "
+            "layers of torch and leaves keep their own modes"
+        )
+
+
+@functools.cache
+def _metaclass(base: type) -> Any:
+    """Return the class of generated classes whose base is of the given class.
+
+    Pickle looks a class up by its name, which a generated one does not have. It asks the class
+    of the class first.
+    """
+    made = type(f"Generated{base.__name__}", (base,), {})
+    copyreg.pickle(cast(Any, made), _reduce)
+    return made
+
+
+def _reduce(generated: type[nn.Module]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    base, name, graphs, attributes = vars(generated)[_RECIPE]
+    kept = {key: value for key, value in attributes.items() if key != GRAPHS}
+    packed = tuple(pack_graph(graph) for graph in graphs)
+    return _generate_again, (base, name, packed, kept, GRAPHS in attributes)
+
+
+def _generate_again(
+    base: type[nn.Module], name: str, packed: tuple[Packed, ...], kept: dict[str, Any], bound: bool
+) -> type[nn.Module]:
+    graphs = [unpack_graph(each) for each in packed]
+    if bound:
+        kept |= {GRAPHS: [without_marks(graph) for graph in graphs]}
+    return generate_class(base, name, graphs, **kept)

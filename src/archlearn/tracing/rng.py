@@ -1,0 +1,151 @@
+"""A number that Python draws while a model is traced would be the same number ever after."""
+
+import operator
+import random
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.proxy import TraceError
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from archlearn.tracing.example_inputs import ExampleInputs
+
+DRAWN = (
+    "it draws random numbers that no tensor of the model has a part in, and a trace would keep "
+    "them; draw them with torch.rand_like(x), or x.new_empty(...).bernoulli_(p)"
+)
+SKIPPED = (
+    "it decides by a random number what it calls (LayerDrop), and a trace would decide once and "
+    "for all; set the probability to 0 while gates learn (layerdrop=0.0 in the configuration), or "
+    "multiply the branch by x.new_empty(...).bernoulli_(p), as stochastic depth does"
+)
+RECORDED = (torch.rand, torch.randn)  # as they are while no model is traced
+_UNIFORM = RECORDED[0]
+_SAME_NUMBER = ("item", "float", "double")
+
+
+_DRAWN = threading.local()
+
+
+class _Counting(TorchDispatchMode):
+    """Counts the calls by which this thread draws from torch's own generators."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None:
+            _DRAWN.n = _n_drawn() + 1
+        return func(*args, **given)
+
+
+def counting_draws() -> AbstractContextManager[Any]:
+    """Tell what this thread draws from what other ones do, if there are any."""
+    return _Counting() if threading.active_count() > 1 else nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where the generators of torch (on the CPU), Python and numpy stand at one time."""
+
+    torch: bytes
+    others: tuple[Any, ...]
+    n_drawn: int
+    is_alone: bool
+
+    @classmethod
+    def now(cls) -> "Stand":
+        """Return where they stand now, and what this thread has drawn so far."""
+        others: tuple[Any, ...] = (random.getstate(),)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None:
+            _, keys, *places = numpy.random.get_state()
+            others = (*others, keys.tobytes(), places)
+        is_alone = threading.active_count() == 1
+        return cls(torch.get_rng_state().numpy().tobytes(), others, _n_drawn(), is_alone)
+
+    def has_moved(self) -> bool:
+        """Return whether anything was drawn since, as far as is known by this thread."""
+        now = Stand.now()
+        if now.others != self.others or now.n_drawn != self.n_drawn:
+            return True
+        return now.torch != self.torch and now.is_alone and self.is_alone
+
+
+def _n_drawn() -> int:
+    return getattr(_DRAWN, "n", 0)
+
+
+def check_draws(before: Stand) -> None:
+    """Raise if anything was drawn since.
+
+    Raises:
+        TraceError: If so.
+    """
+    if before.has_moved():
+        raise TraceError(DRAWN)
+
+
+def is_drawn(value: Any) -> bool:
+    """Return whether a traced value is made of random numbers alone."""
+    if not isinstance(value, fx.Node):
+        return False
+    parts = value.all_input_nodes
+    return value.target in RECORDED or (bool(parts) and all(map(is_drawn, parts)))
+
+
+def find_sure_answer(node: fx.Node) -> bool | None:
+    """Return what `torch.rand([]) < p` gives for all numbers from [0, 1), or None if not one thing.
+
+    A probability of 0 is what most models with LayerDrop have.
+    """
+    if len(node.args) != 2 or not _is_uniform(node.args[0]):
+        return None
+    limit = node.args[1]
+    if not isinstance(limit, int | float):
+        return None
+    if node.target in (operator.lt, operator.ge):
+        is_sure, is_less = not 0 < limit < 1, limit >= 1
+    elif node.target in (operator.le, operator.gt):
+        is_sure, is_less = not 0 <= limit < 1, limit >= 1
+    else:
+        return None
+    return is_less is (node.target in (operator.lt, operator.le)) if is_sure else None
+
+
+def _is_uniform(value: Any) -> bool:
+    """Return whether a traced value is one number from [0, 1), drawn by `torch.rand`."""
+    while isinstance(value, fx.Node) and value.target in _SAME_NUMBER:
+        value = value.args[0]
+    return isinstance(value, fx.Node) and value.target is _UNIFORM
+
+
+@contextmanager
+def putting_back(inputs: ExampleInputs) -> Generator[list[int]]:
+    """Put the generators of torch and Python back to where they stood.
+
+    Yields:
+        The CUDA devices that the inputs are on.
+    """
+    before, n_drawn = random.getstate(), _n_drawn()
+    devices = cuda_devices(inputs)
+    try:
+        with torch.random.fork_rng(devices):
+            yield devices
+    finally:
+        random.setstate(before)
+        _DRAWN.n = n_drawn
+
+
+def cuda_devices(inputs: ExampleInputs) -> list[int]:
+    """Return the CUDA devices that inputs are on."""
+    leaves = tree_leaves((inputs.args, inputs.kwargs))
+    found = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+    return sorted(found)

@@ -1,0 +1,206 @@
+"""What `forward` runs under is no call, and no part of a trace: gradients, and mixed precision.
+
+A part that switches gradients off, or asks for autocast, is called as it is.
+"""
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from archlearn.tracing.example_runs import is_untraced
+from archlearn.tracing.fx_utils import leaves_of
+from archlearn.tracing.rng import RECORDED
+from archlearn.tracing.shape_guards import Refusal
+from archlearn.tracing.source_location import is_ours
+
+WITHOUT_GRADIENTS = (
+    "calls are made without gradients (torch.no_grad), which a trace does not hold; call .detach() "
+    "on what comes out instead"
+)
+OF_A_FUNCTION = (
+    "it calls {name}, a torch.autograd.Function, whose backward is its own and no part of a trace; "
+    "call operations of torch instead, such as F.silu, or leave it as it is"
+)
+OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that around the model"
+_AUTOCAST = (
+    "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
+)
+
+
+_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
+ONE_THREAD = threading.RLock()
+"""Torch is changed while a model is traced, for the thread that does it: one at a time."""
+_CREATORS = (
+    "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
+    "finfo", "iinfo", "tensor", "as_tensor",
+)  # fmt: skip
+
+
+@contextmanager
+def plain_context(tracer: fx.Tracer) -> Generator[None]:
+    """Trace with gradients and without autocast, and see what torch.fx does not.
+
+    Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])`,
+    `torch.finfo(x.dtype)` and `torch.rand(3)` become calls. A part that is computed again for its
+    gradients is followed like any other.
+    """
+    made = _replacements(tracer)
+    with ONE_THREAD, _exchanging(made), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+class ImportedMeanwhile(BaseException):
+    """Something of torch's was imported, and torch was put back for it: trace once more."""
+
+
+_ASKED_FOR: set[str] = set()
+
+
+@dataclass(slots=True)
+class _Imports:
+    """Hears of each import before it is made: what is imported would keep what was exchanged.
+
+    What is asked for a second time was not found the first time: a `forward` may try an import.
+    """
+
+    put_back: Callable[[], None]
+    seen: bool = False
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Put torch back if something of its own is imported by the thread that traces."""
+        if name.startswith("torch") and name not in _ASKED_FOR:
+            _ASKED_FOR.add(name)
+            self.seen = True
+            self.put_back()
+
+
+@contextmanager
+def without_autocast() -> Generator[None]:
+    """Let models run in their own precision, whatever the caller runs his own code in."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def frozen(net: nn.Module) -> Generator[None]:
+    """Let no parameter learn for a while, and let nothing be said of how a model runs.
+
+    A view of one that does is taken for a result with gradients, even where there are none, and
+    torch's counter of operations fails when a submodule is called with it. Warnings are for whoever
+    calls the model.
+    """
+    learning = [p for p in net.parameters() if p.requires_grad and p.is_leaf]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in learning:
+                parameter.requires_grad_(True)
+
+
+def _replacements(tracer: fx.Tracer) -> list[tuple[Any, str, Any]]:
+    homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
+    made: list[tuple[Any, str, Any]] = [
+        (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
+        *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
+        *[(torch, name, _recording(getattr(torch, name), tracer)) for name in _CREATORS],
+    ]
+    again: Any = sys.modules.get("torch.utils.checkpoint")
+    if again is not None:
+        made.append((again, "CheckpointFunction", _CalledOnce))
+    return made
+
+
+@contextmanager
+def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
+    """Let owners have other attributes for a while.
+
+    Raises:
+        ImportedMeanwhile: If they got their own back before, because of an import.
+    """
+    own = [getattr(owner, name) for owner, name, _ in made]
+
+    def put_back() -> None:
+        for (owner, name, _), function in zip(made, own, strict=True):
+            setattr(owner, name, function)
+
+    imports: Any = _Imports(put_back)
+    sys.meta_path.insert(0, imports)
+    try:
+        for owner, name, other in made:
+            setattr(owner, name, other)
+        yield
+    finally:
+        sys.meta_path.remove(imports)
+        put_back()
+        if imports.seen:
+            raise ImportedMeanwhile
+
+
+class _CalledOnce:
+    """Stands for checkpointing by torch's older way, which runs without gradients at first."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        """Call the function."""
+        return function(*args)
+
+
+def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        draws = function in RECORDED and "generator" not in kwargs
+        is_traced = any(isinstance(leaf, fx.Proxy) for leaf in leaves_of((args, kwargs)))
+        if threading.get_ident() != thread or not (draws or is_traced):
+            return function(*args, **kwargs)
+        return tracer.create_proxy("call_function", function, args, kwargs)
+
+    return record
+
+
+def check_gradients(target: object = None) -> None:
+    """Refuse a call that is made without gradients, or that computes some.
+
+    Raises:
+        Refusal: If gradients are switched off, or asked for.
+    """
+    if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
+        raise Refusal(OF_ITS_OWN)
+    if not torch.is_grad_enabled():
+        function = _running_function()
+        raise Refusal(OF_A_FUNCTION.format(name=function) if function else WITHOUT_GRADIENTS)
+
+
+def _running_function() -> str:
+    """Return the name of the torch.autograd.Function that is being applied, or ''."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return "" if frame is None else str(getattr(frame.f_locals.get("cls"), "__name__", "?"))
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_code
+        is_torch = is_ours(caller.co_filename) and caller.co_name != "decorate_autocast"
+        if is_torch or is_untraced() or threading.get_ident() != thread:
+            return function(*args, **kwargs)
+        raise Refusal(_AUTOCAST)
+
+    return refuse

@@ -1,0 +1,394 @@
+"""A tracer follows every call of a model, and asks the example inputs where Python must decide."""
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.proxy import TraceError
+
+from archlearn.module_utils import find_module
+from archlearn.nn.functional import linear_by_columns
+from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.tristate import TriState
+from archlearn.op_table import ACTIVATION_FUNCTIONS, has_activation
+from archlearn.tracing.block_hooks import BlockCall, name_nodes
+from archlearn.tracing.example_inputs import (
+    Argument,
+    ExampleInputs,
+    bind_arguments,
+    check_argument,
+    check_given,
+    check_keywords,
+    further_keywords,
+    is_plain,
+    ones_if_left_out,
+)
+from archlearn.tracing.example_runs import ExampleRuns, is_untraced
+from archlearn.tracing.gelu_fusion import fuse_gelu_
+from archlearn.tracing.graph_packing import BLOCK_CALLS
+from archlearn.tracing.guarded_proxies import AskingProxy, parts_of
+from archlearn.tracing.huggingface import config_flags, is_pretrained
+from archlearn.tracing.module_state import Remnants
+from archlearn.tracing.output_types import construction_of
+from archlearn.tracing.rng import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
+from archlearn.tracing.shape_guards import (
+    REFUSALS,
+    Answer,
+    Guard,
+    Refusal,
+    may_ask,
+    to_guard,
+    topic_of,
+)
+from archlearn.tracing.source_location import describe_failure, note_source, source_of
+from archlearn.tracing.trace_context import check_gradients
+from archlearn.tracing.transformer_blocks import BLOCKS, without_hint
+
+Leaf = str | type[nn.Module]
+
+
+class UntraceableError(Exception):
+    """Carries the innermost submodule that could not be followed out of the trace."""
+
+    def __init__(self, name: str, module: nn.Module, reason: str) -> None:
+        super().__init__(name)
+        self.name, self.module, self.reason = name, module, reason
+
+
+class Follower(fx.Tracer):
+    """Follows everything but torch's own layers, tri-state activations and leaves."""
+
+    proxy_buffer_attributes = True  # or what is computed from buffers would be a constant
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        inputs: ExampleInputs | None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
+        super().__init__()
+        self._is_strict = is_strict
+        self._thread = threading.get_ident()
+        self._leaf_names = {leaf for leaf in leaves if isinstance(leaf, str)}
+        self._leaf_classes = tuple(leaf for leaf in leaves if not isinstance(leaf, str))
+        self._inputs = inputs
+        self._can_answer = inputs is not None and inputs.are_real
+        self._installed: set[nn.Module] = set()
+        self._proxies: list[weakref.ref[Any]] = []
+        self._runs: ExampleRuns | None = None
+        self._open_blocks: list[int] = []
+        self._blocks: dict[int, BlockCall] = {}
+        self.answered: dict[str, str] = {}
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """Return the calls of a model, without parameters that were only asked for their sizes."""
+        self._installed = set(root.modules())
+        if self._inputs is not None and self._can_answer:
+            self._runs = ExampleRuns(root, self._inputs)
+        graph = super().trace(root, concrete_args)
+        for node in reversed(graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                graph.erase_node(node)
+        fuse_gelu_(graph)
+        return graph
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module is called as it is."""
+        marked = module_qualified_name in self._leaf_names or isinstance(m, self._leaf_classes)
+        return (
+            marked
+            or isinstance(m, TriState | LocalResponse | NarrowedLocalResponseNorm)
+            or (super().is_leaf_module(m, module_qualified_name) and not isinstance(m, BLOCKS))
+        )
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Return a new call, with the line that made it."""
+        node = super().create_node(*args, **kwargs)
+        _name_by_position_(node)
+        if node.op.startswith("call") and topic_of(node) is None:
+            check_gradients(node.target)
+        note_source(node)
+        node.meta[BLOCK_CALLS] = tuple(self._open_blocks)
+        return node
+
+    def create_arg(self, a: Any) -> Any:
+        """Return an argument, or what `forward` returns, with its own type."""
+        made = construction_of(a)
+        if made is None:
+            try:
+                return super().create_arg(a)
+            except NotImplementedError as error:
+                is_cache = type(a).__name__.endswith("Cache")
+                fix = "return or pass on tensors in tuples, dicts or dataclasses"
+                raise TypeError(
+                    f"{type(a).__name__} is no container that a trace can hold; "
+                    f"{'put use_cache=False into example_inputs' if is_cache else fix}"
+                ) from error
+        kind, args, kwargs = made
+        return self.create_node(
+            "call_function", kind, self.create_arg(args), self.create_arg(kwargs)
+        )
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return a traced value that can be asked about its shape."""
+        made = AskingProxy(node, self)
+        self.note_proxy(made)
+        return made
+
+    def create_proxy(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any = None,
+        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    ) -> Any:
+        """Record a call, or make it if nothing is traced now."""
+        if is_untraced() and kind == "call_function":
+            return target(*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return a module's parameter or buffer as a traced value, or as it is."""
+        if is_untraced():
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Answer `if` from the example inputs."""
+        return bool(self.ask(obj, "bool"))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Return the sizes of a shape one by one, or the parts that a tensor is split into."""
+        has_parts = obj.node.op == "get_attr" or self.class_of(obj) in (tuple, list)
+        if topic_of(obj.node) is None and not has_parts:
+            try:
+                return super().iter(obj)
+            except TraceError:
+                raise Refusal(REFUSALS["iter"]) from None
+        return parts_of(obj, len(self.ask(obj, "len")))
+
+    def ask(self, proxy: Any, what: str) -> Any:
+        """Return what the example inputs say, and note that it was asked.
+
+        Raises:
+            Refusal: If the question is about values, or its answer may change.
+        """
+        node: fx.Node = proxy.node
+        if is_drawn(node):
+            return self._answer_by_chance(node, what)
+        is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
+        if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
+            raise Refusal(REFUSALS[what])
+        if not self._can_answer:
+            raise Refusal(f"{REFUSALS[what]}: give example_inputs, which answer for shapes")
+        answer = self._answer(node, what)
+        if answer.refusal:
+            raise Refusal(f"{REFUSALS[what]}: {answer.refusal}")
+        for guard in to_guard(node, what, answer.value):
+            self._guard(node, guard)
+        return answer.value
+
+    def _answer_by_chance(self, node: fx.Node, what: str) -> bool:
+        """Answer for a random number, where all that may be drawn give one answer."""
+        sure = find_sure_answer(node) if what == "bool" else None
+        if sure is None:
+            raise Refusal(SKIPPED if what == "bool" else DRAWN)
+        return sure
+
+    def _may_fix_sizes(self) -> bool:
+        """Return whether sizes of the example may become part of the trace.
+
+        A submodule that needs a size as a number is rather called as it is, for then it takes all
+        sizes, unless there is something to learn in it.
+        """
+        if not self.module_stack:
+            return True
+        inner = find_module(self.root, next(reversed(self.module_stack.values()))[0])
+        alike = [m for m in self.root.modules() if type(m) is type(inner)]
+        return any(map(has_activation, alike))  # one that is not looked into, none is
+
+    def own_parameter(self, proxy: Any) -> nn.Parameter | None:
+        """Return the parameter that a traced value is as it stands, whose sizes are known."""
+        if proxy.node.op != "get_attr":
+            return None
+        owner, _, attribute = str(proxy.node.target).rpartition(".")
+        return find_module(self.root, owner)._parameters.get(attribute)
+
+    def class_of(self, proxy: Any) -> Any:
+        """Return the class of the value that the example inputs give."""
+        node: fx.Node = proxy.node
+        if not self._can_answer or not node.op.startswith(("call", "placeholder")):
+            return type(proxy)
+        answer = self._answer(node, "class")
+        return type(proxy) if answer.refusal else type(answer.value)
+
+    def _answer(self, node: fx.Node, what: str) -> Answer:
+        assert self._runs is not None  # or nothing can be answered
+        return self._runs.answer(node, what, self._find_live)
+
+    def note_proxy(self, proxy: fx.Proxy) -> None:
+        """Remember a traced value for as long as anybody holds it."""
+        self._proxies.append(weakref.ref(proxy))
+
+    def _find_live(self) -> set[fx.Node]:
+        """Return the calls whose results `forward` may still read."""
+        self._proxies = [ref for ref in self._proxies if ref() is not None]
+        held = [vars(ref()) for ref in self._proxies]
+        nodes: list[Any] = [each.get("node") or each.get("_node") for each in held]
+        return {node for node in nodes if node is not None}
+
+    def _guard(self, node: fx.Node, guard: Guard) -> None:
+        """Let the graph refuse inputs for which the answer would be another one."""
+        line, value, asked = source_of(node) or node.name, guard.value, guard.asked
+        said = self.answered.setdefault(line, str(value))
+        if str(value) not in said.split(", then "):
+            self.answered[line] = f"{said}, then {value}"
+        made = asked if isinstance(asked, fx.Node) else self.create_node(*asked)
+        what = f"what forward asks at {line}"
+        self.create_node("call_function", guard.check, (made, value, what), {})
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Follow a module, or say that it cannot be followed."""
+        # torch.fx hears of every call that is made.
+        if is_untraced() or threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        check_gradients()  # whoever switched them off is the caller
+        if m not in self._installed and not list(m.parameters()):
+            return forward(*args, **kwargs)  # made in a forward, such as nn.ReLU()(x)
+        if not args and set(kwargs) == {"input"} and type(m).__module__.startswith("torch.nn"):
+            args, kwargs = (kwargs["input"],), {}
+        if not self.is_leaf_module(m, self.path_of_module(m)):
+            args, kwargs = without_hint(m, args, kwargs)
+        before = (Stand.now(), Remnants([m])) if self._is_strict else None
+        try:
+            with self._noting_block(m, args, kwargs) as note_output:
+                out = super().call_module(m, forward, args, kwargs)
+                note_output(out)
+            if before is not None:
+                check_draws(before[0])
+                before[1].check()
+            return out
+        except UntraceableError:
+            raise
+        except (Exception, Refusal) as error:
+            raise UntraceableError(self.path_of_module(m), m, describe_failure(error)) from error
+
+    @contextmanager
+    def _noting_block(
+        self, m: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Generator[Callable[[Any], None]]:
+        """Note what a block is given, and yield what notes its output."""
+        number, path = len(self._blocks), self.path_of_module(m)
+        if self.is_leaf_module(m, path):
+            yield lambda _: None
+            return
+        traced = (*m._forward_pre_hooks, *m._forward_hooks)
+        self._blocks[number] = BlockCall(path, None, None, traced)
+        given = _try_to_name((tuple(args), kwargs))
+        self._open_blocks.append(number)
+
+        def note_output(out: Any) -> None:
+            output = _try_to_name((out,))
+            if given is not None and output is not None:
+                self._blocks[number] = BlockCall(path, given, output[0], traced)
+
+        try:
+            yield note_output
+        finally:
+            self._open_blocks.pop()
+
+    @property
+    def blocks(self) -> tuple[BlockCall, ...]:
+        """The calls of blocks in their order."""
+        return tuple(self._blocks.values())
+
+    def create_args_for_root(
+        self,
+        root_fn: Callable[..., Any],
+        is_module: bool,
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Return `forward` with all but tensors filled in, and a traced value for each argument."""
+        if self._inputs is None:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        arguments = bind_arguments(root_fn, type(self.root).__name__, self._inputs)
+        further = further_keywords(root_fn)
+        proxies = [self._placeholder(a, arguments[:i]) for i, a in enumerate(arguments)]
+        if further:
+            proxies.append(self.create_proxy("placeholder", f"**{further}", (), {}))
+
+        def call(*given: Any) -> Any:
+            args: list[Any] = []
+            keywords: dict[str, Any] = {}
+            traced = dict(zip([argument.name for argument in arguments], given, strict=False))
+            if further:
+                checked = (given[-1], config_flags(self.root))
+                self.create_proxy("call_function", check_keywords, checked, {})
+            for argument in arguments:
+                value = self._checked(argument, traced)
+                if argument.by_keyword and argument.is_given:
+                    keywords[argument.name] = value
+                elif argument.is_given:
+                    args.append(value)
+            whole, named = without_hint(self.root, args, keywords)
+            return root_fn(self.root, *whole, **named)
+
+        return call, proxies
+
+    def _placeholder(self, argument: Argument, before: list[Argument]) -> fx.Proxy:
+        needed = argument.is_followed and not argument.is_optional
+        if needed and all(other.is_followed and not other.is_optional for other in before):
+            return self.create_proxy("placeholder", argument.name, (), {})
+        default = argument.default if is_plain(argument.default) else None
+        return self.create_proxy("placeholder", argument.name, (default,), {})
+
+    def _checked(self, argument: Argument, traced: dict[str, Any]) -> Any:
+        """Return an argument's value; let the graph refuse others than it was traced for."""
+        proxy, name = traced[argument.name], argument.name
+        if not argument.is_followed:
+            checked = (proxy, argument.held(), name)
+            default = config_flags(self.root).get(name)
+            if default is not None and not argument.is_given:
+                checked = (*checked, default)
+            self.create_proxy("call_function", check_argument, checked, {})
+            return argument.value
+        if name == "attention_mask" and argument.is_optional and is_pretrained(self.root):
+            tokens = traced.get("input_ids")
+            if argument.value.dim() == 2 and isinstance(tokens, fx.Proxy):
+                return self.create_proxy("call_function", ones_if_left_out, (proxy, tokens), {})
+        if proxy.node.args:
+            self.create_proxy("call_function", check_given, (proxy, name), {})
+        return proxy
+
+
+def _try_to_name(value: Any) -> Any:
+    try:
+        return name_nodes(value)
+    except TypeError:
+        return None
+
+
+def _name_by_position_(node: fx.Node) -> None:
+    """Let an activation and a layer have their input where all others have it."""
+    if node.target in ACTIVATION_FUNCTIONS and not node.args and "input" in node.kwargs:
+        node.args = (node.kwargs["input"],)
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
+    if node.target is torch.addmm and len(node.args) == 3 and not node.kwargs:
+        bias, x, weight = node.args
+        own = [part for part in (bias, weight) if isinstance(part, fx.Node)]
+        if [part.op for part in own] == ["get_attr", "get_attr"]:
+            node.target, node.args = linear_by_columns, (x, weight, bias)

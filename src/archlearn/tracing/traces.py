@@ -1,0 +1,197 @@
+"""A trace is the list of calls that a model's `forward` makes, in order.
+
+A model is traced twice, in evaluation and in training mode, because tracing bakes in whatever
+Python decides from `self.training`. A submodule whose `forward` cannot be followed becomes an
+opaque leaf: it is called as it is, and nothing is assumed about its inside.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from archlearn.errors import InputError, TracingError
+from archlearn.module_modes import evaluating, noticing_mode_reads, unnoticed
+from archlearn.module_utils import check_made
+from archlearn.tracing.block_hooks import BlockCall
+from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
+from archlearn.tracing.example_inputs import check_argument as check_argument
+from archlearn.tracing.example_inputs import values_for as values_for
+from archlearn.tracing.graph_packing import Packed, pack_graph, unpack_graph
+from archlearn.tracing.module_state import look_at, restoring
+from archlearn.tracing.rng import Stand, check_draws, counting_draws, putting_back
+from archlearn.tracing.shape_guards import Refusal
+from archlearn.tracing.source_location import describe_failure
+from archlearn.tracing.source_location import source_of as source_of
+from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
+from archlearn.tracing.tracer import Follower, UntraceableError
+from archlearn.tracing.tracer import Leaf as Leaf
+from archlearn.tracing.transformer_blocks import describe_fix
+
+Blocks = tuple[BlockCall, ...]
+_TRANSPARENT = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The calls of a model in evaluation and, where they differ, in training.
+
+    Attributes:
+        evaluation: The graph of `forward` after `model.eval()`.
+        training: The graph after `model.train()`, or None if it is the same graph.
+        opaque: Submodules that could not be followed, with the reason.
+        answers: Lines that asked about shapes, with what the example inputs answered.
+        asks_mode: Whether anything asked whether the model is in training.
+        mode_readers: The submodules that were asked for theirs while their calls were followed.
+        blocks: The calls of followed submodules in each graph, for their hooks.
+    """
+
+    evaluation: fx.Graph
+    training: fx.Graph | None
+    opaque: dict[str, str]
+    answers: dict[str, str] = field(default_factory=dict)
+    asks_mode: bool = False
+    mode_readers: tuple[str, ...] = ()
+    blocks: tuple[Blocks, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        packed = [pack_graph(graph) for graph in self.graphs]
+        return _unpack, (packed, self.opaque, self.answers, self.asks_mode, self.blocks)
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """All graphs, the evaluation graph first."""
+        return (self.evaluation,) if self.training is None else (self.evaluation, self.training)
+
+    @property
+    def all_blocks(self) -> Blocks:
+        """The calls of followed submodules in all graphs."""
+        return tuple(call for calls in self.blocks[: len(self.graphs)] for call in calls)
+
+
+def _unpack(
+    packed: list[Packed],
+    opaque: dict[str, str],
+    answers: dict[str, str],
+    asks_mode: bool = True,
+    blocks: tuple[Blocks, ...] = (),
+) -> Traces:
+    graphs = [unpack_graph(each) for each in packed]
+    training = graphs[1] if len(graphs) > 1 else None
+    return Traces(graphs[0], training, opaque, answers, asks_mode, blocks=blocks)
+
+
+def trace(
+    net: nn.Module, inputs: ExampleInputs | None = None, leaves: Iterable[Leaf] = ()
+) -> Traces:
+    """Follow the calls of `net.forward` for the arguments that `inputs` gives.
+
+    Arguments of `forward` that `inputs` leaves out keep their defaults. `net` is unchanged.
+
+    Raises:
+        InputError: If the model has lazy weights.
+        TracingError: If `forward` itself, outside any submodule, depends on data.
+    """
+    bound: Any = vars(type(net)).get("_archlearn_graphs")
+    if bound is not None:
+        return Traces(bound[0], bound[1] if len(bound) > 1 else None, {})
+    check_made(net)
+    marked = list(leaves)
+    opaque: dict[str, str] = {}
+    with ONE_THREAD, evaluating(net):
+        while True:
+            with noticing_mode_reads(net) as reads:
+                evaluation, tracer = _trace_mode(net.eval(), inputs, marked, opaque)
+            if not reads.seen:
+                return Traces(evaluation, None, opaque, tracer.answered, blocks=(tracer.blocks,))
+            n_opaque = len(opaque)
+            with noticing_mode_reads(net) as more_reads:
+                training, other = _trace_mode(net.train(), inputs, marked, opaque)
+            if len(opaque) == n_opaque:
+                break
+            # A part that training calls as it is must be a leaf in evaluation, too: gates inside
+            # would act there only, and never learn.
+    same = _fingerprint(evaluation) == _fingerprint(training)
+    readers = reads.readers | more_reads.readers
+    names = tuple(name for name, module in net.named_modules() if name and module in readers)
+    answers, blocks = tracer.answered | other.answered, (tracer.blocks, other.blocks)
+    return Traces(evaluation, None if same else training, opaque, answers, True, names, blocks)
+
+
+def _trace_mode(
+    net: nn.Module,
+    inputs: ExampleInputs | None,
+    marked: list[Leaf],
+    opaque: dict[str, str],
+) -> tuple[fx.Graph, Follower]:
+    """Return the graph of a model in its present mode, and the tracer that made it."""
+    is_strict, held, is_settled = False, look_at(net), False
+    while True:
+        tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
+        try:
+            with restoring(net, held) as before, plain_context(tracer), counting_draws():
+                generators = Stand.now()
+                graph = tracer.trace(net)
+                if not generators.has_moved() and not before.find_changed():
+                    return graph, tracer
+                if is_strict:
+                    check_draws(generators)
+                    before.check()
+                changed = before.find_changed()
+            # Once more: as after a first call, or to find the module that does it every time.
+            is_strict = is_settled or not (changed and _settle_(net, inputs))
+            is_settled, held = True, look_at(net)
+        except ImportedMeanwhile:
+            continue
+        except UntraceableError as found:
+            if found.name in opaque:
+                raise _refuse(net, found.reason) from found
+            _mark_opaque_(net, found, opaque)
+        except InputError:
+            raise
+        except (Exception, Refusal) as error:
+            raise _refuse(net, describe_failure(error)) from error
+
+
+def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+    """Call a model if only its first call leaves something behind: a flag, or hooks.
+
+    Return whether that is so; else the model is as it was.
+    """
+    if inputs is None or not inputs.are_real:
+        return False
+    before = look_at(net)
+    with evaluating(net), torch.no_grad(), putting_back(inputs), unnoticed():
+        try:
+            first, second = inputs.copy(), inputs.copy()
+            net(*first.args, **first.kwargs)
+            is_flag, after = before.only_flags_changed(), look_at(net)
+            net(*second.args, **second.kwargs)
+            if is_flag and before.find_changed() and not after.find_changed():
+                return True
+        except Exception:  # whatever is wrong is told by the trace
+            pass
+    before.put_back()
+    return False
+
+
+def _refuse(net: nn.Module, reason: str) -> TracingError:
+    return TracingError(
+        f"cannot follow the forward of {type(net).__name__}: {reason}. Move what depends on the "
+        "data into a submodule of its own: it is then called as a leaf, and the rest is learnt "
+        "(leaves=[...] marks one by name or class)"
+    )
+
+
+def _mark_opaque_(net: nn.Module, found: UntraceableError, opaque: dict[str, str]) -> None:
+    opaque[found.name] = found.reason + describe_fix(found.module)
+    if not isinstance(found.module, _TRANSPARENT):
+        for name, module in net.named_modules():
+            if name and type(module) is type(found.module):
+                opaque.setdefault(name, found.reason)
+
+
+def _fingerprint(graph: fx.Graph) -> list[str]:
+    return [f"{n.op} {n.name} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]

@@ -1,0 +1,121 @@
+"""Settings as nested tables: to a dictionary and back, misspelt keys refused."""
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from archlearn.errors import SettingsError
+from archlearn.training.settings import RunSettings
+
+S = TypeVar("S")
+
+
+def to_table(settings: object) -> dict[str, Any]:
+    """Return settings as nested dictionaries; what is None is left out."""
+    table: dict[str, Any] = {}
+    for item in dataclasses.fields(cast("Any", settings)):
+        value = getattr(settings, item.name)
+        if dataclasses.is_dataclass(value):
+            table[item.name] = to_table(value)
+        elif value is not None:
+            table[item.name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
+    """Return settings made of nested dictionaries.
+
+    Raises:
+        SettingsError: If a key is unknown (the nearest is suggested) or a value of a wrong kind.
+    """
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{where}{key}"
+        if key not in hints:
+            raise SettingsError(_unknown_key(name, key, kind))
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"{name!r} is a table of settings, but {value!r} was given")
+            values[key] = from_table(cast("type", hints[key]), value, f"{name}.")
+        else:
+            values[key] = check_value(name, value, hints[key])
+    return kind(**values)
+
+
+def _unknown_key(name: str, key: str, kind: type) -> str:
+    """Return a sentence that names the key meant, wherever it belongs."""
+    homes = {item: section for section, item, _ in flat_settings()}
+    here = [item.name for item in dataclasses.fields(cast("Any", kind))]
+    near = difflib.get_close_matches(key, here, n=1) or difflib.get_close_matches(key, homes, n=1)
+    if not near:
+        return f"there is no setting {name!r}; here there are {', '.join(here)}"
+    section = "" if near[0] in here else homes[near[0]]
+    place = f" (in the table [{section}])" if section else ""
+    return f"there is no setting {name!r}; did you mean {near[0]!r}{place}?"
+
+
+def check_value(name: str, value: Any, hint: Any) -> Any:
+    """Return a value in the type that a setting has, or refuse it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        options = [option for option in get_args(hint) if option is not type(None)]
+        return None if value is None else check_value(name, value, options[0])
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise SettingsError(_unknown_choice(name, value, get_args(hint)))
+        return value
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise SettingsError(f"{name!r} must be a list of texts, but {value!r} was given")
+        return tuple(check_value(name, item, str) for item in cast("list[object]", value))
+    if hint is float and type(value) is int and abs(value) < 2**1000:
+        return float(value)
+    if type(value) is not hint:
+        raise SettingsError(f"{name!r} must be {_NAMES[hint]}, but {value!r} was given")
+    return value
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _unknown_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{name!r} must be one of {', '.join(choices)}, but {value!r} was given{hint}"
+
+
+def flat_settings() -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
+    """Yield every setting as section, name and field; the section is "" at the top."""
+    hints = get_type_hints(RunSettings)
+    for item in dataclasses.fields(RunSettings):
+        if dataclasses.is_dataclass(hints[item.name]):
+            for inner in dataclasses.fields(hints[item.name]):
+                yield item.name, inner.name, inner
+        else:
+            yield "", item.name, item
+
+
+def override(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """Return settings with values given by their bare names, whatever table they are in."""
+    table = to_table(settings)
+    homes = {name: section for section, name, _ in flat_settings()}
+    for name, value in given.items():
+        if name not in homes:
+            raise SettingsError(_unknown_key(name, name, RunSettings))
+        section = table.setdefault(homes[name], {}) if homes[name] else table
+        section[name] = list(value) if isinstance(value, tuple) else value
+    return from_table(RunSettings, table)
+
+
+def changed_fixed(before: RunSettings, after: RunSettings) -> list[str]:
+    """Return the names of settings that differ although a resumed run must keep them."""
+    first, second = to_table(before), to_table(after)
+    changed: list[str] = []
+    for section, name, item in flat_settings():
+        old = (first.get(section, {}) if section else first).get(name)
+        new = (second.get(section, {}) if section else second).get(name)
+        if item.metadata.get("fixed") and old != new:
+            changed.append(name)
+    return changed

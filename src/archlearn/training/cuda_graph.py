@@ -1,0 +1,217 @@
+"""On a GPU a small network is bound by launches, so the whole step becomes one CUDA graph.
+
+Data, their order, the rates and the number of the step all lie on the device. A replay then
+costs the host one call for several steps. The body of the step can also run uncaptured, on any
+device, which is how it is held to the ordinary step in the tests.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from archlearn.gating.parameters import clip_gates_
+from archlearn.training.gradient_clipping import limit_gradients_
+from archlearn.training.train_step import Work, penalty_of
+from archlearn.training.weight_updates import update_
+
+MOST_STEPS_IN_A_GRAPH = 11
+_WARM_UP = 3
+_MOST_BYTES_READY = 1 << 28
+
+
+class DeviceStep:
+    """One training step that asks nothing of the host."""
+
+    def __init__(
+        self, work: Work, device: torch.device, *, bf16: bool = False, compiled: bool = False
+    ) -> None:
+        self.work = work
+        self._forward = torch.compile(self._run_forward) if compiled else self._run_forward
+        self._bf16 = bf16
+        self._device = device
+        self.train = work.train.to(device)
+        self._are_ready = _can_be_ready(work)
+        self._inputs = self.train.inputs
+        if self._are_ready:
+            self._inputs = work.objective.training_inputs(self._inputs)
+        self.order = torch.zeros(len(work.train), dtype=torch.long, device=device)
+        self._numbers = torch.zeros(2, dtype=torch.long, device=device)
+        self.place, self.step = self._numbers.split(1)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._one = torch.ones((), device=device)
+        schedule = work.schedule
+        steps = range(schedule.n_steps)
+        rates = [(schedule.weight_rate(step), schedule.gate_rate_at(step)) for step in steps]
+        self._rates = torch.tensor(rates).to(device)
+        self._rates_now = torch.zeros(1, 2, device=device)
+        for optimiser, rate in zip(work.optimisers, self._rates_now[0].unbind(), strict=False):
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+
+    def run(self) -> None:
+        """Do the step at the current place and move on by one."""
+        work = self.work
+        torch.index_select(self._rates, 0, self.step, out=self._rates_now)
+        for optimiser in work.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        loss, cost = self._forward()
+        self._differentiate(loss, cost)
+        limit_gradients_(work.optimisers, work.limits)
+        for optimiser in work.optimisers:
+            update_(optimiser)
+        if work.strengths is not None:
+            clip_gates_(work.model)
+        self.sums += torch.stack([loss.detach(), cost.detach()])
+        self._numbers += 1
+
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        size = self.work.batch_size
+        n_steps = len(self.order) // size
+        by_step = self.order[: n_steps * size].view(n_steps, size)
+        indices = by_step.index_select(0, self.place).view(size)
+        inputs = self._inputs.index_select(0, indices)
+        if not self._are_ready:
+            inputs = self.work.objective.training_inputs(inputs)
+        return inputs, self.train.targets.index_select(0, indices)
+
+    def _run_forward(self) -> tuple[Tensor, Tensor]:
+        """Return the loss and the penalty."""
+        work = self.work
+        inputs, targets = self._next_batch()
+        with self._autocast():
+            loss = work.objective.loss(work.model(inputs), targets)
+        return loss, penalty_of(work)
+
+    def _differentiate(self, loss: Tensor, cost: Tensor) -> None:
+        """Set the gradients of loss and penalty together."""
+        parts = [part for part in (loss, cost) if part.requires_grad]
+        torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self._bf16:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+
+class CapturedStepper:
+    """Replays a captured graph of several steps, and one of a single step for the rest.
+
+    Attributes:
+        stream: Where the graphs were captured. Graphs that are replayed at the same time must
+            come from different streams: a stream's calls to cuBLAS share a workspace.
+    """
+
+    def __init__(self, body: DeviceStep, steps_per_epoch: int) -> None:
+        self._body = body
+        self._next_step = -1
+        self._steps_per_epoch = steps_per_epoch
+        self._chunk = largest_divisor(steps_per_epoch, MOST_STEPS_IN_A_GRAPH)
+        self.stream = torch.cuda.Stream()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._capture(self._chunk)
+
+    def _capture(self, count: int) -> None:
+        """Capture a graph of so many steps; model and optimisers are afterwards what they were."""
+        body = self._body
+        body.work.model.train()
+        random_state = torch.cuda.get_rng_state()
+        kept = _keep(body)
+        try:
+            if not self._graphs:
+                _warm_up(body, self.stream)
+            self._graphs[count] = _capture(body, count, self.stream)
+        finally:
+            _give_back(body, kept)
+            torch.cuda.set_rng_state(random_state)
+            if body.work.gate_optimizer is not None:
+                body.work.gate_optimizer.accept_gates()
+
+    def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
+        """Take the examples in this order from now on; the sums are those so far."""
+        self._body.order.copy_(order, non_blocking=True)
+        if loss_sum or penalty_sum:
+            self._body.sums.copy_(torch.tensor([loss_sum, penalty_sum], dtype=torch.float64))
+        else:
+            # Runs side by side must not wait for each other: nothing comes from the host here.
+            self._body.sums.zero_()
+        self._body.work.model.train()
+
+    def advance(self, place: int, step: int) -> int:
+        """Replay several steps where they fit, else one."""
+        if place == 0 or step != self._next_step:
+            self._body.place.fill_(place)
+            self._body.step.fill_(step)
+        whole = place % self._chunk == 0 and place + self._chunk <= self._steps_per_epoch
+        count = self._chunk if whole else 1
+        if count not in self._graphs:
+            # Only a run that was stopped elsewhere, in the middle of a chunk, comes here.
+            self._capture(count)
+        self._graphs[count].replay()
+        self._next_step = step + count
+        if self._body.work.gate_optimizer is not None:
+            self._body.work.gate_optimizer.advance(count)
+        return count
+
+    def sums(self) -> tuple[float, float]:
+        """Return the sums of losses and penalties over the epoch's steps so far."""
+        loss, cost = self._body.sums.tolist()
+        return loss, cost
+
+
+def _can_be_ready(work: Work) -> bool:
+    """Return whether all inputs can be normalised once and for all.
+
+    They must be few, and the same each time. Images of several channels are laid out batch by
+    batch, since picking examples would undo it.
+    """
+    raw, framing = work.train.inputs, work.objective.framing
+    steady = framing.augment == "no" and framing.side is None
+    flat = raw.ndim != 4 or raw.shape[1] == 1
+    return steady and flat and raw.numel() * work.objective.mean.element_size() <= _MOST_BYTES_READY
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
+
+
+def _state(body: DeviceStep) -> list[Tensor]:
+    """Return every tensor that a step changes."""
+    work = body.work
+    tensors = [*work.model.state_dict().values(), body.place, body.step, body.sums]
+    for optimiser in work.optimisers:
+        for state in optimiser.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return tensors
+
+
+def _keep(body: DeviceStep) -> list[Tensor]:
+    return [tensor.clone() for tensor in _state(body)]
+
+
+@torch.no_grad()
+def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
+    """Undo what warming up and capturing changed; what is new of the optimiser becomes zero."""
+    for tensor, value in zip(_state(body), kept, strict=False):
+        tensor.copy_(value)
+    for tensor in _state(body)[len(kept) :]:
+        tensor.zero_()
+
+
+def _warm_up(body: DeviceStep, stream: torch.cuda.Stream) -> None:
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            body.place.zero_()
+            body.step.zero_()
+            body.run()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _capture(body: DeviceStep, count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(count):
+            body.run()
+    return graph

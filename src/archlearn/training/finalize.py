@@ -1,0 +1,224 @@
+"""At the end of a run the network is compacted, tested once, saved and summed up."""
+
+import copy
+import dataclasses
+import logging
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import archlearn
+from archlearn.errors import FileError, InputError
+from archlearn.module_modes import evaluating
+from archlearn.serialization import save
+from archlearn.surgery.architecture import Architecture, read_architecture
+from archlearn.surgery.compaction import compact
+from archlearn.surgery.planning import plan
+from archlearn.training.checkpoint import Position
+from archlearn.training.defaults import loss_of_a_guess
+from archlearn.training.evaluation import Score, evaluate
+from archlearn.training.hardware import describe_hardware
+from archlearn.training.metrics import costs_of, in_format_of
+from archlearn.training.objectives import objective_of
+from archlearn.training.optimizers import has_gates
+from archlearn.training.random_state import capture_random_states, restore_random_states
+from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines, write_json
+from archlearn.training.run_setup import Session, gate_network, set_layout_
+
+logger = logging.getLogger(__name__)
+
+NOTHING_LEARNT = 0.95
+"""From this part of a guess's loss on, a network knows nothing."""
+
+
+def finish(session: Session, position: Position, command: str) -> dict[str, Any]:
+    """Write the compact model and the summary of a run, and return the summary.
+
+    The compact model is a plain module in ordinary memory layout on the CPU. The test examples
+    are looked at here for the first and only time.
+    """
+    if session.work.gate_optimizer is not None:
+        session.work.gate_optimizer.finish()
+    model = _plain_copy(session)
+    small, merged, evidence = _compact(model, session)
+    _save(small, session.folder / COMPACT, session)
+    on_device = copy.deepcopy(small).to(session.fabric.device)
+    score = evaluate(on_device, session.dataset.test, session.objective)
+    before, after = _describe(session.network, session), _describe(small, session)
+    after["bytes"] = (session.folder / COMPACT).stat().st_size
+    if has_gates(model):
+        after |= _architecture(read_architecture(model))
+    summary = {
+        "format": 1,
+        "finished": True,
+        "name": session.folder.name,
+        **_what(session),
+        "before": before,
+        "after": after,
+        "merged": merged,
+        **_scores(session, score),
+        **evidence,
+        **_circumstances(session, position, command),
+    }
+    write_json(session.folder / SUMMARY, summary)
+    _warn_of_nothing_learnt(session)
+    return summary
+
+
+def check_finish(session: Session) -> None:
+    """Compact and save the network as it is before training, and throw the file away.
+
+    What would fail at the end of a run fails here. Random states are left as they are.
+
+    Raises:
+        InputError: If its outputs are no numbers.
+        FileError: If the network is one that a file cannot hold.
+    """
+    states = capture_random_states()
+    model = _plain_copy(session)
+    _check_numbers(model, session)
+    small, _, _ = _compact(model, session)
+    with tempfile.TemporaryDirectory(dir=session.folder, prefix=".check-") as scratch:
+        try:
+            _save(small, Path(scratch) / COMPACT, session)
+        except FileError as error:
+            raise FileError(
+                "this run is not begun, for its network could not be saved at the end: "
+                f"{error.__cause__ or error}. On the command line forward must be one that can "
+                f"be followed; `archlearn inspect {session.settings.model}` says what stands in "
+                "the way"
+            ) from error
+    restore_random_states(states)
+
+
+@torch.no_grad()
+def _check_numbers(model: nn.Module, session: Session) -> None:
+    with evaluating(model):
+        outputs = model(in_format_of(model, session.example))
+    if not torch.isfinite(outputs).all():
+        raise InputError(
+            f"the network {session.origin} gives what is no finite number for the first two "
+            "examples, before it is trained; look at its weights and at the size of the inputs"
+        )
+
+
+def _plain_copy(session: Session) -> nn.Module:
+    """Return a copy of the model in ordinary memory layout on the CPU."""
+    model = copy.deepcopy(session.work.model).cpu()
+    set_layout_(model, torch.contiguous_format)
+    return model
+
+
+def _save(small: nn.Module, path: Path, session: Session) -> None:
+    # A model without gates is followed anew, and its forward may ask about shapes.
+    gated = has_gates(session.work.model)
+    save(small, path, None if gated else in_format_of(small, session.example))
+
+
+def _warn_of_nothing_learnt(session: Session) -> None:
+    """Say so where weights or gates died: the small network is then no result."""
+    rows = read_lines(session.folder / METRICS)
+    guess = loss_of_a_guess(session.dataset)
+    if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
+        cheaper = ""
+        if has_gates(session.work.model):
+            by_budget = session.settings.gates.gate_optimiser == "budget"
+            cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
+        logger.warning(
+            "the network has learnt nothing: its train loss of %.3g is that of a guess (%.3g). "
+            "Try more --epochs, another --learning-rate (it was %g)%s",
+            rows[-1]["train_loss"],
+            guess,
+            session.settings.optimiser.learning_rate,
+            cheaper,
+        )
+
+
+def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], dict[str, Any]]:
+    """Return the compact model, the layers merged away, and plan and certificate."""
+    if not has_gates(model):
+        return model, [], {"certificate": {}, "plan": ""}
+    chosen = plan(model, session.example, pay=session.settings.strengths.pay)
+    small = compact(model, chosen)
+    certificate = dataclasses.asdict(small.certificate)  # pyright: ignore[reportArgumentType]
+    merged = [site for merge in chosen.merges if merge.made for site in merge.sites]
+    return small, merged, {"certificate": certificate, "plan": str(chosen)}
+
+
+def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
+    """Return the architecture and costs of a plain network."""
+    costs = costs_of(network, session.example)
+    described: dict[str, Any] = {
+        "parameters": costs.parameters,
+        "multiply_adds": costs.multiply_adds,
+    }
+    if session.settings.gates.learn != "nothing" and network is session.network:
+        gated = gate_network(network, session.example, session.settings)
+        described |= _architecture(read_architecture(gated))
+    return described
+
+
+def _architecture(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "architecture": str(architecture),
+        "widths": [{"name": layer.name, "width": layer.width} for layer in architecture.layers],
+    }
+
+
+def _what(session: Session) -> dict[str, Any]:
+    dataset, objective = session.dataset, objective_of(session.dataset)
+    return {
+        "model": session.origin,
+        "data": session.settings.data,
+        "data_source": dataset.source,
+        "task": dataset.task,
+        "normalisation": {
+            "mean": objective.mean.reshape(-1).tolist(),
+            "std": objective.std.reshape(-1).tolist(),
+            "target_mean": objective.target_mean.reshape(-1).tolist(),
+            "target_std": objective.target_std.reshape(-1).tolist(),
+        },
+    }
+
+
+def _scores(session: Session, score: Score) -> dict[str, Any]:
+    rows = read_lines(session.folder / METRICS)
+    last = rows[-1] if rows else {}
+    return {
+        "test_accuracy": score.accuracy,
+        "test_error": score.error,
+        "test_loss": score.loss,
+        "n_test": score.n_examples,
+        "n_validation": len(session.dataset.validation),
+        "validation_accuracy": last.get("validation_accuracy"),
+        "validation_error": last.get("validation_error"),
+    }
+
+
+def _circumstances(session: Session, position: Position, command: str) -> dict[str, Any]:
+    settings, strengths = session.settings, session.work.strengths
+    return {
+        "strengths": {} if strengths is None else _plain(strengths),
+        "command": position.command or command,
+        "hardware": describe_hardware(session.fabric, settings.hardware.precision),
+        "versions": {
+            "archlearn": archlearn.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "seed": settings.seed,
+        "epochs": session.n_epochs,
+        "steps": position.step,
+        "seconds": round(position.seconds, 3),
+        "resumed": position.resumed,
+        "files": {"compact": COMPACT},
+    }
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    table = dataclasses.asdict(settings)
+    return {name: getattr(value, "value", value) for name, value in table.items()}

@@ -1,0 +1,152 @@
+"""A run starts from a fresh network or from a pretrained one, which comes with its own inputs.
+
+Gates start open for width and non-linear for depth, so the function at the first step is the
+pretrained function. Weights learnt elsewhere expect inputs normalised as they were there; the
+data set is normalised in that way, and not by its own mean and deviation.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.data.dataset import Dataset
+from archlearn.errors import FileError, InputError, SettingsError, first_line
+from archlearn.models.pretrained import read_pretrained, with_weights
+from archlearn.models.registry import build_network
+from archlearn.models.weight_conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
+from archlearn.module_modes import evaluating
+from archlearn.training.checkpoint import is_checkpoint
+from archlearn.training.metrics import in_format_of
+from archlearn.training.objectives import objective_of
+from archlearn.training.run_directory import COMPACT, CONFIG
+from archlearn.training.settings import RunSettings
+
+
+def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
+    """Return the plain network that a run starts from.
+
+    Raises:
+        InputError: If the model does not fit the data, or the pretrained weights the model.
+        FileError: If the pretrained file cannot be read.
+    """
+    found = None if settings.start_from is None else _read(settings.start_from)
+    if isinstance(found, nn.Module):
+        _check_precision(found, str(settings.start_from))
+        check_fit(found, dataset, str(settings.start_from))
+        return found
+    fresh = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    _check_precision(fresh, settings.model)
+    check_fit(fresh, dataset, settings.model)
+    return fresh if found is None else with_weights(fresh, found, dataset.n_outputs)
+
+
+def _check_precision(network: nn.Module, name: str) -> None:
+    """Refuse weights that are not in float32, which runs start in."""
+    odd = {p.dtype for p in network.parameters() if p.is_floating_point()} - {torch.float32}
+    if odd:
+        raise InputError(
+            f"the network {name} has weights in {', '.join(sorted(map(str, odd)))}, and runs are "
+            "started in torch.float32; use its .float(), and --precision for what it computes in"
+        )
+
+
+def name_start(settings: RunSettings) -> str:
+    """Return the network that a run starts from, as a user knows it."""
+    if settings.start_from is None:
+        return settings.model
+    # Of all files only these can hold a network, and not its weights alone.
+    may_be_whole = Path(settings.start_from).suffix == ".safetensors"
+    if may_be_whole and isinstance(_read(settings.start_from), nn.Module):
+        return settings.start_from
+    return f"{settings.model} with the weights of {settings.start_from}"
+
+
+def _read(start_from: str) -> Pretrained | nn.Module:
+    path = Path(start_from).expanduser()
+    is_run = (path / CONFIG).is_file()
+    if is_run or is_checkpoint(path):
+        run = path if is_run else path.parent
+        raise FileError(
+            f"cannot start from {path}: it is a run's {'folder' if is_run else 'checkpoint'}, and "
+            f"not a network; start from {run / COMPACT}, which the run writes at its end and "
+            f"`archlearn compact {run}` at any time"
+        )
+    return read_pretrained(path)
+
+
+def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
+    """Return a data set with the mean and deviation that pretrained weights expect."""
+    if settings.start_from is None:
+        return dataset
+    found = _read(settings.start_from)
+    if not isinstance(found, Pretrained) or found.mean is None or found.std is None:
+        return dataset
+    if len(found.mean) != dataset.input_shape[0]:
+        raise InputError(
+            f"{settings.start_from} was learnt on images of {len(found.mean)} colours, but an "
+            f"example of {dataset.name!r} has shape {dataset.input_shape}"
+        )
+    return replace(dataset, mean=_by_colour(found.mean), std=_by_colour(found.std))
+
+
+def normalise_as_imagenet(dataset: Dataset) -> Dataset:
+    """Return a data set with ImageNet's mean and deviation of each colour.
+
+    Raises:
+        SettingsError: If its examples are no images of three colours.
+    """
+    shape = dataset.input_shape
+    if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
+        raise SettingsError(
+            "normalise imagenet is for images of three colours, but an example of "
+            f"{dataset.name!r} has shape {shape}; leave --normalise out"
+        )
+    return replace(dataset, mean=_by_colour(IMAGENET_MEAN), std=_by_colour(IMAGENET_STD))
+
+
+def _by_colour(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).reshape(-1, 1, 1)
+
+
+@torch.no_grad()
+def run_once(network: nn.Module, example: Tensor, name: str) -> object:
+    """Return what a network makes of examples in evaluation mode; it is left as it was.
+
+    Raises:
+        InputError: If it does not take them.
+    """
+    try:
+        with evaluating(network):
+            return network(example)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise InputError(
+            f"the network {name} does not take examples of shape {tuple(example.shape[1:])}: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
+    """Refuse a network that does not take these examples or has other outputs.
+
+    The mode of every submodule is afterwards what it was.
+
+    Raises:
+        InputError: If it does not fit.
+    """
+    raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
+    example = in_format_of(network, objective_of(dataset).inputs(raw))
+    outputs = run_once(network, example, name)
+    found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if not isinstance(outputs, Tensor) or outputs.shape[-1] != dataset.n_outputs:
+        raise InputError(
+            f"the network {name} gives {found} for two examples, but {dataset.name!r} has "
+            f"{dataset.n_outputs} outputs; start from a network for these data"
+        )
+    wanted = (*example.shape, dataset.n_outputs)
+    if dataset.task == "next_token" and found != wanted:
+        raise InputError(
+            f"the network {name} gives {found} for two examples, but the next token is predicted "
+            f"at each position of {dataset.name!r}, {wanted}; give scores for each"
+        )

@@ -1,0 +1,296 @@
+"""Settings become a session: data, a gated model, optimisers and a stepper, ready to go."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from archlearn.data.dataset import Dataset
+from archlearn.data.dataset_building import build_dataset
+from archlearn.data.downloads import Progress
+from archlearn.data.registry import load_examples
+from archlearn.data.transforms import Framing
+from archlearn.errors import SettingsError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.gating.strengths import Price, Strengths
+from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+from archlearn.training.cuda_graph import MOST_STEPS_IN_A_GRAPH, largest_divisor
+from archlearn.training.defaults import (
+    count_steps,
+    derive_gate_optimiser,
+    derive_sizes,
+    derive_strengths,
+    make_schedule,
+    steps_per_epoch,
+)
+from archlearn.training.gradient_clipping import Limits
+from archlearn.training.hardware import start_fabric
+from archlearn.training.initial_model import (
+    name_start,
+    normalise_as_imagenet,
+    normalise_as_pretrained,
+    start_network,
+)
+from archlearn.training.objectives import Objective, objective_of
+from archlearn.training.optimizers import has_gates, make_optimisers
+from archlearn.training.random_state import seed_everything
+from archlearn.training.setting_ranges import check_ranges
+from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.step_choice import can_capture, make_stepper
+from archlearn.training.train_step import Stepper, Work
+
+_LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """All that a run needs while it goes on.
+
+    Attributes:
+        settings: Every setting filled in.
+        example: Two normalised inputs, on the CPU.
+        network: The plain network before gates and training, on the CPU.
+        origin: What the run starts from, by name. The file may be gone when the run ends.
+        work: The gated model, its optimisers and what it learns from.
+    """
+
+    folder: Path
+    settings: RunSettings
+    fabric: Fabric
+    dataset: Dataset
+    objective: Objective
+    example: Tensor
+    network: nn.Module
+    origin: str
+    work: Work
+    stepper: Stepper
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return the number of steps of an epoch."""
+        return steps_per_epoch(len(self.dataset.train), self.work.batch_size)
+
+    @property
+    def n_epochs(self) -> int:
+        """Return the number of epochs of the whole run."""
+        return self.work.schedule.n_steps // self.steps_per_epoch
+
+
+def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
+    """Return a session at the beginning of its first epoch.
+
+    Raises:
+        SettingsError: If a setting lies outside its range or does not fit the data.
+    """
+    check_ranges(settings)
+    fabric = start_fabric(settings.hardware)
+    with fabric.rank_zero_first():
+        dataset = load_dataset(settings, progress)
+    return open_session(settings, folder, fabric, dataset)
+
+
+def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
+    """Return the data set that the settings ask for."""
+    dataset = build_dataset(
+        load_examples(settings.data, progress, skip_broken=settings.skip_broken),
+        validation_share=settings.validation,
+        limit=settings.limit,
+        classes=settings.classes,
+        framing=Framing(settings.resize, settings.augment),
+    )
+    if settings.normalise == "imagenet":
+        return normalise_as_imagenet(dataset)
+    return normalise_as_pretrained(settings, dataset)
+
+
+def open_session(
+    settings: RunSettings,
+    folder: Path,
+    fabric: Fabric,
+    dataset: Dataset,
+    network: nn.Module | None = None,
+) -> Session:
+    """Return a session on data at hand.
+
+    Args:
+        settings: What was asked for.
+        folder: Where the run is recorded.
+        fabric: Launched.
+        dataset: What is learnt from.
+        network: A plain network to start from, instead of a fresh one; it is not changed.
+    """
+    n_parts = fabric.world_size * settings.hardware.accumulate
+    settings = derive_sizes(settings, len(dataset.train), n_parts)
+    _check_batch(settings, len(dataset.train), n_parts)
+    seed_everything(settings.seed, 0)
+    if network is None:
+        network = start_network(settings, dataset)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2].cpu())
+    model = gate_network(network, example, settings)
+    n_neurons = sum(gate.numel() for gate in width_gates(model).values())
+    settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
+    work = _make_work(settings, dataset, model, fabric)
+    seed_everything(settings.seed, fabric.global_rank)
+    work, stepper = make_stepper(work, fabric, settings)
+    return Session(
+        folder=folder,
+        settings=settings,
+        fabric=fabric,
+        dataset=dataset,
+        objective=work.objective,
+        example=example,
+        network=network,
+        origin=name_start(settings),
+        work=work,
+        stepper=stepper,
+    )
+
+
+def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> nn.Module:
+    """Return a gated copy, or a plain one where nothing of the architecture is learnt."""
+    gates = settings.gates
+    if not 0 <= gates.width_spread <= 1:
+        raise SettingsError(
+            f"a width spread of {gates.width_spread} was asked for; gates lie between 0 and 1, "
+            "so choose from 0 to 1, as --width-spread 0.15"
+        )
+    if gates.learn == "nothing":
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise SettingsError(
+                "--learn nothing was asked for, and no weight of the network is to be learnt "
+                "either: all are frozen; set requires_grad of some, or learn the architecture"
+            )
+        return copy.deepcopy(network)
+    learn = {"*": _LEARNT[gates.learn], **dict.fromkeys(gates.leave, Learn.NOTHING)}
+    everything = gates.learn == "all" and not gates.leave
+    model = add_gates(
+        network,
+        example,
+        learn=None if everything else learn,
+        width_start=gates.width_start,
+        depth_start=gates.depth_start,
+    )
+    spread_gates_(model, gates.width_spread)
+    return model
+
+
+@torch.no_grad()
+def spread_gates_(model: nn.Module, spread: float) -> None:
+    """Raise every width gate by a random part of `spread`, at most to 1.
+
+    In a network that is trained already, gates feel little of the loss while they are open. Those
+    that all start at one place would then all close at once; so they close one after the other.
+    """
+    if spread:
+        for gate in width_gates(model).values():
+            gate.add_(spread * torch.rand_like(gate)).clamp_(max=1.0)
+
+
+def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
+    batch = settings.batch_size
+    if batch is None or not n_parts <= batch <= n_train:
+        raise SettingsError(
+            f"batches of {batch} were asked for, but there are {n_train} train examples and "
+            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
+        )
+
+
+def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric: Fabric) -> Work:
+    assert settings.batch_size is not None
+    if len(dataset.input_shape) == 3:
+        set_layout_(model, torch.channels_last)
+    model.to(fabric.device)
+    capture = can_capture(settings, model, dataset, fabric)
+    gates = _make_gate_optimizer(settings, model, len(dataset.train), captured=capture)
+    penalised = has_gates(model) and gates is None
+    return Work(
+        model=model,
+        optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
+        train=dataset.train,
+        objective=objective_of(dataset).to(fabric.device),
+        schedule=make_schedule(settings, len(dataset.train)),
+        strengths=strengths_of(settings) if penalised else None,
+        batch_size=settings.batch_size,
+        accumulate=settings.hardware.accumulate,
+        limits=_limits(settings),
+    )
+
+
+def _make_gate_optimizer(
+    settings: RunSettings, model: nn.Module, n_train: int, *, captured: bool
+) -> GateOptimizer | None:
+    """Return what learns the gates to a budget; None where a penalty does, or nothing."""
+    gates = settings.gates
+    if gates.gate_optimiser != "budget" or not has_gates(model):
+        return None
+    assert settings.batch_size is not None
+    per_epoch = steps_per_epoch(n_train, settings.batch_size)
+    return GateOptimizer(
+        model,
+        count_steps(settings, n_train),
+        budget=read_pairs("budget", gates.budget) if gates.budget else None,
+        width_cost=settings.strengths.width_cost,
+        schedule=read_schedule(gates),
+        every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
+    )
+
+
+def read_schedule(gates: GateSettings) -> GateSchedule:
+    """Return when gates decide, from the settings."""
+    given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
+    for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
+        kind = type(getattr(GateSchedule(), name, None))
+        if kind is type(None):
+            known = ", ".join(item.name for item in fields(GateSchedule))
+            raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
+        given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
+    return GateSchedule(**given)
+
+
+def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
+    """Return `name=value` words as a dictionary.
+
+    Raises:
+        SettingsError: If a word is not of that form.
+    """
+    pairs = [word.partition("=") for word in words]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            option = name.replace("_", "-")
+            raise SettingsError(
+                f"{name} is {key + sign + value!r}; write it as --{option} multiply_adds=50% or "
+                f"--{option} parameters=10000"
+            )
+    return {key.strip().replace("-", "_"): value.strip() for key, _, value in pairs}
+
+
+def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
+    """Lay the weights of a model out in memory anew; convolutions are the ones to gain."""
+    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+
+
+def _limits(settings: RunSettings) -> Limits:
+    rate, step = settings.gates.gate_rate, settings.gates.largest_step
+    return Limits(
+        norm=settings.optimiser.clip_norm or None,
+        gate=step / rate if rate and step else None,
+    )
+
+
+def strengths_of(settings: RunSettings) -> Strengths:
+    """Return the paper's four lambdas from the settings."""
+    asked = settings.strengths
+    assert asked.width_cost is not None
+    return Strengths.from_width_cost(
+        asked.width_cost,
+        asked.ratio,
+        depth_share=asked.depth_share,
+        price=Price[asked.price.upper()],
+    )

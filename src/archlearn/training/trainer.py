@@ -1,0 +1,242 @@
+"""The loop: steps, then a line of metrics, then a checkpoint, until the last epoch.
+
+It can be left at any moment. What is on the disk is then the state after some finished step,
+and going on from there gives, bit for bit, what never stopping would have given.
+"""
+
+import math
+import time
+from dataclasses import replace
+
+from torch import Tensor
+
+from archlearn.data.dataset import Split
+from archlearn.errors import RunInterruptedError, RunStoppedError
+from archlearn.training.callbacks import Observer
+from archlearn.training.checkpoint import Position, write_checkpoint
+from archlearn.training.defaults import loss_of_a_guess
+from archlearn.training.epoch_log import Entry, Journal
+from archlearn.training.evaluation import Score, score_of, sum_scores
+from archlearn.training.graceful_stop import Interruption
+from archlearn.training.metrics import read_gates
+from archlearn.training.random_state import capture_random_states, order_of_epoch
+from archlearn.training.run_directory import how_to_go_on, sync_lines
+from archlearn.training.run_setup import Session
+from archlearn.training.training_state import RANDOM, collect_tensors
+
+_STEPS_BETWEEN_CHECKS = 50
+_SECONDS_BETWEEN_CHECKS = 2.0
+_MOST_BYTES_ON_DEVICE = 1 << 30
+_THROWN_OFF = 20.0
+
+
+class Loop:
+    """Carries a session from a position to its end."""
+
+    def __init__(
+        self, session: Session, position: Position, observer: Observer, stop: Interruption
+    ) -> None:
+        self._session = session
+        self._observer = observer
+        self._stop = stop
+        self._journal = Journal(session, observer)
+        self._order_ahead: tuple[int, Tensor] | None = None
+        self._validation = _share_of_validation(session)
+        self._started = time.monotonic() - position.seconds
+        self._first_step = position.step
+        self._sitting = time.monotonic()
+        self._saved = self._checked = time.monotonic()
+        self.position = position
+
+    def run(self) -> None:
+        """Do all epochs that are left.
+
+        Raises:
+            RunStoppedError: If the run was interrupted or its loss is no number any more.
+        """
+        if self.position.step == 0:
+            self._record(None, None)
+        while self.position.epoch < self._session.n_epochs:
+            self._run_epoch()
+        self._journal.write()
+        self.position = replace(self.position, seconds=time.monotonic() - self._started)
+
+    def _run_epoch(self) -> None:
+        session, epoch = self._session, self.position.epoch
+        session.stepper.begin_epoch(
+            self._order_of(epoch), self.position.loss_sum, self.position.penalty_sum
+        )
+        place = self.position.step - epoch * session.steps_per_epoch
+        while place < session.steps_per_epoch:
+            done = session.stepper.advance(place, self.position.step)
+            place += done
+            self.position = replace(self.position, step=self.position.step + done)
+            self._journal.write()
+            self._observer.stepped(self.position.step)
+            self._look_after(place)
+        if self._is_ahead_of_device():
+            self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
+        self._end_epoch()
+
+    def _order_of(self, epoch: int) -> Tensor:
+        """Return the order of an epoch, drawn now if it was not drawn ahead."""
+        if self._order_ahead is not None and self._order_ahead[0] == epoch:
+            return self._order_ahead[1]
+        session = self._session
+        order = order_of_epoch(len(session.dataset.train), session.settings.seed, epoch)
+        return order.pin_memory() if self._is_ahead_of_device() else order
+
+    def _is_ahead_of_device(self) -> bool:
+        """Return whether the host has time to spare while the device works."""
+        return self._session.fabric.device.type == "cuda"
+
+    def _look_after(self, place: int) -> None:
+        """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
+        alone = self._session.fabric.world_size == 1
+        if self._is_to_be_checked(alone=alone):
+            self._checked = time.monotonic()
+            self._check_loss(self._session.stepper.sums()[0])
+        if place == self._session.steps_per_epoch:
+            return
+        if alone and (self._is_due() or self._stop.asked):
+            self._save()
+        if alone and self._stop.asked:
+            raise self._interrupted()
+
+    def _is_to_be_checked(self, *, alone: bool) -> bool:
+        """Return whether to wait for the device and look at the loss; all processes agree."""
+        if not alone:
+            return self.position.step % _STEPS_BETWEEN_CHECKS == 0
+        ahead = self._is_ahead_of_device()
+        return not ahead or time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
+
+    def _end_epoch(self) -> None:
+        session = self._session
+        n_steps = session.steps_per_epoch
+        loss, cost = (total / n_steps for total in session.stepper.sums())
+        self._check_loss(loss)
+        self.position = replace(
+            self.position, epoch=self.position.epoch + 1, loss_sum=0.0, penalty_sum=0.0
+        )
+        self._record(loss, cost)
+        finished = self.position.epoch == session.n_epochs
+        # All processes must agree, and only the first one's clock and signals count.
+        wanted = session.fabric.broadcast(self._is_due() or self._stop.asked or finished)
+        if wanted:
+            self._save()
+        if session.fabric.broadcast(self._stop.asked) and not finished:
+            raise self._interrupted()
+
+    def _record(self, loss: float | None, penalty: float | None) -> None:
+        """Take down the lines of an epoch; a device that works on its own is not kept waiting."""
+        score = self._validate()
+        if not self._session.fabric.is_global_zero:
+            return
+        width, depth = read_gates(self._session.work.model)
+        entry = Entry(
+            position=self.position,
+            loss=loss,
+            penalty=penalty,
+            score=score,
+            width=width,
+            depth=depth,
+            market=self._market(),
+            epochs_to_move=self._epochs_to_move(),
+            seconds=time.monotonic() - self._started,
+            seconds_left=self._seconds_left(),
+        )
+        self._journal.note(entry)
+        if not self._is_ahead_of_device():
+            self._journal.write()
+
+    def _validate(self) -> Score | None:
+        """Return the score on the validation part, each process taking its share."""
+        session = self._session
+        if len(session.dataset.validation) == 0:
+            return None
+        sums = sum_scores(session.work.model, self._validation, session.objective)
+        total = session.fabric.all_reduce(sums, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return score_of(total, session.objective.task)
+
+    def _market(self) -> dict[str, object]:
+        gates = self._session.work.gate_optimizer
+        return {} if gates is None else gates.describe()
+
+    def _epochs_to_move(self) -> float:
+        if self._session.work.gate_optimizer is not None:
+            return 0.0  # a budget is where they will be
+        until = self._session.work.schedule.gates_until
+        return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
+
+    def _seconds_left(self) -> float:
+        done = self.position.step - self._first_step
+        if done <= 0:
+            return math.nan
+        spent = time.monotonic() - self._sitting
+        return spent / done * (self._session.work.schedule.n_steps - self.position.step)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved >= self._session.settings.record.checkpoint_seconds
+
+    def _check_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        rate = self._session.settings.optimiser.learning_rate or 0.0
+        raise RunStoppedError(
+            f"the loss became {loss} by step {self.position.step} (epoch "
+            f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
+            f"rate {how_to_go_on(self._session.folder)} --learning-rate {rate / 4:g}"
+        )
+
+    def _interrupted(self) -> RunInterruptedError:
+        return RunInterruptedError(
+            f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
+            f"{self._session.n_epochs}); {how_to_go_on(self._session.folder)}"
+        )
+
+    def _save(self) -> None:
+        """Write a checkpoint with the random states of all processes.
+
+        None is written while the loss is far above that of a guess: going back must lead to
+        weights from before they were thrown off.
+        """
+        self._journal.write()
+        session = self._session
+        loss, cost = session.stepper.sums()
+        in_epoch = (self.position.step - 1) % session.steps_per_epoch + 1
+        if loss / in_epoch > _THROWN_OFF * loss_of_a_guess(session.dataset):
+            return
+        within = self.position.step > self.position.epoch * session.steps_per_epoch
+        position = replace(
+            self.position,
+            loss_sum=loss if within else 0.0,
+            penalty_sum=cost if within else 0.0,
+            seconds=time.monotonic() - self._started,
+        )
+        states = _random_states(session)
+        self._saved = time.monotonic()
+        if session.fabric.is_global_zero:
+            tensors = collect_tensors(session.work.model, session.work.optimisers)
+            sync_lines(session.folder)
+            write_checkpoint(session.folder, position, tensors | states)
+
+
+def _share_of_validation(session: Session) -> Split:
+    """Return the examples this process validates on, on its device if they are few."""
+    fabric, split = session.fabric, session.dataset.validation
+    mine = split.every(fabric.world_size, fabric.global_rank)
+    return mine.to(fabric.device) if mine.n_bytes <= _MOST_BYTES_ON_DEVICE else mine
+
+
+def _random_states(session: Session) -> dict[str, Tensor]:
+    """Return the random states of all processes, named by rank."""
+    own = capture_random_states()
+    if session.fabric.world_size == 1:
+        return {f"{RANDOM}0/{name}": state for name, state in own.items()}
+    gathered = {name: session.fabric.all_gather(state) for name, state in own.items()}
+    return {
+        f"{RANDOM}{rank}/{name}": states[rank].cpu()
+        for name, states in gathered.items()
+        for rank in range(session.fabric.world_size)
+    }

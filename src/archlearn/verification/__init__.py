@@ -1,0 +1,1 @@
+"""Evidence that two models compute the same function."""

@@ -1,0 +1,268 @@
+"""A certificate says by how much two models differ, and on what they were compared."""
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.receptive_field import Watch
+from archlearn.errors import CertificateError, InputError, first_line
+from archlearn.gating.container import GateStore
+from archlearn.module_modes import evaluating
+from archlearn.nn.tristate import TriState
+from archlearn.tracing.binding import unwrap
+from archlearn.tracing.independence import filled_with_nan, find_shared, noticing_calls
+from archlearn.tracing.instance_forward import class_forwards
+from archlearn.tracing.output_types import tensors_in
+from archlearn.tracing.rng import cuda_devices
+from archlearn.tracing.trace_context import without_autocast
+from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.weight_state import untouched
+from archlearn.verification.differences import difference, difference_of_numbers
+from archlearn.verification.precision import exchanging, widen
+from archlearn.verification.sample_inputs import Trial, plain_trials, quick_trials
+
+# The largest relative difference that rounding alone explains, by the precision compared in.
+TOLERANCES = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+    torch.float16: 5e-2,
+    torch.bfloat16: 1e-1,
+}
+_FEW = 64  # roundings that add up
+_ROWS = 8  # to surgery all rows are alike: more cost much in double precision, and show no more
+
+Doubles = Mapping[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The largest differences between two models, relative to the size of the outputs.
+
+    Attributes:
+        difference: In the models' own precision. Of a compact model it is how far that lies from
+            the gated one in double precision: what rounding and surgery make of it together.
+        difference_float64: In double precision: what is not rounding.
+        dtype: The models' own precision.
+        n_inputs: How many inputs were compared: the examples, and random ones like them.
+        tolerance: What `difference` was allowed to be.
+        tolerance_float64: What `difference_float64` was allowed to be.
+    """
+
+    difference: float
+    difference_float64: float
+    dtype: str
+    n_inputs: int
+    tolerance: float
+    tolerance_float64: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Certificate":
+        """Return the certificate that `to_dict` gave."""
+        return cls(**data)
+
+    def __str__(self) -> str:
+        return (
+            f"same function on {self.n_inputs} inputs: largest relative difference "
+            f"{self.difference_float64:.1e} in float64, {self.difference:.1e} in {self.dtype}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """How far two models are apart in one trial, in their own and in double precision."""
+
+    own: float
+    wide: float
+    n_inputs: int
+
+
+@without_autocast()
+def certify(
+    first: nn.Module,
+    second: nn.Module,
+    example_inputs: object,
+    *,
+    tolerance: float | None = None,
+) -> Certificate:
+    """Compare two models in evaluation mode, in their own precision and in float64.
+
+    Args:
+        first: A model.
+        second: Another one, of the same precision and on the same device.
+        example_inputs: Arguments for one call; random ones of the same shapes are added.
+        tolerance: The relative difference allowed in the models' own precision.
+
+    Raises:
+        CertificateError: If they differ by more than rounding explains.
+    """
+    inputs = ExampleInputs.of(example_inputs)
+    first, second = unwrap(first), unwrap(second)
+    modules = (*first.modules(), *second.modules())
+    has_gates = any(isinstance(module, GateStore | TriState) for module in modules)
+    shrink = math.inf
+    with class_forwards(first, second):
+        for place, model in (("first", first), ("second", second)):
+            try:
+                with evaluating(model), Watch() as watch:
+                    _run(model, inputs)
+                shrink = min(shrink, watch.shrink)
+            except Exception as error:
+                raise InputError(
+                    f"the {place} model, {type(model).__name__}, does not run on the example "
+                    f"inputs: {first_line(error)}; give inputs that both models take"
+                ) from error
+        comparison = Comparison((first, second), {}, inputs, shrink, must_be_apart=has_gates)
+        return comparison.certify(tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models, and what they are compared on.
+
+    Attributes:
+        doubles: Numbers that the second has in double precision, if they are known better than in
+            its own.
+        shrink: By how much images may be smaller and still meet every weight.
+        is_derived: Whether the second was made from the first, so that the first need not run in
+            its own precision, unless the second is far from what it gives in double precision.
+        movers: Modules that may change when they are called; they are put back after each call.
+        must_be_apart: Whether neither model may use modules or tensors of the other. A compact
+            model that calls the gated one agrees with it, whatever its own weights are.
+    """
+
+    models: tuple[nn.Module, nn.Module]
+    doubles: Doubles
+    inputs: ExampleInputs
+    shrink: float
+    is_derived: bool = False
+    movers: tuple[str, ...] = ("",)
+    must_be_apart: bool = True
+
+    def certify(self, tolerance: float | None = None) -> Certificate:
+        """Compare the models in evaluation mode, in their own precision and in float64.
+
+        Small images, and the first rows of large batches, are tried first. Should the models not
+        take them, or differ there, inputs of the example's own shapes decide.
+        """
+        dtype = _dtype(self.models[0])
+        allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
+        limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
+        self._check_memory()
+        with evaluating(*self.models):
+            first, second = self.models
+            doubles = {**widen(first), **widen(second, self.doubles), **self.doubles}
+            found = self._try_quick(doubles, limits)
+            if found is None:
+                found = [
+                    self._measure(trial, doubles, allowed) for trial in plain_trials(self.inputs)
+                ]
+        own, wide = max(gap.own for gap in found), max(gap.wide for gap in found)
+        name = str(dtype).removeprefix("torch.")
+        if not (own <= limits[0] and wide <= limits[1]):
+            raise CertificateError(
+                f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
+                f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
+                "not compute the same function: keep the first, and report the model"
+            )
+        return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
+
+    def _try_quick(self, doubles: Doubles, limits: tuple[float, float]) -> list[_Gap] | None:
+        """Return the differences in quick trials, or None if those do not settle the matter."""
+        try:
+            found: list[_Gap] = []
+            most_rows = _ROWS if self.is_derived else None  # who asks for certify means them all
+            for trial in quick_trials(self.inputs, self.shrink, most_rows):
+                watch = Watch()
+                with watch if trial.is_small else nullcontext():
+                    found.append(self._measure(trial, doubles, limits[0]))
+                if not watch.is_met:
+                    return None
+        except Exception:
+            return None
+        settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)
+        return found if found and settled else None
+
+    def _measure(self, trial: Trial, doubles: Doubles, allowed: float) -> _Gap:
+        single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
+        with exchanging(doubles):
+            double = trial.inputs.to(torch.float64, floating_only=True)
+            wide_outputs = self._run(0, double)
+            if trial.n_rows is not None and not _go_by_row(wide_outputs, trial.n_rows):
+                raise InputError("there is not one output a row, so rows cannot be left out")
+            wide = difference(wide_outputs, self._run(1, double))
+        if not doubles:
+            return _Gap(wide, wide, trial.n_inputs)
+        outputs = self._run(1, single)
+        own = difference_of_numbers(wide_outputs, outputs) if self.is_derived else math.inf
+        if not own <= allowed:
+            own = difference_of_numbers(self._run(0, single), outputs)
+        return _Gap(own, wide, trial.n_inputs)
+
+    def _run(self, place: int, inputs: ExampleInputs) -> list[Tensor]:
+        """Run one of the models, while the other has no numbers and its modules are watched."""
+        model, other = self.models[place], self.models[1 - place]
+        if not self.must_be_apart:
+            return _run(model, inputs, self.movers)
+        with noticing_calls(other) as called, filled_with_nan(other):
+            outputs = _run(model, inputs, self.movers)
+        if called:
+            raise CertificateError(
+                f"one of the two models, {type(model).__name__}, calls {called[0]!r} of the other, "
+                "so nothing is known of its own weights; something that is not copied holds that "
+                "module, such as a lambda or a hook made from it: remove it, and compact again"
+            )
+        return outputs
+
+    def _check_memory(self) -> None:
+        """Refuse models that share a tensor: changing one would change the other.
+
+        Raises:
+            CertificateError: If they do.
+        """
+        shared = find_shared(*self.models) if self.must_be_apart else ""
+        if shared:
+            raise CertificateError(
+                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
+                "itself; compare the gated model with the one that compact returned"
+            )
+
+
+def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
+    devices = cuda_devices(inputs)
+    with untouched(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
+        given = inputs.copy()
+        out = model(*given.args, **given.kwargs)
+    return tensors_in(out)
+
+
+def _go_by_row(outputs: list[Tensor], n_rows: int) -> bool:
+    """Return whether there is a result for each row, and no mean of rows that are not there."""
+    return all(x.shape[:1] == (n_rows,) and bool(x.isfinite().all()) for x in outputs)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return by how much models differ in double precision whose weights were rounded before.
+
+    Of a compact model that was just made, the weights are known in double precision.
+    """
+    rounded = min(_FEW * torch.finfo(dtype).eps, TOLERANCES.get(dtype, 0.0))
+    return max(TOLERANCES[torch.float64], rounded)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    raise InputError(f"{type(model).__name__} has no parameters; there is nothing to compare")

@@ -1,0 +1,74 @@
+"""Sums and norms over space keep channels apart, however their dimensions are written."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+Reading = Callable[[Tensor], Tensor]
+
+
+class Reads(nn.Module):
+    """A convolution whose channels a function turns into features."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.reading = reading
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reading(torch.relu(self.first(x))))
+
+
+class ReadsNormed(Reads):
+    """A dropped channel is a constant there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reading(self.norm(torch.relu(self.first(x)))))
+
+
+def images(height: int) -> Tensor:
+    return torch.randn(2, 3, height, 8, dtype=torch.float64)
+
+
+EXACT: dict[str, Reading] = {
+    "var by position": lambda x: torch.var(x, (2, 3), True),
+    "var of a method": lambda x: x.var((2, 3), False),
+    "kept dimensions": lambda x: x.std((2, 3), False, True).flatten(1),
+    "norm by position": lambda x: x.norm(2, (2, 3)),
+    "norm of a line": lambda x: x.flatten(2).norm(2, 2),
+    "norm by keyword": lambda x: x.norm(dim=(2, 3)),
+    "mean of sums": lambda x: x.flatten(2).cumsum(2).mean(2),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_dimensions_are_found_where_a_call_has_them(name: str) -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Reads(EXACT[name]).double(), images(8)).eval()
+    with torch.no_grad():
+        al.width_gates(model)["first"][::2] = 0.1
+    small = al.compact(model)
+    x = images(11)
+    torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
+    assert al.read_architecture(model).widths == (4, 4)
+
+
+REFUSED: dict[str, tuple[type[Reads], Reading]] = {
+    "of a norm over channels": (Reads, lambda x: (x / (x.norm(2, 1, True) + 1)).mean((2, 3))),
+    "of all deviations": (Reads, lambda x: x.mean((2, 3)) / torch.std(x, True)),
+    "of a softmax, by size": (Reads, lambda x: x.flatten(2).softmax(-1).amax(2)),
+    "of sums of constants": (ReadsNormed, lambda x: x.flatten(2).cumsum(2).mean(2)),
+    "of a size as a number": (Reads, lambda x: (x + x.shape[-2]).mean((2, 3))),
+    "of a bound by size": (Reads, lambda x: x.clamp(min=x.shape[-2] - 6).mean((2, 3))),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_learnt_in_front(name: str) -> None:
+    network, reading = REFUSED[name]
+    with pytest.raises(al.InputError, match=r"nothing can be learnt in Reads\w*:\n  first"):
+        al.add_gates(network(reading).double(), images(8))

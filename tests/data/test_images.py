@@ -1,0 +1,219 @@
+"""Folders of images: decoded once by several processes, kept, mapped, and cut without copying."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from archlearn.data import decoding_workers, image_cache, images
+from archlearn.data.dataset import Split
+from archlearn.data.dataset_building import build_dataset
+from archlearn.data.registry import load_examples
+from archlearn.errors import DataError
+
+SIDE = 6
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, which even few images go through, by two processes."""
+    monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(images, "FEWEST_TO_CACHE", 1)
+    monkeypatch.setattr(decoding_workers, "_FEWEST_A_WORKER", 4)
+    return tmp_path / "cache" / "images"
+
+
+def write_images(folder: Path, n: int, first: int = 0) -> None:
+    """Images whose red is a number of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in range(first, first + n):
+        Image.new("RGB", (8, 8), (place, 0, 0)).save(folder / f"{place:03d}.png")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, name in enumerate(("cats", "dogs")):
+        write_images(tmp_path / "photos" / name, 10, first=100 * number)
+    return tmp_path / "photos"
+
+
+def reds(split: Split) -> list[int]:
+    return split.inputs[:, 0, 0, 0].tolist()
+
+
+def load(folder: Path, *, skip_broken: bool = False) -> tuple[Split, Split]:
+    examples = load_examples(f"folder:{folder}:{SIDE}", skip_broken=skip_broken)
+    return examples.train, examples.test
+
+
+def test_every_image_is_there_once_with_its_class(folder: Path) -> None:
+    train, test = load(folder)
+    assert (len(train), len(test)) == (16, 4)
+    assert train.inputs.shape[1:] == (3, SIDE, SIDE)
+    assert sorted(reds(train) + reds(test)) == [*range(10), *range(100, 110)]
+    for split in (train, test):
+        assert split.targets.tolist() == [int(red >= 100) for red in reds(split)]
+
+
+def test_cached_images_are_those_that_are_decoded_in_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "cats" / "noise.jpg", quality=80)
+    cached = [split.inputs for split in load(folder)]
+    monkeypatch.setattr(images, "FEWEST_TO_CACHE", 1000)
+    direct = [split.inputs for split in load(folder)]
+    both = [torch.cat(each).flatten(1).tolist() for each in (cached, direct)]
+    assert sorted(both[0]) == sorted(both[1])
+
+
+def test_images_are_mapped_and_parts_of_them_are_slices(folder: Path) -> None:
+    examples = load_examples(f"folder:{folder}:{SIDE}")
+    dataset = build_dataset(examples, validation_share=0.25, limit=10)
+    whole = examples.train.inputs.untyped_storage().data_ptr()
+    parts = dataset.train, dataset.validation, dataset.test
+    assert all(part.inputs.untyped_storage().data_ptr() == whole for part in parts)
+    assert [len(part) for part in parts] == [10, 4, 4]
+    assert len({red for part in parts for red in reds(part)}) == 18
+
+
+def test_second_reading_decodes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(folder)
+    monkeypatch.setattr(image_cache, "decode_all", None)
+    second = load(folder)
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
+    assert torch.equal(first[0].targets, second[0].targets)
+
+
+def test_changed_file_and_another_side_are_decoded_anew(folder: Path, cache: Path) -> None:
+    load(folder)
+    Image.new("RGB", (8, 8), (250, 0, 0)).save(folder / "cats" / "003.png")
+    os.utime(folder / "cats" / "003.png", ns=(1, 1))
+    train, test = load(folder)
+    assert 250 in reds(train) + reds(test)
+    load_examples(f"folder:{folder}:3")
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_writing_to_the_images_does_not_change_the_cache(folder: Path) -> None:
+    load(folder)[0].inputs.fill_(7)
+    assert reds(load(folder)[0]) != [7] * 16
+
+
+def test_progress_is_told_until_all_images_are_done(folder: Path) -> None:
+    heard: list[tuple[str, int, int | None]] = []
+    load_examples(f"folder:{folder}:{SIDE}", lambda *told: heard.append(told))
+    assert heard[-1] == ("images", 20, 20)
+
+
+def test_broken_image_is_named_and_nothing_is_kept(folder: Path, cache: Path) -> None:
+    (folder / "dogs" / "103.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"dogs/103.png is broken .*--skip-broken"):
+        load(folder)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("fewest", [1, 1000])
+def test_broken_images_are_left_out_and_named_if_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fewest: int
+) -> None:
+    monkeypatch.setattr(images, "FEWEST_TO_CACHE", fewest)
+    for path in [*folder.rglob("*[13579].png"), folder / "dogs" / "104.png"]:
+        path.write_bytes(path.read_bytes()[:-30])
+    train, test = load(folder, skip_broken=True)
+    assert sorted(reds(train) + reds(test)) == [0, 2, 4, 6, 8, 100, 102, 106, 108]
+    assert train.targets.tolist() == [int(red >= 100) for red in reds(train)]
+    assert caplog.text.count("is broken") == 11
+    assert "dogs/109.png" in caplog.text
+
+
+def test_full_disk_is_said_before_anything_is_decoded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 100})
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match=r"20 images of 6 x 6 need .* GiB .* ARCHLEARN_CACHE"):
+        load(folder)
+
+
+def test_worker_that_is_killed_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_workers.sys, "executable", "/bin/false")
+    with pytest.raises(DataError, match="processes that decode images ended early"):
+        load(folder)
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path) -> Path:
+    """Three classes whose numbers in the kit are in another order than their names."""
+    root = tmp_path / "ilsvrc"
+    names = ["n03", "n01", "n02"]
+    for number, name in enumerate(sorted(names)):
+        write_images(root / "train" / name, 4, first=10 * number)
+    write_images(root / "val", 5, first=200)
+    kit = root / "ILSVRC2012_devkit_t12" / "data"
+    kit.mkdir(parents=True)
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n1\n2\n2\n1\n")
+    kinds = [("ILSVRC2012_ID", "i4"), ("WNID", object), ("words", object), ("num_children", "i4")]
+    rows = [(place + 1, name, "thing", 0) for place, name in enumerate(names)]
+    savemat(kit / "meta.mat", {"synsets": np.array([*rows, (4, "n04", "group", 2)], dtype=kinds)})
+    return root
+
+
+def test_imagenets_validation_has_the_labels_of_the_kit(imagenet: Path) -> None:
+    examples = load_examples(f"imagenet:{imagenet}:{SIDE}")
+    assert len(examples.train) == 12
+    found = dict(zip(reds(examples.test), examples.test.targets.tolist(), strict=True))
+    # In the order of their names n01, n02, n03 are 0, 1, 2; the kit calls them 2, 3, 1.
+    assert found == {200: 1, 201: 2, 202: 0, 203: 0, 204: 2}
+    assert all(
+        target == red // 10
+        for red, target in zip(reds(examples.train), examples.train.targets.tolist(), strict=True)
+    )
+
+
+def test_imagenets_validation_may_have_one_folder_a_class(imagenet: Path) -> None:
+    for number, name in enumerate(("n01", "n02", "n03")):
+        write_images(imagenet / "val" / name, 2, first=50 + 10 * number)
+    test = load_examples(f"imagenet:{imagenet}:{SIDE}").test
+    assert sorted(zip(reds(test), test.targets.tolist(), strict=True)) == [
+        (50, 0), (51, 0), (60, 1), (61, 1), (70, 2), (71, 2),
+    ]  # fmt: skip
+
+
+def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -> None:
+    labels = next(imagenet.rglob("*ground_truth.txt"))
+    labels.write_text("1\n2\n")
+    with pytest.raises(DataError, match=r"holds 5 images, but .* has 2 labels"):
+        load_examples(f"imagenet:{imagenet}")
+    labels.write_text("1\n2\n4\n1\n2\n")
+    with pytest.raises(DataError, match=r"class 4 is 'n04', which .* does not have"):
+        load_examples(f"imagenet:{imagenet}")
+    (labels.parent / "meta.mat").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"meta.mat is not the table"):
+        load_examples(f"imagenet:{imagenet}")
+    labels.unlink()
+    with pytest.raises(DataError, match="unpack the development kit"):
+        load_examples(f"imagenet:{imagenet}")
+    with pytest.raises(DataError, match="is not a folder"):
+        load_examples(f"imagenet:{tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize(
+    "body", [b"1\n2\nthree\n1\n2\n", b"\xff\xfe1\n2\n3\n1\n2\n", b"1\n2\n\xb2\n1\n2\n"]
+)
+def test_labels_of_imagenet_that_are_no_numbers_are_refused(imagenet: Path, body: bytes) -> None:
+    next(imagenet.rglob("*ground_truth.txt")).write_bytes(body)
+    with pytest.raises(DataError, match=r"ground_truth.txt holds .*unpack it anew"):
+        load_examples(f"imagenet:{imagenet}")
+
+
+def test_every_other_image_is_a_slice_too(folder: Path) -> None:
+    train, _ = load(folder)
+    first, second = train.every(2, 0), train.every(2, 1)
+    assert first.inputs.untyped_storage().data_ptr() == train.inputs.untyped_storage().data_ptr()
+    assert sorted(reds(first) + reds(second)) == sorted(reds(train))
+    assert train.n_bytes == 16 * 3 * SIDE * SIDE

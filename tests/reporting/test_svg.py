@@ -1,0 +1,91 @@
+"""A figure becomes an element that follows the colours and the font of its page."""
+
+# Methods of matplotlib are annotated in part only.
+# pyright: reportUnknownMemberType=false
+
+import re
+from xml.etree import ElementTree
+
+from matplotlib.figure import Figure
+
+from archlearn.reporting.colours import ALL, SERIES, write_variables
+from archlearn.reporting.figures import label_axes, new_figure, write_text
+from archlearn.reporting.svg import write_svg
+
+
+def draw() -> Figure:
+    figure, axes = new_figure()
+    axes.plot([0, 1], [1, 2], color=SERIES[1].light)
+    label_axes(axes, "epoch", "loss")
+    write_text(axes, 0.5, 1.5, "cost $a_1$ & <b>")
+    return figure
+
+
+def test_colours_with_a_role_become_variables_of_the_page() -> None:
+    svg = write_svg(draw(), "loss", "Loss", "It falls").text
+    shades = set(re.findall(r"(?<!, )#[0-9a-f]{6}", svg))
+    assert f"var(--series-2, {SERIES[1].light})" in svg
+    assert not shades, "these would not change on a dark page"
+
+
+def test_text_stays_text_in_the_font_of_the_page() -> None:
+    svg = write_svg(draw(), "loss", "Loss", "It falls").text
+    texts = [element.text for element in ElementTree.fromstring(svg).iter("text")]
+    assert {"epoch", "loss", "cost $a_1$ & <b>"} <= set(texts)
+    assert "var(--font, sans-serif)" in svg
+    assert "DejaVu" not in svg
+
+
+def test_title_and_description_are_there_for_those_who_cannot_see() -> None:
+    root = ElementTree.fromstring(write_svg(draw(), "loss", "Loss <1>", "It falls & stays").text)
+    named = {element.attrib.get("id"): element.text for element in root.iter()}
+    title, description = root.attrib["aria-labelledby"].split()
+    assert root.attrib["role"] == "img"
+    assert (named[title], named[description]) == ("Loss <1>", "It falls & stays")
+
+
+def test_two_figures_of_a_page_share_no_identifier() -> None:
+    svgs = [write_svg(draw(), name, "t", "d").text for name in ("one", "two")]
+    first, second = (set(re.findall(r'\bid="([^"]+)"', svg)) for svg in svgs)
+    assert first
+    assert not first & second
+
+
+def test_references_point_at_identifiers_that_exist() -> None:
+    svg = write_svg(draw(), "loss", "t", "d").text
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    assert wanted
+    assert wanted <= set(re.findall(r'\bid="([^"]+)"', svg))
+
+
+def test_nothing_leaks_into_the_page() -> None:
+    svg = write_svg(draw(), "loss", "t", "d").text
+    assert not re.search(r"<style|<metadata|http|<\?xml|<!DOCTYPE", svg)
+
+
+def test_the_same_figure_is_written_the_same_way_twice() -> None:
+    assert write_svg(draw(), "a", "t", "d") == write_svg(draw(), "a", "t", "d")
+
+
+def test_each_role_has_a_shade_of_its_own_on_both_pages() -> None:
+    assert len({colour.light for colour in ALL}) == len({colour.role for colour in ALL}) == len(ALL)
+    for dark in (False, True):
+        assert write_variables(dark=dark).count(";") == len(ALL)
+
+
+def test_series_can_be_read_on_both_pages() -> None:
+    for colour in SERIES:
+        assert contrast(colour.light, "#fefefe") >= 3
+        assert contrast(colour.dark, "#1b1e22") >= 3
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the ratio of contrast as WCAG 2 defines it."""
+    brighter, darker = sorted((luminance(first), luminance(second)), reverse=True)
+    return (brighter + 0.05) / (darker + 0.05)
+
+
+def luminance(shade: str) -> float:
+    parts = [int(shade[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

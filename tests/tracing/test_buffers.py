@@ -1,0 +1,65 @@
+"""Parameters and buffers are followed like inputs; their shapes are what they are."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("table", torch.rand(3, 4))
+        self.table: Tensor
+        self.scales = nn.Parameter(torch.rand(3, 1))
+
+    def both(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+class ByRange(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(sum((x * self.table[i] for i in range(self.table.shape[0])), x))
+
+
+class ByLength(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x * len(self.table) + int(self.scales.size(0) ** 0.5))
+
+
+class ByRows(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for row, scale in zip(self.table, self.scales, strict=True):
+            x = x + row * scale
+        return self.both(x)
+
+
+class ByBranch(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x * 2 if self.table.shape[1] == 4 and self.table.dim() == 2 else x)
+
+
+@pytest.mark.parametrize("kind", [ByRange, ByLength, ByRows, ByBranch])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_shapes_of_the_model_itself_are_known(kind: type[nn.Module], is_inner: bool) -> None:
+    net = nn.Sequential(kind()) if is_inner else kind()
+    model = al.add_gates(net.double(), X.double())
+    assert not al.inspect(model).opaque
+    torch.testing.assert_close(model(X.double()), net(X.double()))
+    with torch.no_grad():
+        next(iter(al.width_gates(model).values()))[[0, 3]] = 0.0
+    small = al.compact(model)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(small(x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_a_buffer_that_is_loaded_is_used() -> None:
+    net = ByRows()
+    model = al.add_gates(net, X)
+    for each in (net, model):
+        each.table = torch.ones(3, 4)
+    torch.testing.assert_close(model(X), net(X))

@@ -1,0 +1,230 @@
+"""What `forward` asks about shapes while it is traced is answered from the example inputs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+class Base(nn.Module):
+    """Two convolutions; what comes in between is for others to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 2, 3)
+
+    def both(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x))).mean((2, 3))
+
+
+class ByMethod(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            x = x.unsqueeze(1)
+        return self.both(x)
+
+
+class ByAttribute(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None] if x.ndim != 4 else x
+        return self.both(x)
+
+
+class ByLength(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x.shape) < 4:
+            x = x.unsqueeze(1)
+        return self.both(x)
+
+
+class ByLoop(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4 - x.dim()):
+            x = x.unsqueeze(1)
+        return self.both(x)
+
+
+class ByAssertion(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dim() == 3, "give images without channels"
+        return self.both(x.unsqueeze(1))
+
+
+class BySize(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1)
+        if x.shape[1] != 1 or x.size(-1) % 2:
+            raise ValueError("one channel, an even width")
+        return self.both(x)
+
+
+class ByWidth(Base):
+    """Asks for the number of channels that are learnt."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x.unsqueeze(1)))
+        if hidden.shape[1] == 6:
+            hidden = hidden * 2
+        return self.last(hidden).mean((2, 3))
+
+
+class ByClass(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError("give a tensor")
+        hidden = self.first(x.unsqueeze(1))
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        return self.last(torch.relu(hidden)).mean((2, 3))
+
+
+class ByParts(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = [size for size in x.shape]  # noqa: C416
+        return self.both(x.reshape(sizes[0], 1, *sizes[1:]))
+
+
+class ByKind(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8 or x.is_cuda:
+            raise TypeError("give floating numbers")
+        return self.both(x.unsqueeze(1))
+
+
+class Inner(nn.Module):
+    """Asks inside a submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ByMethod()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+ASKING = [
+    ByMethod, ByAttribute, ByLength, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts, ByKind,
+    Inner,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_a_question_about_shapes_is_answered(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 8, dtype=torch.float64)
+    net = kind().double().eval()
+    model = al.add_gates(net, x)
+    torch.testing.assert_close(model(x), net(x), **EXACT)
+    (gate,) = al.width_gates(model).values()
+    assert len(gate) == 6
+    with torch.no_grad():
+        gate[[1, 4]] = 0.0
+    small = al.compact(model)
+    fresh = torch.randn(5, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(small(fresh), model(fresh), **EXACT)
+    assert al.count_costs(small).parameters < al.count_costs(net, x).parameters
+
+
+def test_inputs_with_another_answer_are_refused() -> None:
+    model = al.add_gates(ByMethod(), torch.randn(2, 8, 8))
+    with pytest.raises(
+        al.InputError, match=r"what forward asks at test_shape_guards\.py:\d+ is False"
+    ):
+        model(torch.randn(2, 1, 8, 8))
+
+
+def test_the_table_says_what_was_answered() -> None:
+    found = al.inspect(ByMethod(), torch.randn(2, 8, 8))
+    assert list(found.answers.values()) == ["True"]
+    assert "asked for shapes, answered by the example: test_shape_guards.py:" in str(found)
+
+
+class ByBatch(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 1:
+            x = x - x.mean(0)
+        return self.both(x.unsqueeze(1))
+
+
+class ByValue(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = -x
+        return self.both(x.unsqueeze(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (ByBatch, r"if x.shape\[0\] > 1.*the answer depends on the size of the batch"),
+        (ByValue, r"if x.sum\(\) > 0.*cannot be used as inputs to control flow"),
+    ],
+)
+def test_what_may_change_is_refused(kind: type[nn.Module], why: str) -> None:
+    with pytest.raises(al.TracingError, match=why):
+        al.add_gates(kind(), torch.randn(4, 8, 8))
+
+
+class AsksForClasses(Base):
+    """Asks for the class of a traced value in all ways but `type`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        assert torch.is_tensor(hidden)
+        assert isinstance(hidden, Tensor | int)
+        assert isinstance(hidden, (list, Tensor))
+        assert not isinstance(hidden, nn.Parameter)
+        assert isinstance(hidden.shape, tuple)
+        assert issubclass(hidden.__class__, Tensor)
+        assert all(isinstance(each, Tensor) for each in (x, hidden))
+        match hidden:
+            case Tensor():
+                hidden = hidden * 2
+            case _:
+                raise TypeError(hidden)
+        assert isinstance(hidden.shape[0], int)
+        return self.last(hidden)
+
+
+def test_classes_are_those_of_the_example() -> None:
+    assert al.inspect(AsksForClasses(), torch.randn(2, 1, 8, 8)).rows[0].width
+
+
+class PicksByMask(Base):
+    """Torch's kernels look for scalars among the arguments, in memory: a traced value is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.where(x.mean((1, 2, 3), True) > 0, torch.relu(self.first(x)), 0.0)
+        hidden = torch.lerp(hidden, hidden, hidden.abs())
+        return self.last(torch.clamp(hidden, hidden.abs(), 2 * hidden.abs()))
+
+
+def test_traced_values_are_no_scalars_of_torch() -> None:
+    assert al.inspect(PicksByMask(), torch.randn(2, 1, 8, 8)).rows
+
+
+class AsksOften(Base):
+    """Asks for a shape in each of many layers, and notes how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.ModuleList(nn.Linear(8, 8) for _ in range(30))
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(1)
+        for layer in self.more:
+            if x.shape[-1] != 8:
+                raise ValueError("eight columns")
+            x = layer(x)
+        return self.both(x.unsqueeze(1))
+
+
+CALLS: list[int] = []
+
+
+def test_a_trace_is_not_begun_anew_for_each_question() -> None:
+    CALLS.clear()
+    al.add_gates(AsksOften(), torch.randn(2, 8, 8))
+    assert len(CALLS) < 10

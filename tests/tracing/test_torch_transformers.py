@@ -1,0 +1,191 @@
+"""Torch's own transformer blocks are followed: hidden units are learnt, their channels stay."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+
+D, HEADS, HIDDEN, LENGTH = 16, 4, 12, 5
+X = torch.randn(3, LENGTH, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MEMORY = torch.randn(3, 7, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+
+
+def layer(**options: Any) -> nn.TransformerEncoderLayer:
+    given: dict[str, Any] = {"batch_first": True, "dropout": 0.1, **options}
+    return nn.TransformerEncoderLayer(D, HEADS, HIDDEN, **given)
+
+
+def encoder(**options: Any) -> nn.TransformerEncoder:
+    return nn.TransformerEncoder(layer(**options), 2, enable_nested_tensor=False)
+
+
+def decoder() -> nn.TransformerDecoder:
+    return nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(D, HEADS, HIDDEN, batch_first=True), 2, nn.LayerNorm(D)
+    )
+
+
+class Reads(nn.Module):
+    """Reads a sequence, with masks as users give them."""
+
+    def __init__(self, mask: str, *, nested: bool = False) -> None:
+        super().__init__()
+        self.mask = mask
+        self.encoder = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=nested)
+        self.head = nn.Linear(D, 3)
+        causal = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+        self.register_buffer("causal", causal.isinf())
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        if self.mask == "padding":
+            found = self.encoder(x, src_key_padding_mask=padding)
+        elif self.mask == "made":
+            made = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+            found = self.encoder(x, mask=made)
+        else:
+            found = self.encoder(x, self.causal)
+        return self.head(found.mean(1))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], int]] = {
+    "layer": (layer, (X,), 1),
+    "layer, norm first": (lambda: layer(norm_first=True, activation="gelu"), (X,), 1),
+    "sequence first": (lambda: encoder(batch_first=False), (X,), 2),
+    "encoder": (encoder, (X,), 2),
+    "encoder, may nest": (lambda: nn.TransformerEncoder(layer(), 2), (X,), 2),
+    "encoder, activation as a module": (lambda: encoder(activation=nn.SiLU()), (X,), 2),
+    "decoder": (decoder, (X, MEMORY), 2),
+    "whole": (lambda: nn.Transformer(D, HEADS, 1, 1, HIDDEN, batch_first=True), (MEMORY, X), 2),
+    "padding": (lambda: Reads("padding"), (X, PADDING), 2),
+    "causal mask, made": (lambda: Reads("made"), (X, PADDING), 2),
+    "causal mask, a buffer": (lambda: Reads("buffer"), (X, PADDING), 2),
+}
+
+
+def close_half(model: nn.Module) -> None:
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[::2] = 0.1
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_units_are_learnt_and_compacted_exactly(
+    name: str, training: bool, tmp_path: Path
+) -> None:
+    make, inputs, n_groups = CASES[name]
+    torch.manual_seed(0)
+    net = make().double().train(training)
+    gated = al.add_gates(net, inputs)
+    assert [len(gate) for gate in al.width_gates(gated).values()] == [HIDDEN] * n_groups
+    with torch.no_grad():
+        torch.testing.assert_close(gated.eval()(*inputs), net.eval()(*inputs), rtol=0, atol=1e-12)
+        close_half(gated)
+        small = al.compact(gated)
+        torch.testing.assert_close(small(*inputs), gated(*inputs), rtol=0, atol=1e-12)
+        al.save(small, tmp_path / "small.safetensors")
+        loaded = al.load(tmp_path / "small.safetensors")
+        torch.testing.assert_close(loaded(*inputs), small(*inputs), rtol=0, atol=1e-12)
+    saved = n_groups * (HIDDEN // 2) * (2 * D + 1)
+    n_before, n_after = (sum(p.numel() for p in m.parameters()) for m in (net, small))
+    assert n_before - n_after == saved
+    gated.train()(*inputs).sum().backward()
+    assert all(gate.grad is not None for gate in al.width_gates(gated).values())
+
+
+def test_what_decides_by_a_padding_mask_is_refused_with_the_fix() -> None:
+    with pytest.raises(al.InputError, match=r"encoder was not looked.*enable_nested_tensor=False"):
+        al.add_gates(Reads("padding", nested=True).double(), (X, PADDING))
+    shown = str(al.inspect(Reads("padding", nested=True).double(), (X, PADDING)))
+    assert "enable_nested_tensor=False" in shown
+
+
+def test_other_layers_are_learnt_beside_one_that_is_not_followed() -> None:
+    class Headed(Reads):
+        def __init__(self) -> None:
+            super().__init__("padding", nested=True)
+            self.head = nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 3))  # pyright: ignore
+
+    gated = al.add_gates(Headed().double(), (X, PADDING))
+    assert list(al.width_gates(gated)) == ["head.0"]
+    close_half(gated)
+    assert al.compact(gated).certificate is not None
+
+
+class Shortened(nn.TransformerEncoder):
+    """Takes fewer arguments than torch's own."""
+
+    def forward(self, src: Tensor) -> Tensor:  # pyright: ignore
+        for each in self.layers:
+            src = each(src)
+        return src
+
+
+class Classifier(nn.Module):
+    """An encoder, and a head with a hidden layer."""
+
+    def __init__(self, body: nn.Module, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.mask = mask
+        self.head = nn.Sequential(nn.Linear(D, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.body(x) if self.mask is None else self.body(x, self.mask, None, None)
+        return self.head(found.mean(1))
+
+
+def places() -> Tensor:
+    return torch.arange(LENGTH, dtype=torch.float64)
+
+
+def test_a_subclass_is_called_with_what_it_takes() -> None:
+    net = Classifier(Shortened(layer(), 2, enable_nested_tensor=False)).double()
+    assert len(al.width_gates(al.add_gates(net, X))) == 3
+    assert list(al.width_gates(al.add_gates(net, X, leaves=[Shortened]))) == ["head.0"]
+
+
+def test_a_hint_that_is_given_by_position_as_none() -> None:
+    causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
+    assert len(al.width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 3
+    assert len(al.width_gates(al.add_gates(encoder().double(), (X, causal)))) == 2
+
+
+def test_where_the_fused_kernel_computes_something_else_the_block_stays_as_it_is() -> None:
+    """It takes a float mask for a bool one, and so does the user's model without gradients."""
+    distance = -(places() - places()[:, None]).abs()
+    net = Classifier(encoder(), distance).double().eval()
+    gated = al.add_gates(net, X).eval()
+    assert list(al.width_gates(gated)) == ["head.0"]
+    with torch.no_grad():
+        torch.testing.assert_close(gated(X), net(X), rtol=0, atol=1e-12)
+    assert al.inspect(net, X) == al.inspect(gated)
+
+
+def test_a_block_that_is_not_followed_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = Classifier(nn.TransformerEncoder(layer(), 2), None).double()
+    al.add_gates(net, X)
+    assert not caplog.records
+    masked = Reads("padding", nested=True)
+    masked.head = Classifier(nn.Identity()).head  # pyright: ignore
+    al.add_gates(masked.double(), (X, PADDING))
+    assert "encoder was not looked into" in caplog.text
+
+
+def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
+    net = Classifier(encoder()).double().eval()
+    gated = al.add_gates(net, X)
+    assert al.count_costs(gated) == al.count_costs(net, X)
+    n_rows = X.shape[0] * LENGTH
+    close_half(gated)
+    saved = 2 * n_rows * (HIDDEN // 2) * 2 * D + X.shape[0] * 4 * (D + 3)
+    before, after = al.count_costs(net, X), al.count_costs(al.compact(gated))
+    assert before.multiply_adds - after.multiply_adds == saved

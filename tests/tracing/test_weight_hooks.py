@@ -1,0 +1,135 @@
+"""Layers whose weight an older hook of torch computes are learnt and compacted like any other."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+
+import archlearn as al
+
+
+def weight_norm(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return torch.nn.utils.weight_norm(layer)
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    return prune.random_unstructured(layer, "weight", 0.3)
+
+
+def pruned_twice(layer: nn.Module) -> nn.Module:
+    return prune.l1_unstructured(pruned(layer), "weight", 0.2)
+
+
+WAYS = [weight_norm, nn.utils.spectral_norm, pruned, pruned_twice]
+Way = Callable[[nn.Module], nn.Module]
+each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+
+
+class Net(nn.Module):
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        self.first = way(nn.Conv1d(3, 8, 3, padding=1))
+        self.second = way(nn.Conv1d(8, 12, 3))
+        self.classifier = way(nn.Linear(12, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.second(F.relu(self.first(x))))
+        return self.classifier(x.mean(-1))
+
+
+def build(way: Way) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Net(way).double().eval(), torch.randn(4, 3, 10, dtype=torch.float64)
+
+
+@torch.no_grad()
+def close_half_(gated: nn.Module) -> None:
+    for gate in al.width_gates(gated).values():
+        gate[::2] = 0.1
+
+
+@each_way
+def test_the_compact_model_computes_the_same(way: Way) -> None:
+    net, x = build(way)
+    gated = al.add_gates(net, x)
+    assert set(net.state_dict()) < set(gated.state_dict())
+    torch.testing.assert_close(gated(x), net(x), rtol=1e-12, atol=1e-12)
+    assert set(al.width_gates(gated)) == {"first", "second"}
+    close_half_(gated)
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert isinstance(small, Net)
+    assert small.second.weight.shape == (6, 4, 3)  # pyright: ignore
+    assert "second.weight" in dict(small.named_parameters())
+    assert len(small.second._forward_pre_hooks) == 0
+
+
+@each_way
+def test_a_weight_that_is_out_of_date_is_computed_anew(way: Way) -> None:
+    net, x = build(way)
+    gated = al.add_gates(net, x)
+    close_half_(gated)
+    gated(x)
+    with torch.no_grad():
+        for name, parameter in gated.named_parameters():
+            if name in dict(net.named_parameters()):
+                parameter += 0.1 * torch.rand_like(parameter)
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+
+
+@each_way
+def test_a_plan_counts_what_is_there(way: Way) -> None:
+    net, x = build(way)
+    gated = al.add_gates(net, x)
+    close_half_(gated)
+    planned = al.plan(gated)
+    small = al.compact(gated, planned)
+    assert planned.after == al.count_costs(small, x)
+
+
+@each_way
+@pytest.mark.parametrize("price", list(al.Price))
+def test_the_price_is_that_of_the_weight(way: Way, price: al.Price) -> None:
+    net, x = build(way)
+    plain, _ = build(lambda layer: layer)
+    strengths = al.Strengths(width_cost=1e-3, width_binarise=2e-3, price=price)
+    found = al.penalty(al.add_gates(net, x), strengths)
+    torch.testing.assert_close(found, al.penalty(al.add_gates(plain, x), strengths))
+
+
+def test_gates_learn_through_such_a_layer() -> None:
+    net, x = build(weight_norm)
+    gated = al.add_gates(net, x).train()
+    gated(x).square().sum().backward()
+    assert all(bool(gate.grad.any()) for gate in al.width_gates(gated).values())  # pyright: ignore
+
+
+def test_drawn_gates_say_that_such_a_layer_is_no_plain_one() -> None:
+    net, x = build(weight_norm)
+    with pytest.raises(al.InputError, match="no plain layer stands in front of it"):
+        al.add_gates(net, x, kind="l0")
+
+
+def test_depth_is_learnt_through_such_layers() -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    net = nn.Sequential(*(weight_norm(m) if isinstance(m, nn.Linear) else m for m in layers))
+    net, x = net.double().eval(), torch.randn(3, 5, dtype=torch.float64)
+    gated = al.add_gates(net, x, depth_start=0.9)
+    small = al.compact(gated)
+    torch.testing.assert_close(small(x), gated(x), rtol=1e-10, atol=1e-10)
+    assert al.count_costs(small, x).parameters == 12
+
+
+def test_a_hook_of_the_users_is_still_in_the_way() -> None:
+    net, x = build(weight_norm)
+    net.first.register_forward_pre_hook(lambda module, args: (2 * args[0],))  # pyright: ignore
+    gated = al.add_gates(net, x)
+    assert set(al.width_gates(gated)) == {"second"}

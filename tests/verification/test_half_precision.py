@@ -1,0 +1,40 @@
+"""Costs are counted in single precision, whatever precision a model runs in."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import archlearn as al
+from archlearn.models.lenet import LeNet
+
+
+@pytest.mark.parametrize("price", list(al.Price))
+@pytest.mark.parametrize("kind", ["binary", "l0"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_the_same_price(price: al.Price, kind: Any, dtype: torch.dtype) -> None:
+    model = al.add_gates(LeNet(), torch.randn(2, 1, 28, 28), kind=kind)
+    strengths = al.Strengths.from_width_cost(1e-3, price=price)
+    whole = al.penalty(model, strengths).item()
+    half = al.penalty(model.to(dtype), strengths)
+    half.backward()
+    assert half.item() == pytest.approx(whole, rel=0.02)
+    gates = [*al.width_gates(model).values(), *al.depth_gates(model).values()]
+    assert all(gate.grad is not None and gate.grad.isfinite().all() for gate in gates)
+    assert al.penalty(model.float(), strengths).item() == pytest.approx(whole, rel=0.02)
+
+
+def test_autocast_around_surgery_changes_nothing() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        model = al.add_gates(net, x)
+        with torch.no_grad():
+            al.width_gates(model)["0"][::2] = 0.1
+            al.depth_gates(model)["0"].fill_(0.9)
+        small = al.compact(model)
+        certificate = al.certify(model, small, x)
+        assert torch.is_autocast_enabled("cpu")
+    assert certificate.difference < 1e-5
+    torch.testing.assert_close(small(x), model(x))

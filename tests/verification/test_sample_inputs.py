@@ -1,0 +1,239 @@
+"""Two models are compared on the example inputs and on random ones, at little cost."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import archlearn as al
+from archlearn.analysis.receptive_field import Watch
+from archlearn.tracing.traces import ExampleInputs
+from archlearn.verification.precision import exchanging, widen
+from archlearn.verification.sample_inputs import Trial, plain_trials, quick_trials
+
+
+def shapes(trials: list[Trial]) -> list[tuple[int, ...]]:
+    return [tuple(trial.inputs.args[0].shape) for trial in trials]
+
+
+def watch(layer: nn.Module, *shape: int) -> float:
+    with Watch() as seen:
+        layer(torch.randn(shape))
+    return seen.shrink
+
+
+@pytest.mark.parametrize(
+    ("layer", "least"),
+    [
+        (nn.Conv2d(2, 3, 3, padding=1), 2),
+        (nn.Conv2d(2, 3, 3), 3),
+        (nn.Conv2d(2, 3, 1), 1),
+        (nn.Conv2d(2, 3, 3, padding=1, stride=2), 3),
+        (nn.Conv2d(2, 3, 3, padding=2, dilation=2), 3),
+        (nn.Conv2d(2, 3, 5, padding="same"), 3),
+        (nn.AdaptiveAvgPool2d(7), 7),
+        (nn.AdaptiveMaxPool2d((2, 6)), 6),
+        (nn.AdaptiveAvgPool2d((None, 4)), 12),
+    ],
+)
+def test_a_map_may_be_as_small_as_lets_every_weight_meet_an_element(
+    layer: nn.Module, least: int
+) -> None:
+    assert watch(layer, 1, 2, 12, 12) == 12 / least
+
+
+def test_without_an_image_nothing_is_seen() -> None:
+    assert watch(nn.Linear(4, 3), 2, 4) == float("inf")
+
+
+def test_random_images_are_small_and_in_one_batch() -> None:
+    inputs = ExampleInputs.of(torch.randn(2, 3, 224, 224))
+    trials = quick_trials(inputs, 3.5)
+    assert shapes(trials) == [(2, 3, 224, 224), (3, 3, 64, 64)]
+    assert [trial.n_inputs for trial in trials] == [1, 3]
+
+
+def test_images_that_cannot_be_smaller_go_with_the_example() -> None:
+    inputs = ExampleInputs.of(torch.randn(2, 3, 32, 32))
+    (trial,) = quick_trials(inputs, 1.0)
+    assert trial.inputs.args[0].shape == (5, 3, 32, 32)
+    assert torch.equal(trial.inputs.args[0][:2], inputs.args[0])
+    assert trial.n_inputs == 4
+
+
+@pytest.mark.parametrize(("size", "expected"), [(224, [8, 3]), (32, [11])])
+def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: list[int]) -> None:
+    inputs = ExampleInputs.of(torch.randn(64, 3, size, size))
+    trials = quick_trials(inputs, 3.5 if size == 224 else 1.0, most_rows=8)
+    assert [len(trial.inputs.args[0]) for trial in trials] == expected
+    assert trials[0].n_rows == expected[0]
+    assert torch.equal(trials[0].inputs.args[0][:8], inputs.args[0][:8])
+
+
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_a_small_batch_is_whole(n_rows: int) -> None:
+    inputs = ExampleInputs.of(torch.randn(n_rows, 3, 32, 32))
+    (trial,) = quick_trials(inputs, 1.0, most_rows=8)
+    assert trial.n_rows is None
+    assert torch.equal(trial.inputs.args[0][:n_rows], inputs.args[0])
+
+
+class Rows(TorchFunctionMode):
+    """Sees how many rows linear layers read in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear and args[0].dtype is torch.float64:
+            self.seen.add(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+class Mlp(nn.Module):
+    """Returns a result for each row, or one for all, or results that hang on rows far down."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(torch.relu(self.first(x)))
+        if self.way == "all":
+            return y.mean(0)
+        return y - y[16:].mean(0) if self.way == "far down" else y
+
+
+def rows_of_compact(way: str, n_rows: int) -> set[int]:
+    torch.manual_seed(0)
+    gated = al.add_gates(Mlp(way), torch.randn(n_rows, 5))
+    with Rows() as rows:
+        assert al.compact(gated).certificate.difference_float64 <= 1e-8
+    return rows.seen
+
+
+def test_a_certificate_leaves_rows_of_a_large_batch_out() -> None:
+    assert rows_of_compact("each", 64) == {11}
+    assert rows_of_compact("each", 8) == {11}
+
+
+@pytest.mark.parametrize("way", ["all", "far down"])
+def test_no_row_is_left_out_where_results_need_them_all(way: str) -> None:
+    assert 64 in rows_of_compact(way, 64)
+
+
+def test_whoever_asks_for_a_certificate_means_every_row() -> None:
+    model = Mlp("each").eval()
+    with Rows() as rows:
+        al.certify(model, copy.deepcopy(model), torch.randn(64, 5))
+    assert max(rows.seen) > 64
+
+
+def test_inputs_without_a_common_batch_are_run_one_by_one() -> None:
+    inputs = ExampleInputs.of((torch.randn(2, 3), torch.randn(5, 3)))
+    assert quick_trials(inputs, float("inf")) == []
+    assert shapes(plain_trials(inputs)) == [(2, 3)] * 4
+
+
+def test_whole_numbers_stay_in_the_range_of_the_example_and_booleans_as_they_are() -> None:
+    tokens, mask = torch.tensor([[3, 9], [4, 4]]), torch.tensor([[True, False], [False, False]])
+    (trial,) = quick_trials(ExampleInputs.of((tokens, mask)), float("inf"))
+    drawn, masks = trial.inputs.args
+    assert drawn.shape == (5, 2)
+    assert drawn.min() >= 3
+    assert drawn.max() <= 9
+    assert torch.equal(masks[2:], mask[[0, 1, 0]])
+
+
+def test_random_inputs_differ_from_each_other() -> None:
+    drawn = [trial.inputs.args[0] for trial in plain_trials(ExampleInputs.of(torch.zeros(1, 4)))]
+    assert len({tuple(each.flatten().tolist()) for each in drawn}) == 4
+
+
+class Images(nn.Module):
+    """Halves an image five times, and takes no image but of one size if told so."""
+
+    def __init__(self, size: int = 0) -> None:
+        super().__init__()
+        self.size = size
+        self.first = nn.Conv2d(1, 4, 7, stride=8, padding=3)
+        self.last = nn.Conv2d(4, 3, 3, stride=4, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size and x.shape[-1] != self.size:
+            raise ValueError(f"the image has size {x.shape[-1]}")
+        return self.last(torch.relu(self.first(x))).mean((2, 3))
+
+
+def test_a_corner_of_the_last_kernel_is_met_by_small_images() -> None:
+    torch.manual_seed(0)
+    first = Images().eval()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.last.weight[0, 0, 0, 0] += 1e-4
+    with pytest.raises(al.CertificateError, match="differ by"):
+        al.certify(first, second, torch.zeros(1, 1, 224, 224))
+
+
+class Cropping(nn.Module):
+    """Cuts the border off, so that a small image leaves less than its share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crops = nn.Sequential(*[nn.Conv2d(1, 1, 3, bias=False) for _ in range(5)])
+        self.wide = nn.Conv2d(1, 2, 3, dilation=8, padding=8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(self.crops(x)).mean((2, 3))
+
+
+def test_images_that_become_too_small_for_a_kernel_do_not_count() -> None:
+    torch.manual_seed(0)
+    first = Cropping()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.wide.weight[:, :, 0, 0] += 1.0
+    with pytest.raises(al.CertificateError):
+        al.certify(first, second, torch.zeros(1, 1, 200, 200))
+
+
+@pytest.mark.parametrize(("size", "n_inputs"), [(0, 4), (224, 2)])
+def test_models_that_take_one_size_are_compared_at_that(size: int, n_inputs: int) -> None:
+    model = Images(size).eval()
+    found = al.certify(model, copy.deepcopy(model), torch.randn(1, 1, 224, 224))
+    assert found.n_inputs == n_inputs
+
+
+def test_a_difference_at_other_sizes_only_does_not_count() -> None:
+    """The second model adds one to images that are not of the example's size."""
+
+    class Other(Images):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (x.shape[-1] != 224)
+
+    torch.manual_seed(0)
+    first = Images().eval()
+    second = Other().eval()
+    second.load_state_dict(first.state_dict())
+    assert al.certify(first, second, torch.randn(1, 1, 224, 224)).difference == 0.0
+
+
+def test_a_model_gets_its_own_numbers_back() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
+    held = model[0].weight
+    with exchanging(widen(model)):
+        assert held.dtype is model[1].running_mean.dtype is torch.float64
+    with pytest.raises(RuntimeError, match="dtype"), exchanging(widen(model)):
+        model(torch.randn(3, 2))
+    assert held is model[0].weight
+    for name, tensor in model.state_dict().items():
+        assert tensor.data_ptr() == before[name][1]
+        assert tensor.dtype is before[name][0].dtype
