@@ -25,13 +25,13 @@ from archlearn.data.transforms import Framing
 from archlearn.training import run_setup, step_choice
 from archlearn.training.evaluation import evaluate
 from archlearn.training.hardware import start_fabric
-from archlearn.training.outcomes import compact_trained
 from archlearn.training.settings import (
     GateSettings,
     HardwareSettings,
     OptimiserSettings,
     RunSettings,
 )
+from archlearn_paper.outcomes import compact_trained
 
 TRAIN_IMAGES = 95_000
 

@@ -20,10 +20,10 @@ from typing import Any, TextIO
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from archlearn.training.config import override
-from archlearn.training.outcomes import Outcome
 from archlearn.training.settings import RunSettings
-from archlearn.training.teams import Run, train_team
-from archlearn.training.turns import SilentTeamObserver
+from archlearn_paper.outcomes import Outcome
+from archlearn_paper.parallel_runs import Run, train_team
+from archlearn_paper.round_robin import SilentTeamObserver
 
 SEEDS = {
     "first": (100, 101),

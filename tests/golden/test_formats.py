@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.experiments.asking import describe_work
-from archlearn.experiments.scales import FULL
-from archlearn.experiments.table_1 import learn_rows
+from archlearn_paper.experiments.table_1 import learn_rows
+from archlearn_paper.run_key import describe_work
+from archlearn_paper.scale import FULL
 from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
 
 

@@ -47,7 +47,7 @@ def compare(
         side_by_side: How many runs share a GPU at a time.
         draw: Run nothing: draw figure and tables anew from the results.
     """
-    from archlearn.cli.comparisons import Asked, compare_methods, draw_comparison_anew
+    from archlearn_paper.compare_command import Asked, compare_methods, draw_comparison_anew
 
     asked = Asked(
         model=model,

@@ -44,12 +44,12 @@ def paper(
         draw: Run nothing: draw figure and tables anew from the results.
         docs: Write docs/results.md and its figures from all results.
     """
-    from archlearn.experiments.catalogue import TITLES, check_name
-    from archlearn.experiments.ordering import choose_folder, choose_scale
+    from archlearn_paper.registry import TITLES, check_name
+    from archlearn_paper.request_options import choose_folder, choose_scale
 
     folder = choose_folder(out, quick=quick)
     if docs:
-        from archlearn.cli.experimenting import write_docs
+        from archlearn_paper.paper_command import write_docs
 
         sys.stdout.write(f"{write_docs(folder, Path('docs'))}\n")
         return
@@ -59,7 +59,7 @@ def paper(
         return
     check_name(name)
     scale = choose_scale(quick=quick, seeds=seeds, data=data)
-    from archlearn.cli.experimenting import draw_results, run_experiment
+    from archlearn_paper.paper_command import draw_results, run_experiment
 
     if draw:
         draw_results(name, folder)

@@ -1,0 +1,119 @@
+"""Channels are closed one by one, the cheapest loss per parameter first, down to a budget."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.cost_model import marginal_costs
+from archlearn.errors import InputError
+from archlearn.gating.container import find_store
+from archlearn_paper.baselines.interface import TOLERANCE, BudgetError
+
+
+class Candidates(Protocol):
+    """The channels of one group, in the order in which they are best closed."""
+
+    def __len__(self) -> int:
+        """Return how many channels are open."""
+        ...
+
+    def harm(self) -> float:
+        """Return how much is lost with the next channel."""
+        ...
+
+    def close(self) -> None:
+        """Close the next channel."""
+        ...
+
+
+class Ranked:
+    """Channels whose harms do not change while others are closed."""
+
+    def __init__(self, harms: Tensor) -> None:
+        self._harms, order = harms.detach().double().cpu().sort(stable=True)
+        self._order: list[int] = order.tolist()
+        self._n_closed = 0
+
+    def __len__(self) -> int:
+        """Return how many channels are open."""
+        return len(self._order) - self._n_closed
+
+    def harm(self) -> float:
+        """Return how much is lost with the next channel."""
+        return self._harms[self._n_closed].item()
+
+    def close(self) -> None:
+        """Close the next channel."""
+        self._n_closed += 1
+
+    def closed(self) -> list[int]:
+        """Return the channels that are closed."""
+        return self._order[: self._n_closed]
+
+
+class Sizes:
+    """The parameters of a gated model as a function of how many channels each group keeps."""
+
+    def __init__(self, gated: nn.Module) -> None:
+        store = find_store(gated)
+        if store is None:
+            raise InputError("the model has no gates; call add_gates on it first")
+        self._table = store.cost_table()
+        self.groups = tuple(store.width_gates())
+
+    def parameters(self, kept: Sequence[int]) -> int:
+        """Return the parameters of the model with so many channels in each group."""
+        counts = torch.tensor(kept, dtype=torch.float64)
+        table = self._table
+        first = table.first.double().cpu() @ counts + table.first_fixed.cpu()
+        second = table.second.double().cpu() @ counts + table.second_fixed.cpu()
+        return round((first * second * table.parameters.cpu()).sum().item())
+
+    def savings(self, kept: Sequence[int]) -> list[float]:
+        """Return how many parameters go with one channel of each group."""
+        counts = torch.tensor(kept).to(self._table.parameters)
+        return marginal_costs(self._table, counts, self._table.parameters).tolist()
+
+
+def close_to_budget(
+    sizes: Sizes, candidates: Sequence[Candidates], budget: int, *, per_parameter: bool = True
+) -> int:
+    """Close channels until a budget is met, and return the number of parameters.
+
+    At every step the channel goes whose harm is least. One that would bring the model below the
+    tolerance is passed over, and each group keeps a channel.
+
+    Args:
+        sizes: The parameters that go with each channel.
+        candidates: The channels of each group.
+        budget: The number of parameters wanted.
+        per_parameter: Whether harm is divided by the parameters that go with a channel.
+
+    Raises:
+        BudgetError: If the model cannot be brought to the budget so.
+    """
+    kept = [len(group) for group in candidates]
+    parameters = sizes.parameters(kept)
+    while parameters > budget:
+        savings = sizes.savings(kept)
+        least = (1 - TOLERANCE) * budget
+        open_to_us = [
+            place
+            for place, count in enumerate(kept)
+            if count > 1 and savings[place] > 0 and parameters - savings[place] >= least
+        ]
+        if not open_to_us:
+            break
+        worth = savings if per_parameter else [1.0] * len(kept)
+        chosen = min(open_to_us, key=lambda place: candidates[place].harm() / worth[place])
+        candidates[chosen].close()
+        kept[chosen] -= 1
+        parameters = sizes.parameters(kept)
+    if parameters > (1 + TOLERANCE) * budget:
+        raise BudgetError(
+            f"{budget:,} parameters were asked for, but with channels closed one by one the model "
+            f"still has {parameters:,}; ask for more, or learn more of its layers"
+        )
+    return parameters

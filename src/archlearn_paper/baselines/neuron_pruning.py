@@ -1,0 +1,151 @@
+"""Neuron pruning merges like neurons, layer by layer, then narrows exactly.
+
+The weights are rewritten on a copy, the gates of the neurons that went are closed, and `compact`
+takes them out. Convolutions are merged by whole channels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.analysis.channel_graph import Blueprint
+from archlearn.errors import InputError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.container import GateStore, find_store
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
+from archlearn_paper.baselines.budget import Sizes, close_to_budget
+from archlearn_paper.baselines.neuron_merging import Neurons
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A weight that reads a group, and the neuron that each of its input columns comes from."""
+
+    weight: nn.Parameter
+    neuron: Tensor
+
+
+def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
+    """Return the model with like neurons merged, down to a number of parameters.
+
+    Over all layers, the next merge is the one whose saliency, as a part of what its layer says to
+    the next, is least. Divided by the parameters that go, it took nearly all of a layer whose
+    channels are dear.
+    """
+    gated = _gate(model, example)
+    layers = {name: _neurons(gated, name) for name in width_gates(gated)}
+    close_to_budget(Sizes(gated), list(layers.values()), budget, per_parameter=False)
+    return _carry_out(gated, layers)
+
+
+def merge_to_widths(model: nn.Module, example: Tensor, widths: Mapping[str, int]) -> nn.Module:
+    """Return the model with like neurons merged until the named layers have these widths.
+
+    Raises:
+        InputError: If a layer cannot be narrowed, or is narrower already.
+    """
+    gated = _gate(model, example)
+    gates = width_gates(gated)
+    for name, width in widths.items():
+        if name not in gates or not 1 <= width <= len(gates[name]):
+            found = f"it has {len(gates[name])} neurons" if name in gates else "it cannot change"
+            raise InputError(
+                f"width {width} was asked for {name!r}, but {found}; layers that can be narrowed: "
+                f"{', '.join(f'{key} ({len(gate)})' for key, gate in gates.items())}"
+            )
+    layers = {name: _neurons(gated, name) for name in widths}
+    for name, width in widths.items():
+        while len(layers[name]) > width:
+            layers[name].close()
+    return _carry_out(gated, layers)
+
+
+def _gate(model: nn.Module, example: Tensor) -> nn.Module:
+    return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
+
+
+def _neurons(gated: nn.Module, group: str) -> Neurons:
+    blueprint = _store(gated).choice.blueprint
+    channels = _channels(blueprint, group)
+    rows = [
+        _by_neuron(gated.get_parameter(name), 0, _places(channels, blueprint.dims[name, dim]))
+        for name, dim in _homes(gated, group)
+        if dim == 0
+    ]
+    columns = [_by_neuron(c.weight, 1, c.neuron) for c in _columns(gated, group)]
+    if not rows or not columns:
+        raise InputError(
+            f"the neurons of {group!r} cannot be merged: no plain layer writes them, or none reads "
+            "them; leave that layer alone"
+        )
+    return Neurons(torch.cat(rows, 1), torch.cat(columns, 1))
+
+
+def _by_neuron(tensor: Tensor, dim: int, neuron: Tensor) -> Tensor:
+    """Return one row a neuron: all that a tensor holds for it along a dimension."""
+    lines = tensor.detach().movedim(dim, 0)
+    n_neurons = int(neuron.max()) + 1
+    return lines[torch.argsort(neuron, stable=True)].reshape(n_neurons, -1)
+
+
+def _places(channels: Tensor, labels: Tensor) -> Tensor:
+    """Return where each label stands among a group's channels."""
+    position = torch.full((int(max(channels.max(), labels.max())) + 1,), -1)
+    position[channels] = torch.arange(len(channels))
+    return position[labels]
+
+
+def _columns(gated: nn.Module, group: str) -> list[_Column]:
+    blueprint = _store(gated).choice.blueprint
+    channels = _channels(blueprint, group)
+    return [
+        _Column(gated.get_parameter(name), _places(channels, blueprint.dims[name, dim]))
+        for name, dim in _homes(gated, group)
+        if dim == 1
+    ]
+
+
+def _homes(gated: nn.Module, group: str) -> list[tuple[str, int]]:
+    """Return the dimensions of parameters that hold a group's channels and no others."""
+    blueprint = _store(gated).choice.blueprint
+    channels = _channels(blueprint, group)
+    names = {name for name, _ in gated.named_parameters()}
+    return [
+        (name, dim)
+        for (name, dim), found in blueprint.dims.items()
+        if name in names and bool(torch.isin(found, channels).all())
+    ]
+
+
+def _channels(blueprint: Blueprint, group: str) -> Tensor:
+    return next(each.channels for each in blueprint.groups if each.name == group)
+
+
+def _store(gated: nn.Module) -> GateStore:
+    store = find_store(gated)
+    assert store is not None
+    return store
+
+
+@torch.no_grad()
+def _carry_out(gated: nn.Module, layers: Mapping[str, Neurons]) -> nn.Module:
+    gates = width_gates(gated)
+    for name, neurons in layers.items():
+        start = 0
+        for column in _columns(gated, name):
+            size = column.weight.numel() // len(neurons.outgoing)
+            _write(column, neurons.outgoing[:, start : start + size])
+            start += size
+        gates[name].copy_(neurons.is_kept)
+    return compact(gated)
+
+
+def _write(column: _Column, outgoing: Tensor) -> None:
+    order = torch.argsort(column.neuron, stable=True)
+    moved = column.weight.data.movedim(1, 0)
+    lines = outgoing.reshape(len(order), *moved.shape[1:]).to(moved)
+    moved[order] = lines

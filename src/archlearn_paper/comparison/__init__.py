@@ -1,0 +1,1 @@
+"""All methods at equal parameters, equal epochs and equal data."""

@@ -1,0 +1,222 @@
+"""Who is first at each budget, and by how much: numbers, checks and tables of the comparison."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archlearn_paper.baselines.interface import TOLERANCE, BudgetError, is_within
+from archlearn_paper.comparison.methods import OURS, SCRATCH, Contender, Learnt, Pruned
+from archlearn_paper.comparison.protocol import CALIBRATION_SEED
+from archlearn_paper.comparison.strength_search import choose_strength, name_first
+from archlearn_paper.experiment import Check, Derived, Table
+from archlearn_paper.run_row import Row, group, spread_of, summarise
+from archlearn_paper.tables import NOTHING, write_counts, write_spread
+
+LARGE = "large network"
+UNTUNED = "svd, not fine-tuned"
+_KIN = (SCRATCH,)
+"""Rows that owe their architecture to this package: shown, but no rivals."""
+
+
+def name_result(method: str, budget: int) -> str:
+    """Return the row of what a method came to at a budget."""
+    return f"{method} @ {budget}"
+
+
+def read_result(row: str) -> tuple[str, int] | None:
+    """Return method and budget of such a row, or of a round on the way; None for other rows."""
+    method, at, rest = row.partition(" @ ")
+    return (method, int(rest.partition(",")[0])) if at else None
+
+
+class Verdict:
+    """Judges the rows of a comparison."""
+
+    def __init__(self, budgets: Sequence[int], contenders: Sequence[Contender]) -> None:
+        self._budgets = budgets
+        self._contenders = contenders
+        names = [each.name for each in contenders]
+        self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
+
+    def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what each method came to at each budget, and who was first.
+
+        Raises:
+            BudgetError: If no method reached any budget.
+        """
+        groups = group([row for row in rows if row.seed != CALIBRATION_SEED])
+        results: dict[str, dict[str, Any]] = {}
+        for method in self._names:
+            found = {b: groups.get(name_result(method, b)) for b in self._budgets}
+            results[method] = {
+                str(budget): self._describe(method, budget, members, groups)
+                for budget, members in found.items()
+                if members
+            }
+        if not any(results.values()):
+            names = ", ".join(each.name for each in self._contenders)
+            budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
+            raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
+        budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
+        return {"results": results, "ranks": budgets, "search": self._count_search(rows)}
+
+    def _describe(
+        self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
+    ) -> dict[str, Any]:
+        starts = _spent([groups[name] for name in groups if name.startswith(f"{method}, strength")])
+        rounds = f"{name_result(method, budget)}, round"
+        before = _spent([groups[name] for name in groups if name.startswith(rounds)])
+        if any(isinstance(c, Pruned) and c.name == method for c in self._contenders):
+            before += _spent([groups.get(LARGE, [])])
+        # Of the first parts at several strengths one belongs to each run; rounds all do.
+        first = sum(starts) / max(1, len(starts))
+        seconds = first + sum(before) + sum(_spent([members]))
+        return {
+            **summarise(members),
+            "seconds": seconds,
+            "is_dense": next((c.is_dense for c in self._contenders if c.name == method), True),
+            "within": all(is_within(row.parameters, budget) for row in members),
+        }
+
+    def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+        """Return the runs and epochs that choosing strengths took, by method.
+
+        A seed that came out below its budget is begun again at less strength; those runs count.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for each in self._contenders:
+            asked = self._name_chosen(each, rows) if isinstance(each, Learnt) else set[str]()
+            own = [row for row in rows if row.row.startswith(f"{each.name}, strength")]
+            again = [r for r in own if r.seed != CALIBRATION_SEED and r.row not in asked]
+            spent = [r for r in own if r.seed == CALIBRATION_SEED] + again
+            found[each.name] = {
+                "runs": len(spent),
+                "epochs": sum(row.epochs for row in spent),
+                "again": len(again),
+            }
+        return found
+
+    def _name_chosen(self, each: Learnt, rows: Sequence[Row]) -> set[str]:
+        """Return the first parts at the strengths that were chosen for some budget."""
+        return {name_first(each, choose_strength(each, budget, rows)) for budget in self._budgets}
+
+    def check(self, derived: Derived) -> list[Check]:
+        """Return whether ours is first, or within the spread of first, at every budget."""
+        if OURS not in derived["results"]:
+            return []
+        checks = [
+            _check_first(derived, str(budget))
+            for budget in self._budgets
+            if str(budget) in derived["results"][OURS]
+        ]
+        far = [
+            f"{method} at {int(budget):,}"
+            for method, by_budget in derived["results"].items()
+            for budget, numbers in by_budget.items()
+            if not numbers["within"]
+        ]
+        return [
+            *checks,
+            Check(
+                what="every network is at its budget",
+                measured=", ".join(far) or "all are",
+                bound=f"± {TOLERANCE:.0%}",
+                met=not far,
+            ),
+        ]
+
+    def tabulate(self, derived: Derived) -> list[Table]:
+        """Return accuracies by method and budget, and what each method took."""
+        results = derived["results"]
+        methods = [method for method in self._names if results.get(method)]
+        columns = ("method", *(f"{budget:,} parameters" for budget in self._budgets))
+        rows = tuple(
+            (method, *(_write(results[method].get(str(b)), derived, str(b)) for b in self._budgets))
+            for method in methods
+        )
+        accuracies = Table(
+            columns=columns,
+            rows=rows,
+            title="Test accuracy, %. Bold: first, or within the spread of first. A dash: the "
+            "method cannot reach the budget.",
+        )
+        return [accuracies, self._tabulate_costs(derived, methods)]
+
+    def _tabulate_costs(self, derived: Derived, methods: Sequence[str]) -> Table:
+        sources = {each.name: each.source for each in self._contenders}
+        rows: list[tuple[str, ...]] = []
+        for method in methods:
+            numbers = derived["results"][method]
+            any_budget = next(iter(numbers.values()))
+            search = derived["search"].get(method, {"runs": 0})
+            rows.append(
+                (
+                    method,
+                    sources.get(method, NOTHING),
+                    "yes" if any_budget["is_dense"] else "no",
+                    "; ".join(write_counts(n["parameters"]) for n in numbers.values()),
+                    "; ".join(f"{n['seconds']:.0f}" for n in numbers.values()),
+                    _write_search(search) if search["runs"] else NOTHING,
+                )
+            )
+        columns = (
+            "method",
+            "from",
+            "dense plain model",
+            "parameters at each budget",
+            "seconds of training, side by side with others",
+            "search for its strength, for all seeds together",
+        )
+        return Table(columns=columns, rows=tuple(rows))
+
+
+def _rank(results: Mapping[str, Mapping[str, Any]], budget: str) -> list[str]:
+    """Return the methods at a budget, the best first."""
+    there = [method for method, numbers in results.items() if budget in numbers]
+    return sorted(there, key=lambda m: -results[m][budget]["accuracy"]["mean"])
+
+
+def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:
+    """Return the mean seconds of each group of rows that is not empty."""
+    return [spread_of(rows, lambda row: row.seconds).mean for rows in groups if rows]
+
+
+def is_level(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether another method is within the spread of the first: its standard deviation.
+
+    That of the other does not count: one that fails on every second seed would be level with all.
+    """
+    gap = first["accuracy"]["mean"] - other["accuracy"]["mean"]
+    return gap <= first["accuracy"]["deviation"]
+
+
+def _check_first(derived: Derived, budget: str) -> Check:
+    rivals = [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)]
+    ours = derived["results"][OURS][budget]
+    measured = f"{write_spread(ours['accuracy'], 3)} %"
+    what = f"{OURS} is first at {int(budget):,} parameters, or within the spread of first"
+    if not rivals:
+        return Check(what=what, measured=measured, bound="no rival reaches it", met=True)
+    first = derived["results"][rivals[0]][budget]
+    bound = f"{rivals[0]}: {write_spread(first['accuracy'], 3)} %"
+    return Check(what=what, measured=measured, bound=bound, met=is_level(first, ours))
+
+
+def _write_search(search: Mapping[str, int]) -> str:
+    again = search.get("again", 0)
+    more = f", {again} of the runs for seeds that came out too small" if again else ""
+    return f"{search['runs']} runs, {search['epochs']:,} epochs{more}"
+
+
+def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:
+    if numbers is None:
+        return NOTHING
+    first = derived["results"][derived["ranks"][budget][0]][budget]
+    text = write_spread(numbers["accuracy"])
+    text = f"**{text}**" if is_level(first, numbers) else text
+    n_seeds, n_all = len(numbers["seeds"]), _count_seeds(derived, budget)
+    return text if n_seeds == n_all else f"{text} ({n_seeds} of {n_all} seeds)"
+
+
+def _count_seeds(derived: Derived, budget: str) -> int:
+    """Return how many seeds were run: for some of them a method may come out too small."""
+    return max(len(each[budget]["seeds"]) for each in derived["results"].values() if budget in each)

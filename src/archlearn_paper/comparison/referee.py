@@ -1,0 +1,233 @@
+"""The stages of the comparison: what is trained first, brought to its budget, and trained on."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from archlearn_paper.baselines.from_scratch import start_anew
+from archlearn_paper.comparison.compression import (
+    Pending,
+    begin_learnt,
+    reduce_in_round,
+    start_runs,
+)
+from archlearn_paper.comparison.methods import (
+    OURS,
+    SCRATCH,
+    Contender,
+    Fresh,
+    Learnt,
+    Pruned,
+    Strength,
+)
+from archlearn_paper.comparison.protocol import Contest
+from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
+from archlearn_paper.comparison.strength_search import (
+    N_WEAKER,
+    begin_trials,
+    choose_strength,
+    end_trials,
+    is_enough,
+    list_attempts,
+    name_first,
+)
+from archlearn_paper.experiment import Done, Evaluation, Stage, Work
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.scale import Scale
+from archlearn_paper.worker_pool import call_helpers
+
+
+class Referee:
+    """Turns methods into stages of runs."""
+
+    def __init__(
+        self, model: str, budgets: tuple[int, ...], contenders: Sequence[Contender]
+    ) -> None:
+        self._model, self._budgets, self._contenders = model, budgets, contenders
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return all stages, each from a scale and what is done so far."""
+        rounds = max([each.rounds for each in self._in_rounds()], default=0)
+        later = [partial(self._prune, number=number) for number in range(1, rounds)]
+        return (
+            self._begin_trials,
+            self._end_trials,
+            self._begin,
+            *[self._begin_again] * (N_WEAKER + 1),
+            self._end,
+            *later,
+            self._from_scratch,
+        )
+
+    def _contest(self, scale: Scale) -> Contest:
+        return Contest(model=self._model, budgets=self._budgets, scale=scale)
+
+    def _pruned(self) -> list[Pruned]:
+        return [each for each in self._contenders if isinstance(each, Pruned)]
+
+    def _learnt(self) -> list[Learnt]:
+        return [each for each in self._contenders if isinstance(each, Learnt)]
+
+    def _in_rounds(self) -> list[Learnt | Pruned]:
+        return [*self._pruned(), *self._learnt()]
+
+    def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        del done
+        contest = self._contest(scale)
+        call_helpers(contest.example)
+        return begin_trials(contest, self._contenders)
+
+    def _end_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        return end_trials(self._contest(scale), self._contenders, done)
+
+    def _begin(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the large networks, the first parts at chosen strengths, and all fresh ones."""
+        contest = self._contest(scale)
+        works: list[Work] = []
+        for seed in scale.seeds:
+            if self._pruned():
+                settings = contest.plain(seed, contest.first_epochs)
+                works.append(Run(row=LARGE, settings=settings))
+            for each in self._learnt():
+                chosen = {choose_strength(each, b, [d.row for d in done]) for b in self._budgets}
+                works += [_first(contest, each, seed, s) for s in sorted(chosen, key=str)]
+        return _by_length(works + self._fresh(contest))
+
+    def _fresh(self, contest: Contest) -> list[Work]:
+        pending = [
+            Pending(
+                row=name_result(each.name, budget),
+                settings=contest.plain(seed, contest.scale.epochs),
+                make=partial(each.begin, contest, seed, budget),
+            )
+            for each in self._contenders
+            if isinstance(each, Fresh)
+            for seed in contest.scale.seeds
+            for budget in self._budgets
+        ]
+        return list(start_runs(pending))
+
+    def _begin_again(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return first parts at less strength, for seeds that came out below their budget."""
+        contest, works = self._contest(scale), dict[tuple[str, int], Work]()
+        for each in self._learnt():
+            for budget in self._budgets:
+                for seed in scale.seeds:
+                    known = self._attempts(each, budget, seed, done)
+                    left = [strength for strength, finished in known if finished is None]
+                    if left and not _first_enough(known, budget):
+                        run = _first(contest, each, seed, left[0])
+                        works[run.row, seed] = run
+        return list(works.values())
+
+    def _attempts(
+        self, each: Learnt, budget: int, seed: int, done: Sequence[Done]
+    ) -> list[tuple[Strength, Done | None]]:
+        """Return the strengths for a seed and a budget, with the first parts that were made."""
+        made = {(finished.row.row, finished.row.seed): finished for finished in done}
+        strengths = list_attempts(each, budget, [finished.row for finished in done])
+        return [(strength, made.get((name_first(each, strength), seed))) for strength in strengths]
+
+    def _end(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the last parts: every network brought to every budget and trained on."""
+        contest = self._contest(scale)
+        pending = self._rounds(contest, done, number=0)
+        for each in self._learnt():
+            for budget in self._budgets:
+                for seed in scale.seeds:
+                    large = _first_enough(self._attempts(each, budget, seed, done), budget)
+                    pending += [_round(contest, each, finished, budget, 0) for finished in large]
+        runs = start_runs(pending)
+        return _by_length([*runs, *self._untuned(contest, runs)])
+
+    def _prune(self, scale: Scale, done: Sequence[Done], number: int) -> list[Work]:
+        """Return a later round of pruning and training."""
+        return list(start_runs(self._rounds(self._contest(scale), done, number)))
+
+    def _rounds(self, contest: Contest, done: Sequence[Done], number: int) -> list[Pending]:
+        return [
+            _round(contest, each, finished, budget, number)
+            for each in self._in_rounds()
+            if number < _count_rounds(contest, each)
+            for budget in self._budgets
+            for finished in done
+            if _is_ready(contest, each, finished, budget, number)
+        ]
+
+    def _untuned(self, contest: Contest, runs: Sequence[Run]) -> list[Work]:
+        """Return the networks of SVD as they are before they are trained on."""
+        rows = {
+            name_result("svd", budget): name_result(UNTUNED, budget) for budget in self._budgets
+        }
+        return [
+            Evaluation(
+                row=rows[run.row], settings=contest.plain(run.settings.seed, 1), network=run.network
+            )
+            for run in runs
+            if run.row in rows and run.network is not None
+        ]
+
+    def _from_scratch(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
+        """Return the architectures that ours learnt, with fresh weights."""
+        contest, works = self._contest(scale), list[Work]()
+        rows = {name_result(OURS, budget): budget for budget in self._budgets}
+        for finished in done:
+            budget, seed = rows.get(finished.row.row), finished.row.seed
+            if budget is not None and seed in scale.seeds:
+                network = start_anew(finished.load_model(), seed)
+                settings = contest.plain(seed, scale.epochs)
+                row = name_result(SCRATCH, budget)
+                works.append(Run(row=row, settings=settings, network=network))
+        return works
+
+
+def _by_length(works: list[Work]) -> list[Work]:
+    """Return runs of equal length next to each other: side by side, none waits for another."""
+    return sorted(works, key=lambda work: work.settings.epochs or 0)
+
+
+def _first_enough(attempts: Sequence[tuple[Strength, Done | None]], budget: int) -> list[Done]:
+    """Return the first part at the greatest strength that is large enough, if there is one."""
+    made = [finished for _, finished in attempts if finished is not None]
+    return [finished for finished in made if is_enough(finished, budget)][:1]
+
+
+def _first(contest: Contest, each: Learnt, seed: int, strength: Strength) -> Run:
+    return begin_learnt(each, contest, seed, strength, name_first(each, strength))
+
+
+def _is_ready(
+    contest: Contest, each: Learnt | Pruned, finished: Done, budget: int, number: int
+) -> bool:
+    """Return whether a finished run is the one that a round goes on from."""
+    if number == 0:
+        before = LARGE if isinstance(each, Pruned) else None
+    else:
+        before = _name_round(contest, each, budget, number - 1)
+    return finished.row.row == before and finished.row.seed in contest.scale.seeds
+
+
+def _round(
+    contest: Contest, each: Learnt | Pruned, finished: Done, budget: int, number: int
+) -> Pending:
+    """Return the training that follows one round of pruning; rounds share the epochs evenly."""
+    rounds = _count_rounds(contest, each)
+    left = rounds - number
+    target = round(finished.row.parameters * (budget / finished.row.parameters) ** (1 / left))
+    ends = [contest.last_epochs * done // rounds for done in (number, number + 1)]
+    return Pending(
+        row=_name_round(contest, each, budget, number),
+        settings=contest.plain(finished.row.seed, ends[1] - ends[0]),
+        make=reduce_in_round(each, contest, finished, target, number),
+    )
+
+
+def _count_rounds(contest: Contest, each: Learnt | Pruned) -> int:
+    """Return in how many rounds a method prunes: each has an epoch at least."""
+    return min(each.rounds, contest.last_epochs)
+
+
+def _name_round(contest: Contest, each: Learnt | Pruned, budget: int, number: int) -> str:
+    """Return the row of a round; the last one is the result."""
+    row = name_result(each.name, budget)
+    last = number == _count_rounds(contest, each) - 1
+    return row if last else f"{row}, round {number + 1}"

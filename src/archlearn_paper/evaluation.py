@@ -1,0 +1,65 @@
+"""A network is measured as it is: its costs, and its scores on all parts of the data."""
+
+import copy
+import functools
+from typing import Any
+
+import torch
+
+from archlearn.data.dataset import Dataset
+from archlearn.data.downloads import no_progress
+from archlearn.training.config import to_table
+from archlearn.training.evaluation import evaluate
+from archlearn.training.metrics import costs_of
+from archlearn.training.objectives import objective_of
+from archlearn.training.run_setup import load_dataset
+from archlearn.training.settings import RunSettings
+from archlearn_paper.experiment import Evaluation
+from archlearn_paper.outcomes import widths_of
+
+
+def evaluate_work(work: Evaluation) -> dict[str, Any]:
+    """Return what an outcome of training would say, of a network that is not trained."""
+    dataset = find_dataset(work.settings)
+    device = best_device()
+    network = copy.deepcopy(work.network).to(device)
+    objective = objective_of(dataset).to(device)
+    train = evaluate(network, dataset.train, objective)
+    aside = dataset.validation
+    validation = evaluate(network, aside, objective) if len(aside) else None
+    test = evaluate(network, dataset.test, objective)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    costs, widths = costs_of(work.network, example), widths_of(work.network)
+    return {
+        "row": work.row,
+        "seed": work.settings.seed,
+        "settings": to_table(work.settings),
+        "architecture": "-".join(map(str, widths.values())),
+        "widths": widths,
+        "n_layers": len(widths),
+        "parameters": costs.parameters,
+        "multiply_adds": costs.multiply_adds,
+        "train_loss": train.loss,
+        "validation_loss": None if validation is None else validation.loss,
+        "validation_accuracy": None if validation is None else validation.accuracy,
+        "test_loss": test.loss,
+        "test_accuracy": test.accuracy,
+        "epochs": 0,
+        "seconds": 0.0,
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def _load(data: str, validation: float, limit: int | None, classes: int | None) -> Dataset:
+    settings = RunSettings(data=data, validation=validation, limit=limit, classes=classes)
+    return load_dataset(settings, no_progress)
+
+
+def find_dataset(settings: RunSettings) -> Dataset:
+    """Return the data set of a run, loaded once."""
+    return _load(settings.data, settings.validation, settings.limit, settings.classes)
+
+
+def best_device() -> torch.device:
+    """Return a GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,224 @@
+"""Figure 3a: how many neurons the third layer has while lambda 1 and lambda 3 do their work."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn_paper.run_row import Row, group
+from archlearn_paper.scale import Scale
+from archlearn_paper.statistics import correlate_ranks, measure_spread
+from archlearn_paper.tables import write_counts
+
+WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
+"""Lambda 3."""
+BINARISING = (1e-3, 1.5e-3, 2e-3)
+"""Lambda 1. Above lambda 3 / 0.1 a gate that starts at 0.55 would be held open."""
+EPOCHS = 20
+FREEZE_FOR = 0.0
+"""Gates move to the very end, so that one can see when they have settled."""
+THIRD_LAYER = "fc1"
+SETTLED = 0.02
+"""A layer has settled when it stays within this part of its initial width of its final one."""
+DECIDED = 0.02
+"""Gates have decided when their mean distance from 0 or 1 stays below this."""
+N_ERRORS = 2.0
+"""A rank correlation of `n` runs is one if it is beyond so many of its errors, `1 / √(n − 1)`."""
+
+
+def name_row(cost: float, binarise: float) -> str:
+    """Return the name of the row of a pair of strengths."""
+    return f"λ3 {cost:g}, λ1 {binarise:g}"
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
+    del done
+    scale = scale.shorten(EPOCHS)
+    middle = make_terms(WIDTH_COSTS[1], BINARISING[1])
+    rate = choose_gate_rate(scale, middle)
+    return [
+        Run(row=name_row(cost, binarise), settings=learn_architecture(scale, seed, terms))
+        for cost, binarise in choose_pairs(scale)
+        for terms in [make_terms(cost, binarise, rate)]
+        for seed in scale.seeds
+    ]
+
+
+def choose_pairs(scale: Scale) -> list[tuple[float, float]]:
+    """Return the whole grid; of a quick version the cross through its middle."""
+    grid = [(cost, binarise) for cost in WIDTH_COSTS for binarise in BINARISING]
+    if scale.points is None:
+        return grid
+    return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
+
+
+def make_terms(cost: float, binarise: float, rate: float | None = None) -> Terms:
+    """Return the terms of a pair of strengths; the rate is to be the same for all."""
+    return Terms(
+        learn="width",
+        cost=cost,
+        ratio=cost / binarise,
+        gate_rate=rate,
+        freeze_for=FREEZE_FOR,
+    )
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return curves, final widths and when they settled, for each pair and each strength."""
+    groups, pairs = group(rows), list[dict[str, Any]]()
+    for cost in WIDTH_COSTS:
+        for binarise in BINARISING:
+            members = groups.get(name_row(cost, binarise))
+            if members:
+                pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
+    return {
+        "pairs": pairs,
+        "final_by_cost": _average(pairs, "cost", "finals"),
+        "decided_by_binarise": _average(pairs, "binarise", "decided"),
+        "last_change_by_binarise": _average(pairs, "binarise", "last_changes"),
+        "last_layer_change_by_binarise": _average(pairs, "binarise", "last_layer_changes"),
+        "settled_by_binarise": _average(pairs, "binarise", "settled"),
+        "last_change_ranks": _correlate(pairs, "last_changes"),
+        "last_layer_change_ranks": _correlate(pairs, "last_layer_changes"),
+    }
+
+
+def _measure(rows: Sequence[Row]) -> dict[str, Any]:
+    curves = [[entry["widths"][THIRD_LAYER] for entry in row.history] for row in rows]
+    totals = [[sum(entry["widths"].values()) for entry in row.history] for row in rows]
+    gaps = [[entry["gap"] for entry in row.history] for row in rows]
+    steps = [entry["step"] for entry in rows[0].history]
+    return {
+        "steps": steps,
+        "mean": [measure_spread(values).mean for values in zip(*curves, strict=True)],
+        "least": [min(values) for values in zip(*curves, strict=True)],
+        "most": [max(values) for values in zip(*curves, strict=True)],
+        "finals": [curve[-1] for curve in curves],
+        "settled": [find_settled(steps, curve, SETTLED * curve[0]) for curve in curves],
+        "last_layer_changes": [find_settled(steps, curve, 0.0) for curve in curves],
+        "last_changes": [find_settled(steps, total, 0.0) for total in totals],
+        "decided": [find_decided(steps, gap) for gap in gaps],
+    }
+
+
+def find_settled(steps: Sequence[int], curve: Sequence[float], margin: float) -> int:
+    """Return the first step from which a curve stays within a margin of its end."""
+    for place in reversed(range(len(curve))):
+        if abs(curve[place] - curve[-1]) > margin:
+            return steps[place + 1]
+    return steps[0]
+
+
+def find_decided(steps: Sequence[int], gaps: Sequence[float]) -> int:
+    """Return the first step from which gates stay near 0 or 1; the last one if they never do."""
+    for place in reversed(range(len(gaps))):
+        if gaps[place] >= DECIDED:
+            return steps[min(place + 1, len(steps) - 1)]
+    return steps[0]
+
+
+def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> dict[str, Any]:
+    """Return the spread of a number over all seeds and pairs of one value of a strength."""
+    values: dict[str, list[float]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair[strength]):
+        values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
+    return {value: measure_spread(found).to_json() for value, found in values.items()}
+
+
+def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
+    """Return Spearman's correlation of lambda 1 and a number, over all runs."""
+    found = [(pair["binarise"], value) for pair in pairs for value in pair[number]]
+    if len(found) < 2:
+        return {"correlation": math.nan, "n": len(found)}
+    strengths, values = zip(*found, strict=True)
+    return {"correlation": correlate_ranks(strengths, values), "n": len(found)}
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what figure 3a must show."""
+    return [
+        _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
+        _check_falling(
+            "less λ1 keeps changing for longer: iteration of the last change, all layers",
+            derived["last_change_by_binarise"],
+        ),
+        check_ranks(
+            "less λ1 keeps changing for longer: Spearman of λ1 and the last change, all layers",
+            derived["last_change_ranks"],
+        ),
+        check_ranks(
+            "the same by the third layer alone: Spearman of λ1 and its last change",
+            derived["last_layer_change_ranks"],
+        ),
+        _check_falling(
+            "less λ1 keeps gates undecided for longer: iterations until they are binary",
+            derived["decided_by_binarise"],
+        ),
+        _check_falling(
+            "the same by the third layer alone: iteration of its last change",
+            derived["last_layer_change_by_binarise"],
+        ),
+        _check_falling(
+            "the same by the third layer alone: iterations until within 10 neurons of its end",
+            derived["settled_by_binarise"],
+        ),
+    ]
+
+
+def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
+    means = [spread["mean"] for spread in found.values()]
+    written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
+    falling = all(after < before for before, after in itertools.pairwise(means))
+    return Check(what=what, measured=written, bound="falling", met=falling)
+
+
+def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
+    """Return whether a number falls with lambda 1, by more than chance would have it."""
+    bound = -N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
+    return Check(
+        what=f"{what}, {found['n']} runs",
+        measured=f"{found['correlation']:.2f}",
+        bound=f"≤ {bound:.2f} (two errors below 0)",
+        met=found["correlation"] <= bound,
+    )
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return the final widths and when they settled; the paper has them as a figure only."""
+    rows = tuple(
+        (
+            f"{pair['cost']:g}",
+            f"{pair['binarise']:g}",
+            write_counts(measure_spread(pair["finals"]).to_json()),
+            write_counts(measure_spread(pair["last_changes"]).to_json()),
+            write_counts(measure_spread(pair["decided"]).to_json()),
+            write_counts(measure_spread(pair["last_layer_changes"]).to_json()),
+            write_counts(measure_spread(pair["settled"]).to_json()),
+        )
+        for pair in derived["pairs"]
+    )
+    columns = (
+        "λ3",
+        "λ1",
+        "neurons of layer 3 at the end",
+        "last change at step",
+        "gates binary at step",
+        "last change of layer 3",
+        "layer 3 near its end at step",
+    )
+    return [Table(columns=columns, rows=rows)]
+
+
+EXPERIMENT = Experiment(
+    name="figure-3a",
+    title="number of neurons against iterations, for several lambda 1 and lambda 3",
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    keeps_history=True,
+)

@@ -1,0 +1,222 @@
+"""Figure 4: how many trainings Bayesian optimisation needs to match one that learns its widths.
+
+(a) the width of the last hidden layer alone, (b) all three widths. Both ways are judged by the same
+number, the train loss plus a price for every neuron (the paper's equation 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from archlearn_paper.baselines.bayesian_search import (
+    N_TRAININGS,
+    Training,
+    best_so_far,
+    measure_objective,
+    trainings_to_reach,
+    warm_up,
+)
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiments.search_spaces import PANELS, WIDTHS, Panel, ask_next, name_model
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
+from archlearn_paper.run_row import Row
+from archlearn_paper.scale import Scale
+from archlearn_paper.statistics import measure_spread
+from archlearn_paper.tables import NOTHING, write_spread
+from archlearn_paper.worker_pool import call_helpers, count_helpers, map_helped
+
+PRICE = 2.5e-3
+"""What a neuron costs. The paper's 1e-5 belongs to its 300 epochs and its loss: what counts for
+gates is the product of price, rate and steps. At this one a dozen neurons of a layer are worth
+their price, on a quarter of the train data: neither all of them nor one."""
+EPOCHS, BATCH_SIZE = 20, 500
+"""Every training is shorter than those of other experiments, in larger batches: there are 20 in a
+row."""
+FREEZE_FOR = 0.4
+"""Last part of the run that learns in which gates stand still. They need steps to settle, and a
+short run has few."""
+N_SEEDS = 3
+N_QUICK = 4
+PAPER = 20
+"""The paper's number of trainings, after which its figure ends."""
+_search_seconds: dict[tuple[str, int], float] = {}
+"""How long each proposal took, until it is written down with its training."""
+
+
+def shorten(scale: Scale) -> Scale:
+    """Return the scale of this experiment: three seeds and, unless it is quick, fewer epochs."""
+    if scale.points:
+        return replace(scale, seeds=scale.seeds[:N_SEEDS])
+    return replace(scale, epochs=EPOCHS, batch_size=BATCH_SIZE, seeds=scale.seeds[:N_SEEDS])
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the runs that learn the widths, for each panel and seed."""
+    del done
+    short = shorten(scale)
+    call_helpers(warm_up, _count_helpers(short))
+    return [
+        Run(
+            row=panel.row(),
+            settings=learn_architecture(short, seed, _terms(panel)),
+            finish_compact=True,
+        )
+        for panel in PANELS
+        for seed in short.seeds
+    ]
+
+
+def _terms(panel: Panel) -> Terms:
+    left = tuple(layer for layer in WIDTHS if layer not in panel.searched)
+    return Terms(learn="width", cost=PRICE, leave=left, freeze_for=FREEZE_FOR)
+
+
+def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
+    """Return the next training of every search; all searches go on side by side."""
+    short, works = shorten(scale), list[Work]()
+    if number >= (N_QUICK if scale.points else N_TRAININGS):
+        return []
+    searches = [(panel, seed) for panel in PANELS for seed in short.seeds]
+    known = [
+        (panel, seed, read_trainings(panel, [d.row for d in done if d.row.seed == seed]))
+        for panel, seed in searches
+    ]
+    proposals = map_helped(ask_next, known, _count_helpers(short))
+    for (panel, seed), proposal in zip(searches, proposals, strict=True):
+        row = panel.row(number)
+        _search_seconds[row, seed] = proposal.seconds
+        model = name_model(proposal.widths)
+        works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
+    return works
+
+
+def _count_helpers(scale: Scale) -> int:
+    """Return how many processes search: one a search at most."""
+    return min(count_helpers(), len(PANELS) * len(scale.seeds))
+
+
+def measure(scale: Scale, done: Done) -> dict[str, Any]:
+    """Return how long the proposal of a training took."""
+    del scale
+    seconds = _search_seconds.get((done.row.row, done.row.seed))
+    return {} if seconds is None else {"search_seconds": seconds}
+
+
+def read_trainings(panel: Panel, rows: Sequence[Row]) -> list[Training]:
+    """Return the trainings of one search, in order, from the rows of one seed."""
+    found = {row.row: row for row in rows}
+    names = [panel.row(number) for number in range(N_TRAININGS)]
+    return [
+        Training(
+            number=number,
+            widths={layer: row.widths[layer] for layer in WIDTHS},
+            objective=objective_of(row),
+            search_seconds=row.measured.get("search_seconds", 0.0),
+            train_seconds=row.seconds,
+        )
+        for number, name in enumerate(names)
+        if (row := found.get(name)) is not None
+    ]
+
+
+def objective_of(row: Row) -> float:
+    """Return what both ways minimise."""
+    return measure_objective(row.train_loss, row.n_neurons, PRICE)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return, for each panel and seed, the best objective over trainings and over seconds."""
+    panels: dict[str, Any] = {}
+    for panel in PANELS:
+        seeds = [row.seed for row in rows if row.row == panel.row()]
+        curves = [_follow(panel, [row for row in rows if row.seed == seed]) for seed in seeds]
+        panels[panel.name] = {"words": panel.words, "seeds": seeds, "curves": curves}
+    return {"price": PRICE, "panels": panels}
+
+
+def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
+    learnt = next(row for row in rows if row.row == panel.row())
+    trainings = read_trainings(panel, rows)
+    seconds: list[float] = []
+    for training in trainings:
+        before = seconds[-1] if seconds else 0.0
+        seconds.append(before + training.search_seconds + training.train_seconds)
+    count = trainings_to_reach(trainings, objective_of(learnt))
+    return {
+        "learnt": {
+            "objective": objective_of(learnt),
+            "seconds": learnt.seconds,
+            "architecture": learnt.architecture,
+            "accuracy": learnt.accuracy,
+        },
+        "best": best_so_far(trainings),
+        "objectives": [training.objective for training in trainings],
+        "seconds": seconds,
+        "search_seconds": sum(training.search_seconds for training in trainings),
+        "trainings_to_match": count,
+        "seconds_to_match": None if count is None else seconds[count - 1],
+    }
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return how many trainings the search needs to match one that learns."""
+    return [
+        Check(
+            what=f"trainings to match one run, ({name}) {panel['words']}",
+            measured=", ".join(_write_count(curve) for curve in panel["curves"]),
+            bound=f"more than 1 for each seed (the paper: about {PAPER})",
+            met=all(curve["trainings_to_match"] != 1 for curve in panel["curves"]),
+        )
+        for name, panel in derived["panels"].items()
+    ]
+
+
+def _write_count(curve: dict[str, Any]) -> str:
+    count = curve["trainings_to_match"]
+    return f"not in {len(curve['best'])}" if count is None else str(count)
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return both ways side by side for each panel."""
+    rows: list[tuple[str, ...]] = []
+    for name, panel in derived["panels"].items():
+        curves = panel["curves"]
+        learnt = [curve["learnt"] for curve in curves]
+        rows.append(
+            (
+                f"({name}) {panel['words']}",
+                ", ".join(one["architecture"] for one in learnt),
+                _spread([one["objective"] for one in learnt]),
+                _spread([one["seconds"] for one in learnt], 1),
+                _spread([curve["best"][-1] for curve in curves]),
+                _spread([curve["seconds"][-1] for curve in curves], 1),
+                ", ".join(_write_count(curve) for curve in curves),
+            )
+        )
+    columns = (
+        "widths",
+        "learnt in one run",
+        "its objective",
+        "seconds",
+        "best of the search",
+        "seconds of the search, its own time included",
+        "trainings to match, by seed",
+    )
+    return [Table(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
+
+
+def _spread(values: Sequence[float], digits: int = 4) -> str:
+    return write_spread(measure_spread(values).to_json(), digits) if values else NOTHING
+
+
+EXPERIMENT = Experiment(
+    name="figure-4",
+    title="trainings that Bayesian optimisation needs to match one that learns its widths",
+    stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    measure=measure,
+)

@@ -1,0 +1,152 @@
+"""The frontier: accuracy against parameters over prices of neurons and of parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiments.table_1_lines import list_paper
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms, learn_architecture
+from archlearn_paper.run_row import Row, group, summarise
+from archlearn_paper.scale import Scale
+from archlearn_paper.tables import NOTHING, write_counts, write_spread
+
+COSTS: Mapping[str, tuple[float, ...]] = {
+    "neurons": (1.5e-4, 2.5e-4, 4e-4, 6e-4, 1e-3, 1.6e-3, 3e-3),
+    "parameters": (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3),
+    "neurons, twice the rate": (6e-5, 1.5e-4, 4e-4),
+}
+"""Lambda 3 of each curve: a dozen prices, and three with the large network's rate of weights, which
+was found to be better on validation data after the dozen had been run."""
+TERMS: Mapping[str, Terms] = {
+    "neurons": Terms(learn="all", cost=0.0),
+    "parameters": Terms(learn="all", cost=0.0, price="parameters"),
+    "neurons, twice the rate": Terms(
+        learn="all", cost=0.0, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
+    ),
+}
+GOOD = 99.3
+"""The paper's baseline; the smallest network that is as good is looked for."""
+
+
+def name_row(cost: float, curve: str) -> str:
+    """Return the name of the row of a price."""
+    return f"λ3 {cost:g} by {curve}"
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return one run for each cost, price and seed; widths and depth are learnt."""
+    del done
+    return [
+        Run(
+            row=name_row(cost, curve),
+            settings=learn_architecture(scale, seed, replace(TERMS[curve], cost=cost)),
+            finish_compact=True,
+        )
+        for curve, costs in COSTS.items()
+        for cost in scale.pick(costs)
+        for seed in scale.seeds
+    ]
+
+
+def derive(rows: Sequence[Row], prices: Mapping[str, Sequence[float]] = COSTS) -> dict[str, Any]:
+    """Return the points, the paper's, and the smallest network that is good."""
+    groups, points = group(rows), list[dict[str, Any]]()
+    for price, costs in prices.items():
+        for cost in costs:
+            members = groups.get(name_row(cost, price))
+            if members:
+                runs = [[row.parameters, row.accuracy] for row in members]
+                points.append({"cost": cost, "price": price, "runs": runs, **summarise(members)})
+    return {
+        "points": points,
+        "paper": list_paper(),
+        "smallest_good_mean": _smallest_mean(points),
+        "smallest_good_run": _smallest_run(rows),
+    }
+
+
+def _smallest_mean(points: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    good = [p for p in points if p["accuracy"]["mean"] >= GOOD]
+    if not good:
+        return None
+    best = min(good, key=lambda p: p["parameters"]["mean"])
+    return {name: best[name] for name in ("cost", "price", "parameters", "accuracy")}
+
+
+def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
+    good = [row for row in rows if row.accuracy >= GOOD]
+    if not good:
+        return None
+    best = min(good, key=lambda row: row.parameters)
+    return {
+        "row": best.row,
+        "seed": best.seed,
+        "architecture": best.architecture,
+        "parameters": best.parameters,
+        "accuracy": best.accuracy,
+    }
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return whether every point of the paper is below the curve."""
+    checks = [_check_point(point, derived["points"]) for point in derived["paper"]]
+    best = derived["smallest_good_mean"]
+    measured = "none" if best is None else f"{best['parameters']['mean']:,.0f} parameters"
+    words = f"smallest network with a mean of {GOOD} % (the paper: 431,080)"
+    bound = "fewer than 431,080"
+    return [*checks, Check(what=words, measured=measured, bound=bound, met=best is not None)]
+
+
+def _check_point(point: dict[str, Any], points: Sequence[dict[str, Any]]) -> Check:
+    """Return whether some price is as accurate as a point of the paper and as small, in means."""
+    as_good = [p for p in points if p["accuracy"]["mean"] >= point["accuracy"]]
+    smallest = min((p["parameters"]["mean"] for p in as_good), default=None)
+    return Check(
+        what=f"the paper's {point['row']} is below the curve",
+        measured="none so accurate" if smallest is None else f"{smallest:,.0f} parameters",
+        bound=f"≤ {point['parameters']:,} at ≥ {point['accuracy']} %",
+        met=smallest is not None and smallest <= point["parameters"],
+    )
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return one row for each price."""
+    rows = tuple(
+        (
+            f"{point['cost']:g}",
+            point["price"],
+            ", ".join(point["architectures"]),
+            write_counts(point["parameters"]),
+            write_spread(point["accuracy"]),
+        )
+        for point in derived["points"]
+    )
+    columns = ("λ3", "price on", "architectures", "parameters", "accuracy %")
+    return [Table(columns=columns, rows=rows), _tabulate_smallest(derived["smallest_good_run"])]
+
+
+def _tabulate_smallest(run: dict[str, Any] | None) -> Table:
+    found = (
+        (NOTHING,) * 4
+        if run is None
+        else (
+            f"{run['row']}, seed {run['seed']}",
+            run["architecture"],
+            f"{run['parameters']:,}",
+            f"{run['accuracy']:.2f}",
+        )
+    )
+    columns = (f"smallest single run at ≥ {GOOD} %", "architecture", "parameters", "accuracy %")
+    return Table(columns=columns, rows=(found,))
+
+
+EXPERIMENT = Experiment(
+    name="frontier",
+    title="accuracy against parameters over a dozen prices, beside the paper's points",
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+)

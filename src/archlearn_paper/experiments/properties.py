@@ -1,0 +1,157 @@
+"""The supplement's three properties, measured on the networks of table 1 and figure 3b."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiments import figure_3b, table_1
+from archlearn_paper.experiments.redundancy import measure_removals
+from archlearn_paper.experiments.table_1_lines import LINES
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.run_row import Row, group
+from archlearn_paper.scale import Scale
+from archlearn_paper.statistics import measure_spread
+from archlearn_paper.tables import write_spread
+
+SHARE_BOUND = 0.95
+LEARNT = tuple(line.row for line in LINES if line.terms is not None)
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the runs of table 1 that learn an architecture."""
+    runs, wanted = table_1.learn_rows(scale, done), scale.pick(LEARNT)
+    return [run for run in runs if run.row in wanted]
+
+
+def measure(scale: Scale, done: Done) -> dict[str, Any]:
+    """Return how the train loss changes without each single neuron of a learnt network."""
+    if done.row.row not in LEARNT:
+        return {}
+    settings = next(
+        work.settings
+        for work in table_1.learn_rows(scale, ())
+        if isinstance(work, Run)
+        and work.row == done.row.row
+        and work.settings.seed == done.row.seed
+    )
+    return measure_removals(done.load_model(), settings, scale.probes)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return shares of useful neurons, loss gaps, and the class experiment."""
+    groups = group(rows)
+    found = [row for row in LEARNT if row in groups]
+    return {
+        "removal": {row: _sum_up_removals(groups[row]) for row in found},
+        "gaps": {
+            row: _measure_gaps(groups[row], groups[row + table_1.NN])
+            for row in found
+            if row + table_1.NN in groups
+        },
+        "classes": figure_3b.derive([row for row in rows if row.row.endswith(" classes")]),
+    }
+
+
+def _sum_up_removals(rows: Sequence[Row]) -> dict[str, Any]:
+    rises = [rise for row in rows for rise in row.measured["rises"]]
+    shares = [_share(row.measured["rises"]) for row in rows]
+    return {
+        "n": len(rises),
+        "share": _share(rises),
+        "by_seed": measure_spread(shares).to_json(),
+        "median_rise": sorted(rises)[len(rises) // 2],
+        "rises": [float(f"{rise:.3g}") for rise in sorted(rises)],
+    }
+
+
+def _share(rises: Sequence[float]) -> float:
+    return sum(rise > 0 for rise in rises) / len(rises)
+
+
+def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, Any]:
+    """Return the train loss of learnt networks less that of the same ones from scratch."""
+    losses = {row.seed: row.train_loss for row in scratch}
+    accuracies = {row.seed: row.accuracy for row in scratch}
+    return {
+        "learnt": measure_spread([row.train_loss for row in learnt]).to_json(),
+        "scratch": measure_spread([row.train_loss for row in scratch]).to_json(),
+        "gap": measure_spread([row.train_loss - losses[row.seed] for row in learnt]).to_json(),
+        "accuracy_gap": measure_spread(
+            [row.accuracy - accuracies[row.seed] for row in learnt]
+        ).to_json(),
+    }
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what the properties must show."""
+    removal = derived["removal"]
+    n = sum(of_row["n"] for of_row in removal.values())
+    share = sum(of_row["n"] * of_row["share"] for of_row in removal.values()) / n
+    checks = [
+        Check(
+            what=f"share of the {n:,} kept neurons whose removal raises the train loss",
+            measured=f"{share:.1%}",
+            bound=f"≥ {SHARE_BOUND:.0%}",
+            met=share >= SHARE_BOUND,
+        )
+    ]
+    for row, gap in derived["gaps"].items():
+        spread = gap["gap"]
+        checks.append(
+            Check(
+                what=f"{row}: train loss less that of the same network from scratch",
+                measured=write_spread(spread, 4),
+                bound="≤ 0 within its deviation",
+                met=spread["mean"] <= spread["deviation"],
+            )
+        )
+    return [*checks, *figure_3b.check(derived["classes"])]
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return removals and loss gaps by row; the class experiment is figure 3b's."""
+    removals = tuple(
+        (
+            row,
+            f"{numbers['n']:,}",
+            f"{numbers['share']:.1%}",
+            f"{numbers['by_seed']['least']:.1%}–{numbers['by_seed']['most']:.1%}",
+            f"{numbers['median_rise']:.2g}",
+        )
+        for row, numbers in derived["removal"].items()
+    )
+    gaps = tuple(
+        (
+            row,
+            write_spread(numbers["learnt"], 4),
+            write_spread(numbers["scratch"], 4),
+            write_spread(numbers["gap"], 4),
+            write_spread(numbers["accuracy_gap"], 3),
+        )
+        for row, numbers in derived["gaps"].items()
+    )
+    return [
+        Table(
+            title="No neuron is redundant: the train loss without each single one.",
+            columns=("row", "neurons kept", "raise the loss", "by seed", "median rise"),
+            rows=removals,
+        ),
+        Table(
+            title="Weights are as good as those of training the architecture afresh.",
+            columns=("row", "train loss, learnt", "from scratch", "gap", "gap in accuracy, points"),
+            rows=gaps,
+        ),
+        *figure_3b.tabulate(derived["classes"]),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="properties",
+    title="no neuron is redundant, weights are as good as from scratch, harder is larger",
+    stages=(learn_rows, table_1.train_from_scratch, figure_3b.learn_rows),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    measure=measure,
+    borrows=("table-1", "figure-3b"),
+)

@@ -1,0 +1,197 @@
+"""Table 1: LeNet on MNIST with learnt widths and depth, beside the same networks from scratch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from archlearn_paper.baselines.from_scratch import start_anew
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiments.table_1_lines import LINES, Line, list_paper
+from archlearn_paper.fixed_width import Given, fix_width
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Terms, baseline, learn_architecture, train_plainly
+from archlearn_paper.run_row import Row, group, summarise
+from archlearn_paper.scale import Scale
+from archlearn_paper.tables import NOTHING, write_count, write_counts, write_number, write_spread
+
+NN, FFW = " NN", " FFW"
+FIXED = ("AL1", "AL2")
+"""Rows whose numbers of neurons are also given instead of learnt."""
+
+BASELINE_BOUND = 99.3
+GAP_BOUND = -0.05
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the baseline and the runs that learn an architecture."""
+    del done
+    return [
+        Run(
+            row=line.row,
+            settings=baseline(scale, seed)
+            if line.terms is None
+            else learn_architecture(scale, seed, line.terms),
+            finish_compact=line.terms is not None,
+        )
+        for line in LINES
+        for seed in scale.seeds
+    ]
+
+
+def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the NN column: every learnt architecture, trained from fresh weights."""
+    return [
+        Run(
+            row=finished.row.row + NN,
+            settings=train_plainly(
+                scale, finished.row.seed, rate=terms.rate, weight_decay=terms.weight_decay
+            ),
+            network=start_anew(finished.load_model(), finished.row.seed),
+        )
+        for finished in done
+        if (terms := _terms_of(finished.row)) is not None
+    ]
+
+
+def fix_widths(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the FFW column: the learnt numbers are given, which neurons stay is learnt."""
+    works: list[Work] = []
+    for finished in done:
+        terms = _terms_of(finished.row)
+        if terms is None or finished.row.row not in FIXED:
+            continue
+        settings = learn_architecture(scale, finished.row.seed, terms)
+        holder = fix_width(given_of(finished.row), settings)
+        row = finished.row.row + FFW
+        works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
+    return works
+
+
+def given_of(row: Row) -> Given:
+    """Return the architecture that a run learnt, as one to be given."""
+    hidden = dict(list(row.widths.items())[:-1])
+    return Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
+
+
+def _terms_of(row: Row) -> Terms | None:
+    return next((line.terms for line in LINES if line.row == row.row), None)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what the table states of each row, and how far AL is from its NN column."""
+    groups = group(rows)
+    summaries = {name: summarise(members) for name, members in groups.items()}
+    gaps = {
+        line.row: _mean(summaries, line.row) - _mean(summaries, line.row + NN)
+        for line in LINES
+        if line.row in groups and line.row + NN in groups
+    }
+    return {"rows": summaries, "gaps": gaps, "paper": list_paper()}
+
+
+def _mean(summaries: dict[str, Any], row: str) -> float:
+    return summaries[row]["accuracy"]["mean"]
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what table 1 must show."""
+    summaries, checks = derived["rows"], list[Check]()
+    for line in LINES:
+        summary = summaries.get(line.row)
+        if summary is None:
+            continue
+        if line.terms is None:
+            checks.append(_check_baseline(summary["accuracy"]["mean"]))
+        if line.reach is not None and line.at_most is not None:
+            checks.append(_check_reach(line, line.reach, line.at_most, summaries))
+        if line.row in derived["gaps"]:
+            checks.append(_check_gap(line.row, derived["gaps"][line.row]))
+    return checks
+
+
+def _check_reach(line: Line, reach: float, at_most: int, summaries: dict[str, Any]) -> Check:
+    """Return whether a row has the accuracy in few parameters."""
+    accuracy = _mean(summaries, line.row)
+    parameters = summaries[line.row]["parameters"]["mean"]
+    return Check(
+        what=f"{line.row}: {reach:.2f} % in few parameters",
+        measured=f"{accuracy:.3f} % in {parameters:,.0f}",
+        bound=f"≥ {reach:.2f} % in ≤ {at_most:,}",
+        met=accuracy >= reach and parameters <= at_most,
+    )
+
+
+def _check_baseline(accuracy: float) -> Check:
+    return Check(
+        what="accuracy of the baseline",
+        measured=f"{accuracy:.3f} %",
+        bound=f"≥ {BASELINE_BOUND} %",
+        met=accuracy >= BASELINE_BOUND,
+    )
+
+
+def _check_gap(row: str, gap: float) -> Check:
+    return Check(
+        what=f"{row}: accuracy of AL less that of its NN column",
+        measured=f"{gap:+.3f}",
+        bound=f"≥ {GAP_BOUND}",
+        met=gap >= GAP_BOUND,
+    )
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return the paper's table with ours beside it, and the architectures of all seeds."""
+    summaries = derived["rows"]
+    lines = [line for line in LINES if line.row in summaries]
+    columns = (
+        "row",
+        "layers learnt",
+        "paper: architecture",
+        "parameters",
+        "AL %",
+        "NN %",
+        "ours: parameters",
+        "AL %",
+        "NN %",
+        "FFW %",
+    )
+    rows = tuple(_tabulate_line(line, summaries) for line in lines)
+    learnt = tuple(
+        (line.row, _write_price(line.terms), ", ".join(summaries[line.row]["architectures"]))
+        for line in lines
+        if line.terms is not None
+    )
+    seeds = Table(columns=("row", "price", "architecture learnt, by seed"), rows=learnt)
+    return [Table(columns=columns, rows=rows), seeds]
+
+
+def _tabulate_line(line: Line, summaries: dict[str, Any]) -> tuple[str, ...]:
+    own = summaries[line.row]
+    scratch, fixed = summaries.get(line.row + NN), summaries.get(line.row + FFW)
+    accuracy = write_spread(own["accuracy"])
+    learnt = line.terms is not None
+    return (
+        line.row,
+        line.layers,
+        line.architecture,
+        write_count(line.parameters),
+        write_number(line.accuracy),
+        write_number(line.scratch),
+        write_counts(own["parameters"]),
+        accuracy if learnt else NOTHING,
+        write_spread(scratch["accuracy"] if scratch else None) if learnt else accuracy,
+        write_spread(fixed["accuracy"] if fixed else None),
+    )
+
+
+def _write_price(terms: Terms) -> str:
+    return f"λ3 = {terms.cost:g} = {terms.ratio} λ1, by {terms.price}"
+
+
+EXPERIMENT = Experiment(
+    name="table-1",
+    title="LeNet on MNIST: learnt widths and depth, against the same network from scratch",
+    stages=(learn_rows, train_from_scratch, fix_widths),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+)

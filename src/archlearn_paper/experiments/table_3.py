@@ -1,0 +1,159 @@
+"""Table 3: whatever depth a network starts with, about the same depth is learnt."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from archlearn.training.settings import RunSettings
+from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Terms, learn_architecture
+from archlearn_paper.run_row import Row, group, spread_of, summarise
+from archlearn_paper.scale import Scale
+from archlearn_paper.tables import (
+    join_architectures,
+    write_count,
+    write_counts,
+    write_number,
+    write_spread,
+)
+
+TERMS = Terms(
+    learn="all",
+    cost=1e-4,
+    depth_share=2.0,
+    start_after=0.1,
+    freeze_for=0.4,
+    depth_start=0.55,
+    largest_step=0.005,
+)
+"""A deep network must have found its feet before gates move, starts with its layers linear, and
+loses neurons a few at a time: if all gates crossed one half within a few steps, it would die."""
+EPOCHS = 40
+N_OTHER_LAYERS = 3
+"""Two convolutions and the last layer; the others are of width 75."""
+PAPER: Mapping[int, tuple[int, str, float]] = {
+    6: (5, "18-31-32-24-10", 1.02),
+    8: (6, "17-37-39-29-21-10", 0.99),
+    10: (6, "17-34-32-21-21-10", 0.97),
+    12: (6, "18-34-30-21-17-10", 1.04),
+    15: (8, "16-37-35-25-20-22-10", 0.93),
+}
+"""Initial depth: the paper's final depth, architecture, error. Its last row says 8, lists 7."""
+LARGEST_ERROR = 1.04
+DEAD = 50.0
+"""A network whose accuracy is below this has died; a guess has 10."""
+
+
+def name_row(depth: int) -> str:
+    """Return the name of the row of an initial depth."""
+    return f"depth {depth}"
+
+
+def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return one run for each initial depth and seed; of a quick version the least depth only.
+
+    Deeper networks do not begin to learn within the few steps that a quick version has.
+    """
+    del done
+    quick = scale.points is not None
+    depths = list(PAPER)[:1] if quick else list(PAPER)
+    scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(EPOCHS)
+    return [
+        Run(row=name_row(depth), settings=_settings(scale, seed, depth), finish_compact=True)
+        for depth in depths
+        for seed in scale.seeds
+    ]
+
+
+def _settings(scale: Scale, seed: int, depth: int) -> RunSettings:
+    model = f"deep-lenet:{depth - N_OTHER_LAYERS}"
+    return learn_architecture(scale, seed, TERMS, model=model)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return final depths, errors and dead networks, by initial depth."""
+    groups, depths = group(rows), dict[str, Any]()
+    for depth in PAPER:
+        members = groups.get(name_row(depth))
+        if members:
+            depths[str(depth)] = {
+                **summarise(members),
+                "depths": [row.n_layers for row in members],
+                "error": spread_of(members, lambda row: row.error).to_json(),
+                "dead": sum(row.accuracy < DEAD for row in members),
+            }
+    finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
+    paper = [{"depth": n, "final": final, "error": error} for n, (final, _, error) in PAPER.items()]
+    return {"depths": depths, "median_depth": statistics.median_low(finals), "paper": paper}
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return what table 3 must show."""
+    depths, median = derived["depths"], derived["median_depth"]
+    finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
+    dead = sum(of_depth["dead"] for of_depth in depths.values())
+    within = sum(abs(n - median) <= 1 for n in finals)
+    checks = [
+        Check(what="dead networks", measured=f"{dead} of {len(finals)}", bound="0", met=dead == 0),
+        Check(
+            what=f"final depths within {median} ± 1, over all initial depths and seeds",
+            measured=f"{within} of {len(finals)}, from {min(finals)} to {max(finals)}",
+            bound="all",
+            met=within == len(finals),
+        ),
+    ]
+    for depth, of_depth in depths.items():
+        error = of_depth["error"]["mean"]
+        checks.append(
+            Check(
+                what=f"error from depth {depth}",
+                measured=f"{error:.3f} %",
+                bound=f"≤ {LARGEST_ERROR} %",
+                met=error <= LARGEST_ERROR,
+            )
+        )
+    return checks
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return the paper's table with ours beside it."""
+    rows: list[tuple[str, ...]] = []
+    for depth, (final, architecture, error) in PAPER.items():
+        ours = derived["depths"].get(str(depth))
+        if ours is None:
+            continue
+        rows.append(
+            (
+                str(depth),
+                write_count(final),
+                architecture,
+                write_number(error),
+                ", ".join(map(str, ours["depths"])),
+                join_architectures(ours["architectures"]),
+                write_counts(ours["parameters"]),
+                write_spread(ours["error"]),
+            )
+        )
+    columns = (
+        "initial depth",
+        "paper: final depth",
+        "architecture",
+        "error %",
+        "ours: final depth, by seed",
+        "architectures",
+        "parameters",
+        "error %",
+    )
+    return [Table(columns=columns, rows=tuple(rows))]
+
+
+EXPERIMENT = Experiment(
+    name="table-3",
+    title="20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+)

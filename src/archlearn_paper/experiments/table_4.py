@@ -1,0 +1,187 @@
+"""Tables 4 and 5: CaffeNet, pretrained, then learnt smaller; beside it the compared methods."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.serialization import load
+from archlearn_paper.baselines.fastfood import replace_by_fastfood
+from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
+from archlearn_paper.baselines.svd import factorise, quarter_ranks
+from archlearn_paper.dropout_schedule import Dropped, Relaxing
+from archlearn_paper.evaluation import best_device
+from archlearn_paper.experiment import Done, Experiment, Work
+from archlearn_paper.experiments.caffenet_recipes import (
+    FURTHER,
+    LEARNT,
+    REFERENCE,
+    Terms,
+    choose_plan,
+    learn_smaller,
+    settled_epoch,
+    train_further,
+    train_reference,
+)
+from archlearn_paper.experiments.table_4_choices import choose_all, choose_next, method_of, name_of
+from archlearn_paper.experiments.table_4_pages import check, tabulate
+from archlearn_paper.forward_times import time_side_by_side
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.parameter_budget import Window
+from archlearn_paper.run_row import Row, summarise
+from archlearn_paper.scale import Scale
+
+PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
+PRUNED_SHARE = 0.65
+"""Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
+_DROPPED = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
+FASTFOOD_SHARE = 4
+"""Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
+
+
+def train_references(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return the reference of each seed."""
+    del done
+    return [Run(row=REFERENCE, settings=train_reference(scale, seed)) for seed in scale.seeds]
+
+
+def compress(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return every method from the same reference, each for the same number of epochs.
+
+    What must be shown comes first, lest the time run out.
+    """
+    works: list[Work] = []
+    for finished in done:
+        network, seed = finished.load_model(), finished.row.seed
+        further = train_further(scale, seed)
+        works.append(Run(row=FURTHER, settings=further, network=network))
+        works += _learn(scale, seed, network, {row: terms.cost for row, terms in LEARNT.items()})
+        for row, smaller in _made_smaller(scale, network).items():
+            works.append(Run(row=row, settings=further, network=smaller))
+    return works
+
+
+def compress_again(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    """Return another try, at another price, for rows that learnt but missed what they must be.
+
+    Sizes and the validation part decide.
+    """
+    works: list[Work] = []
+    for reference in [finished for finished in done if finished.row.row == REFERENCE]:
+        seed = reference.row.seed
+        costs = choose_next([finished.row for finished in done if finished.row.seed == seed])
+        if costs:
+            works += _learn(scale, seed, reference.load_model(), costs)
+    return works
+
+
+def _learn(scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, float]) -> list[Work]:
+    guess = math.log(_n_outputs(network))
+    works: list[Work] = []
+    for row, cost in costs.items():
+        terms = LEARNT[row]
+        width_cost = cost * guess / _count_gates(scale, network, terms)
+        run = Run(
+            row=name_of(row, cost),
+            settings=learn_smaller(scale, seed, terms, width_cost),
+            network=network,
+            after_epoch=_settle(scale, network, terms),
+            finish_compact=True,
+        )
+        works.append(run)
+    return works
+
+
+def _settle(scale: Scale, network: nn.Module, terms: Terms) -> Window | Relaxing:
+    """Return what is done to a network when its gates have come to rest."""
+    whole = sum(parameter.numel() for parameter in network.parameters())
+    least, most = round(terms.least * whole), round(terms.most * whole)
+    window = Window(epoch=settled_epoch(scale), least=least, most=most)
+    return Relaxing(window=window, layers=_DROPPED) if terms.relaxes else window
+
+
+def _count_gates(scale: Scale, network: nn.Module, terms: Terms) -> int:
+    learn = {"*": Learn.WIDTH, **dict.fromkeys(terms.leave, Learn.NOTHING)}
+    gated = add_gates(network, _example(scale), learn=learn)
+    return sum(gate.numel() for gate in width_gates(gated).values())
+
+
+def _made_smaller(scale: Scale, network: nn.Module) -> dict[str, nn.Module]:
+    """Return the compared methods' networks before they are trained further."""
+    n_parameters = sum(parameter.numel() for parameter in network.parameters())
+    sixth = network.get_submodule("fc6")
+    assert isinstance(sixth, nn.Linear)
+    n_features = FASTFOOD_SHARE * sixth.out_features
+    budget = round(PRUNED_SHARE * n_parameters)
+    return {
+        FACTORISED: _factorise(network),
+        PRUNED: reduce_by_merging(network, _example(scale), budget),
+        FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
+    }
+
+
+def _factorise(network: nn.Module) -> nn.Module:
+    """Return the network at a quarter of its ranks, found on a GPU if there is one."""
+    moved = copy.deepcopy(network).to(best_device())
+    return factorise(moved, quarter_ranks(moved)).cpu()
+
+
+def _example(scale: Scale) -> torch.Tensor:
+    side = choose_plan(scale).side
+    return torch.zeros(2, 3, side, side)
+
+
+def _n_outputs(network: nn.Module) -> int:
+    last = network.get_submodule("fc8")
+    assert isinstance(last, nn.Linear)
+    return last.out_features
+
+
+def measure_times(scale: Scale, done: Done) -> dict[str, Any]:
+    """Return how long a forward pass takes, beside the reference of the same seed."""
+    reference = done.path.with_name(f"{REFERENCE}.seed{done.row.seed}.safetensors")
+    times = time_side_by_side(load(reference), done.load_model(), _example(scale))
+    return {"forward": times}
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what the tables state: one line a method, and all candidates."""
+    chosen: dict[str, list[Row]] = {}
+    for seed in dict.fromkeys(row.seed for row in rows):
+        for name, row in choose_all([row for row in rows if row.seed == seed]).items():
+            chosen.setdefault(name, []).append(row)
+    summaries = {
+        name: summarise(members) | {"measured": [row.measured for row in members]}
+        for name, members in chosen.items()
+    }
+    tried = [
+        {
+            "row": row.row,
+            "seed": row.seed,
+            "architecture": row.architecture,
+            "parameters": row.parameters,
+            "validation": 100 * (row.validation_accuracy or 0.0),
+            "accuracy": row.accuracy,
+            "chosen": any(row is member for member in chosen[method_of(row)]),
+        }
+        for row in rows
+    ]
+    return {"rows": summaries, "tried": tried}
+
+
+EXPERIMENT = Experiment(
+    name="table-4",
+    title="CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
+    stages=(train_references, compress, compress_again, compress_again),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    measure=measure_times,
+    shows_part=True,
+)

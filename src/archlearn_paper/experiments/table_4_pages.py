@@ -1,0 +1,239 @@
+"""What tables 4 and 5 show: the paper's numbers beside ours, times, and what must be reached."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from archlearn_paper.experiment import Check, Derived, Table
+from archlearn_paper.experiments.caffenet_recipes import ALL, FURTHER, REFERENCE
+from archlearn_paper.tables import (
+    NOTHING,
+    join_architectures,
+    write_counts,
+    write_number,
+    write_spread,
+)
+
+MOST_LOST = 1.5
+NOT_MADE = "not made: the time ran out"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A row of the paper.
+
+    Attributes:
+        parameters: In millions.
+        compression: Per cent of parameters that are gone.
+        least: Per cent that must be gone here; None where nothing is asked.
+    """
+
+    layers: str
+    parameters: float | None = None
+    accuracy: float | None = None
+    compression: float | None = None
+    architecture: str = ""
+    least: float | None = None
+
+
+PAPER = {
+    REFERENCE: Line(
+        layers="N/A",
+        parameters=60.9,
+        accuracy=57.41,
+        compression=0,
+        architecture="96-256-384-384-256-4096-4096-1000",
+    ),
+    FURTHER: Line(layers=""),
+    "neuron pruning": Line(layers="", parameters=39.6, accuracy=55.60, compression=35),
+    "SVD-quarter-F": Line(layers="", parameters=25.6, accuracy=56.19, compression=58),
+    "Adaptive Fastfood 16": Line(layers="", parameters=18.7, accuracy=57.10, compression=69),
+    "AL-conv-fc": Line(
+        layers="conv[5], fc[6,7]",
+        parameters=19.6,
+        accuracy=55.90,
+        compression=68,
+        architecture="96-256-384-384-237-1761-1661-1000",
+        least=68,
+    ),
+    "AL-fc": Line(
+        layers="fc[6,7]",
+        parameters=19.8,
+        accuracy=54.30,
+        compression=68,
+        architecture="96-256-384-384-256-1536-1317-1000",
+        least=68,
+    ),
+    "AL-conv": Line(
+        layers="conv[1,2,3,4,5]",
+        parameters=47.8,
+        accuracy=55.87,
+        compression=22,
+        architecture="80-127-264-274-183-4096-4096-1000",
+        least=22,
+    ),
+    ALL: Line(layers="conv[1,2,3,4,5], fc[6,7]; less dropout"),
+}
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return whether the learnt networks are small and near enough to the reference."""
+    summaries = derived["rows"]
+    asked = {row: line.least for row, line in PAPER.items() if line.least is not None}
+    checks: list[Check] = []
+    for row, least in asked.items():
+        if row in summaries:
+            checks.append(_check_size(summaries, row, least))
+            checks.append(_check_loss(summaries, row))
+    for row in asked:
+        if {row, ALL} <= summaries.keys():
+            checks.append(_check_above(summaries, row))
+    for row in (*asked, ALL):
+        if row not in summaries:
+            checks.append(Check(what=row, measured=NOT_MADE, bound="a run", met=False))
+    return checks
+
+
+def _check_size(summaries: Mapping[str, Any], row: str, least: float) -> Check:
+    gone = _compression(summaries, row)
+    return Check(
+        what=f"{row}: fewer parameters",
+        measured=f"{gone:.1f} %",
+        bound=f"≥ {least:g} %",
+        met=gone >= least,
+    )
+
+
+def _check_loss(summaries: Mapping[str, Any], row: str) -> Check:
+    whole = [_accuracy(summaries, name) for name in (REFERENCE, FURTHER) if name in summaries]
+    lost = max(whole) - _accuracy(summaries, row)
+    return Check(
+        what=f"{row}: points lost against the reference, or the one trained further if better",
+        measured=f"{lost:.2f}",
+        bound=f"≤ {MOST_LOST}",
+        met=lost <= MOST_LOST,
+    )
+
+
+def _check_above(summaries: Mapping[str, Any], row: str) -> Check:
+    accuracy, other = _accuracy(summaries, ALL), _accuracy(summaries, row)
+    size, most = (summaries[name]["parameters"]["mean"] for name in (ALL, row))
+    return Check(
+        what=f"{ALL} beats {row} on both axes",
+        measured=f"{accuracy:.2f} % in {size:,.0f}",
+        bound=f"> {other:.2f} % in < {most:,.0f}",
+        met=accuracy > other and size < most,
+    )
+
+
+def tabulate(derived: Derived) -> list[Table]:
+    """Return tables 4 and 5, the times, and every candidate."""
+    summaries = derived["rows"]
+    return [
+        _table_4(summaries),
+        _table_5(summaries),
+        _times(summaries),
+        _candidates(derived["tried"]),
+    ]
+
+
+def _table_4(summaries: Mapping[str, Any]) -> Table:
+    columns = (
+        "method", "paper: parameters, M", "accuracy %", "compression %",
+        "ours: parameters", "accuracy %", "compression %", "multiply-adds %",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            row,
+            write_number(line.parameters, 1),
+            write_number(line.accuracy),
+            write_number(line.compression, 0),
+            *_state_ours(summaries, row),
+        )
+        for row, line in PAPER.items()
+    )
+    return Table(columns=columns, rows=rows, title="Compression of CaffeNet (table 4)")
+
+
+def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
+    """Return our part of a line of table 4; a row that the time did not suffice for says so."""
+    if row not in summaries:
+        return NOT_MADE, NOTHING, NOTHING, NOTHING
+    return (
+        write_counts(summaries[row]["parameters"]),
+        write_spread(summaries[row]["accuracy"]),
+        f"{_compression(summaries, row):.1f}",
+        f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
+    )
+
+
+def _table_5(summaries: Mapping[str, Any]) -> Table:
+    rows = tuple(
+        (
+            row,
+            line.layers,
+            line.architecture or NOTHING,
+            join_architectures(summaries[row]["architectures"]),
+        )
+        for row, line in PAPER.items()
+        if line.layers and row in summaries
+    )
+    columns = ("method", "layers learnt", "paper: architecture", "ours: architecture")
+    return Table(columns=columns, rows=rows, title="Architectures learnt (table 5)")
+
+
+def _times(summaries: Mapping[str, Any]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for row in PAPER:
+        for measured in summaries.get(row, {}).get("measured", ()):
+            for device, found in measured.get("forward", {}).items():
+                rows.append(
+                    (
+                        row,
+                        f"{device}, batch {found['batch']}",
+                        f"{found['reference_ms']:.2f}",
+                        f"{found['own_ms']:.2f}",
+                        f"{found['ratio']:.2f}",
+                        f"{_ratio_of_multiply_adds(summaries, row):.2f}",
+                    )
+                )
+    columns = (
+        "method", "device", "reference, ms", "method, ms", "ratio of times",
+        "ratio of multiply-adds",
+    )  # fmt: skip
+    title = "A forward pass, timed side by side with the reference"
+    return Table(columns=columns, rows=tuple(rows), title=title)
+
+
+def _candidates(tried: list[dict[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            found["row"],
+            str(found["seed"]),
+            found["architecture"],
+            f"{found['parameters']:,}",
+            f"{found['validation']:.2f}",
+            f"{found['accuracy']:.2f}",
+            "yes" if found["chosen"] else "",
+        )
+        for found in tried
+    )
+    columns = (
+        "run", "seed", "architecture", "parameters", "validation %", "test %", "chosen",
+    )  # fmt: skip
+    title = "All runs; of those at several prices one was chosen on the validation part"
+    return Table(columns=columns, rows=rows, title=title)
+
+
+def _accuracy(summaries: Mapping[str, Any], row: str) -> float:
+    return summaries[row]["accuracy"]["mean"]
+
+
+def _compression(summaries: Mapping[str, Any], row: str) -> float:
+    sizes = [summaries[name]["parameters"]["mean"] for name in (row, REFERENCE)]
+    return 100 * (1 - sizes[0] / sizes[1])
+
+
+def _ratio_of_multiply_adds(summaries: Mapping[str, Any], row: str) -> float:
+    costs = [summaries[name]["multiply_adds"]["mean"] for name in (row, REFERENCE)]
+    return costs[0] / costs[1]

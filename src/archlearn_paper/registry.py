@@ -1,0 +1,42 @@
+"""The experiments by name. Nothing here imports torch, so that they can be listed at once."""
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+from archlearn.errors import SettingsError
+
+if TYPE_CHECKING:
+    from archlearn_paper.experiment import Experiment
+
+TITLES = {
+    "table-1": "LeNet on MNIST: learnt widths and depth, against the same network from scratch",
+    "table-2": "compressing layer 3 by SVD, with and without fine-tuning, against learning",
+    "figure-3a": "number of neurons against iterations, for several lambda 1 and lambda 3",
+    "figure-3b": "neurons and error for 2 to 10 classes, nothing else changed",
+    "table-3": "20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
+    "properties": "no neuron is redundant, weights are as good as from scratch, harder is larger",
+    "figure-4": "trainings that Bayesian optimisation needs to match one that learns its widths",
+    "table-4": "CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
+    "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
+}
+
+
+def find_experiment(name: str) -> "Experiment":
+    """Return an experiment.
+
+    Raises:
+        SettingsError: If there is none of that name; the nearest one is suggested.
+    """
+    check_name(name)
+    module = importlib.import_module(f"archlearn_paper.experiments.{name.replace('-', '_')}")
+    return module.EXPERIMENT
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no experiment has."""
+    if name in TITLES:
+        return
+    near = difflib.get_close_matches(name, TITLES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise SettingsError(f"there is no experiment {name!r}; {hint}choose one of {', '.join(TITLES)}")

@@ -1,0 +1,109 @@
+"""What an experiment came to lies in one JSON file, its models beside it."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from archlearn.errors import DataError
+from archlearn_paper.run_row import Row, read_row
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """All that is known of an experiment.
+
+    Attributes:
+        experiment: Its name.
+        quick: Whether this is the small version.
+        derived: The numbers that the table states; empty until all runs are there.
+        seconds: Wall-clock time of training, all sittings together.
+    """
+
+    experiment: str
+    command: str
+    date: str
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str]
+    seeds: Sequence[int]
+    quick: bool
+    scale: Mapping[str, Any]
+    rows: Sequence[Row]
+    seconds: float = 0.0
+    derived: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all runs were made."""
+        return bool(self.derived)
+
+
+def results_path(folder: Path, name: str) -> Path:
+    """Return where the results of an experiment are."""
+    return folder / f"{name}.json"
+
+
+def model_path(folder: Path, name: str, row: str, seed: int) -> Path:
+    """Return where the compact model of a run is."""
+    plain = re.sub(r"[^A-Za-z0-9.+-]+", "_", row)
+    return folder / "models" / name / f"{plain}.seed{seed}.safetensors"
+
+
+def read_results(folder: Path, name: str) -> Results | None:
+    """Return the results of an experiment, or None where there are none yet.
+
+    Raises:
+        DataError: If the file is not such a file.
+    """
+    path = results_path(folder, name)
+    if not path.is_file():
+        return None
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        rows = [read_row(row) for row in table.pop("rows")]
+        table.pop("format")
+        return Results(rows=rows, **table)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} does not hold results of an experiment ({error}); move it away, or choose "
+            "another folder with --out"
+        ) from error
+
+
+def write_results(folder: Path, results: Results) -> Path:
+    """Write the results, whole or not at all, and return where."""
+    path = results_path(folder, results.experiment)
+    table = {
+        "format": FORMAT,
+        "experiment": results.experiment,
+        "command": results.command,
+        "date": results.date,
+        "hardware": dict(results.hardware),
+        "versions": dict(results.versions),
+        "seeds": list(results.seeds),
+        "quick": results.quick,
+        "scale": dict(results.scale),
+        "seconds": round(results.seconds, 1),
+        "derived": dict(results.derived),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".json.part")
+    beside.write_text(_write_lines(table, results.rows), encoding="utf-8")
+    os.replace(beside, path)
+    return path
+
+
+def _write_lines(table: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return JSON with one line for each entry and for each row, so that changes can be seen."""
+    lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in table.items()]
+    dumped = ",\n".join(_dump(row.to_json()) for row in rows)
+    return "{\n" + ",\n".join([*lines, f'"rows": [\n{dumped}\n]']) + "\n}\n"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

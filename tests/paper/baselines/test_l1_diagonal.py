@@ -1,0 +1,140 @@
+"""A real diagonal: scaled, folded, cut."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import archlearn as al
+from archlearn.models.convnet import ConvNet
+from archlearn.models.lenet import LeNet
+from archlearn_paper.baselines.interface import is_within
+from archlearn_paper.baselines.l1_diagonal import (
+    Scaled,
+    add_diagonals,
+    diagonals,
+    fold_diagonals,
+    reduce_by_diagonals,
+    writers,
+)
+
+DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def spread_(network: nn.Module) -> None:
+    """Give the diagonals numbers of both signs."""
+    generator = torch.Generator().manual_seed(1)
+    for diagonal in diagonals(network).values():
+        diagonal.copy_(torch.randn(len(diagonal), generator=generator))
+
+
+def test_it_starts_as_the_network_itself() -> None:
+    net = LeNet().double()
+    al.certify(net, add_diagonals(net, DIGITS.double(), 1e-3).network, DIGITS.double())
+    assert list(diagonals(add_diagonals(net, DIGITS.double(), 1e-3))) == [
+        "network.conv1", "network.conv2", "network.fc1",
+    ]  # fmt: skip
+
+
+def test_scaling_by_hand() -> None:
+    scaled = Scaled(nn.Conv2d(1, 2, 1))
+    with torch.no_grad():
+        scaled.diagonal.copy_(torch.tensor([2.0, -3.0]))
+    x = torch.ones(1, 1, 4, 4)
+    expected = scaled.layer(x) * torch.tensor([2.0, -3.0])[None, :, None, None]
+    torch.testing.assert_close(scaled(x), expected)
+    linear = Scaled(nn.Linear(3, 2))
+    with torch.no_grad():
+        linear.diagonal.copy_(torch.tensor([2.0, -3.0]))
+    x = torch.ones(5, 4, 3)
+    torch.testing.assert_close(linear(x), linear.layer(x) * torch.tensor([2.0, -3.0]))
+
+
+def test_the_penalty_is_the_sum_of_magnitudes() -> None:
+    rider = add_diagonals(LeNet(), DIGITS, 0.01)
+    # 20 + 50 + 500 ones
+    assert rider.penalty(rider.network).item() == pytest.approx(5.7)
+    with torch.no_grad():
+        diagonals(rider.network)["conv1"].fill_(-2.0)
+    assert rider.penalty(rider.network).item() == pytest.approx(0.01 * (40 + 550))
+
+
+@pytest.mark.parametrize("kind", ["lenet", "convnet"])
+def test_folding_computes_the_same(kind: str) -> None:
+    torch.manual_seed(0)
+    net = (LeNet() if kind == "lenet" else ConvNet(1)).double()
+    rider = add_diagonals(net, DIGITS.double(), 1e-3).eval()
+    spread_(rider)
+    folded = fold_diagonals(rider.network)
+    al.certify(rider.network, folded, DIGITS.double(), tolerance=1e-10)
+    assert type(folded) is type(net)
+    assert folded.state_dict().keys() == net.state_dict().keys()
+
+
+def test_norms_carry_the_diagonal_where_there_are_any() -> None:
+    found = {writer.layer for writer in writers(ConvNet(1), DIGITS).values()}
+    assert found == {f"norms.{n}" for n in range(6)}
+
+
+@torch.no_grad()
+def test_convolutions_in_groups_lose_their_channels_together() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3, groups=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(6 * 16, 3),
+    ).double()  # fmt: skip
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    network = add_diagonals(net, x, 1e-3).network
+    diagonals(network)["0"].copy_(torch.tensor([0.0, 0.1, 3.0, 4.0, 0.0, 5.0, 2.0, 1.0]))
+    # the first of each half is zero: two rows of 10, and one column of 9 in each of 6 filters go
+    small = reduce_by_diagonals(network, x, sum(p.numel() for p in net.parameters()) - 20 - 54)
+    al.certify(network, small, x, tolerance=1e-10)
+    assert small.get_parameter("0.weight").shape[0] == 6
+
+
+@torch.no_grad()
+def test_cutting_zeros_is_exact_and_the_smallest_go() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(2, 3, dtype=torch.float64)
+    network = add_diagonals(net, x, 1e-3).network
+    diagonals(network)["0"].copy_(torch.tensor([0.5, 0.0, -2.0, 0.0]))
+    # 2 of 4 neurons: 2 x 4 + 2 x 3 = 14
+    small = reduce_by_diagonals(network, x, 14)
+    al.certify(network, small, x, tolerance=1e-10)
+    expected = network.get_parameter("0.layer.weight")[[0, 2]] * torch.tensor([[0.5], [-2.0]])
+    torch.testing.assert_close(small.get_parameter("0.weight"), expected)
+    assert torch.equal(reduce_by_diagonals(network, x, 8).get_parameter("0.weight"), expected[1:])
+
+
+@pytest.mark.parametrize("budget", [5_000, 40_000])
+def test_budgets_are_met(budget: int) -> None:
+    rider = add_diagonals(LeNet(), DIGITS, 1e-3)
+    spread_(rider)
+    small = reduce_by_diagonals(rider.network, DIGITS, budget)
+    assert is_within(al.count_costs(small, DIGITS).parameters, budget)
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x) + self.second(x)))
+
+
+def test_channels_of_two_layers_are_refused() -> None:
+    with pytest.raises(al.InputError, match="are written by first, second; a diagonal needs one"):
+        add_diagonals(Sum(), torch.zeros(1, 3), 1e-3)
+
+
+def test_a_trained_model_is_saved_and_its_numbers_come_back(tmp_path: Path) -> None:
+    rider = add_diagonals(LeNet(), DIGITS, 1e-3)
+    spread_(rider)
+    al.save(rider, tmp_path / "a.safetensors", example_inputs=DIGITS)
+    again = add_diagonals(LeNet(), DIGITS, 1e-3)
+    again.load_state_dict(al.load(tmp_path / "a.safetensors").state_dict())
+    assert al.certify(rider, again, DIGITS).difference == 0

@@ -1,0 +1,42 @@
+"""Rows with numbers chosen by hand, and a watcher that counts rows."""
+
+from typing import Any
+
+from archlearn_paper.run_row import Row
+
+
+class Counter:
+    """Counts the runs that were made."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        pass
+
+    def advanced(self, done: int, of: int) -> None:
+        pass
+
+    def finished(self, row: Row) -> None:
+        self.n += 1
+
+
+def make_row(row: str, seed: int = 0, **given: Any) -> Row:
+    """Return a row of a small LeNet, with what is given changed."""
+    table: dict[str, Any] = {
+        "asked": f"{row} {seed}",
+        "settings": {},
+        "architecture": "2-3-4-10",
+        "widths": {"conv1": 2, "conv2": 3, "fc1": 4, "fc2": 10},
+        "n_layers": 4,
+        "parameters": 1000,
+        "multiply_adds": 5000,
+        "train_loss": 0.5,
+        "validation_accuracy": None,
+        "validation_loss": None,
+        "test_accuracy": 0.99,
+        "test_loss": 0.1,
+        "epochs": 3,
+        "seconds": 1.0,
+    }
+    return Row(row=row, seed=seed, **(table | given))

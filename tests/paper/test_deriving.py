@@ -1,0 +1,280 @@
+"""What the tables state follows from the rows, worked by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archlearn_paper.experiment import Check
+from archlearn_paper.experiments import (
+    figure_3a,
+    figure_3b,
+    frontier,
+    properties,
+    table_1,
+    table_2,
+    table_3,
+)
+from archlearn_paper.price_trials import read_trials, tabulate_trials, tabulate_tries
+from archlearn_paper.scale import FULL
+from tests.paper.making import make_row
+
+
+def find(checks: list[Check], words: str) -> Check:
+    (found,) = [check for check in checks if words in check.what]
+    return found
+
+
+def test_neurons_are_those_of_all_layers_but_the_last() -> None:
+    assert make_row("AL1").n_neurons == 2 + 3 + 4
+
+
+def test_error_and_accuracy_are_in_per_cent() -> None:
+    row = make_row("AL1", test_accuracy=0.9925)
+    assert row.accuracy == pytest.approx(99.25)
+    assert row.error == pytest.approx(0.75)
+
+
+def rows_of_table_1(accuracy: float, parameters: int) -> list:
+    return [
+        make_row("baseline", 0, test_accuracy=0.994),
+        make_row("AL1", 0, test_accuracy=accuracy, parameters=parameters),
+        make_row("AL1", 1, test_accuracy=accuracy + 0.002, parameters=parameters + 100),
+        make_row("AL1 NN", 0, test_accuracy=0.9902),
+        make_row("AL1 NN", 1, test_accuracy=0.9904),
+    ]
+
+
+def test_table_1_states_means_and_the_gap_to_scratch() -> None:
+    derived = table_1.derive(rows_of_table_1(0.990, 4000))
+    assert derived["rows"]["AL1"]["accuracy"]["mean"] == pytest.approx(99.1)
+    assert derived["rows"]["AL1"]["parameters"]["mean"] == 4050
+    assert derived["gaps"]["AL1"] == pytest.approx(0.07)
+    checks = table_1.check(derived)
+    assert find(checks, "AL1: 99.07").met
+    assert find(checks, "AL1: accuracy of AL").met
+    assert find(checks, "baseline").met
+
+
+@pytest.mark.parametrize(("accuracy", "parameters"), [(0.989, 4000), (0.990, 4951)])
+def test_table_1_is_not_met_by_too_many_parameters_or_too_little_accuracy(
+    accuracy: float, parameters: int
+) -> None:
+    checks = table_1.check(table_1.derive(rows_of_table_1(accuracy, parameters)))
+    assert not find(checks, "AL1: 99.07").met
+
+
+def test_table_1_puts_the_paper_beside_ours() -> None:
+    main, _ = table_1.tabulate(table_1.derive(rows_of_table_1(0.990, 4000)))
+    (row,) = [row for row in main.rows if row[0] == "AL1"]
+    assert row == (
+        "AL1",
+        "(1,x)-(1,x)-(1,1)",
+        "16-26-10",
+        "15,012",
+        "99.07",
+        "99.08",
+        "4,050 (4,000–4,100)",
+        "99.10 ± 0.14",
+        "99.03 ± 0.01",
+        "–",
+    )
+
+
+def test_table_2_asks_for_more_accuracy_in_no_more_parameters() -> None:
+    names = [row for size in table_2.SIZES for row in (size.al_row, size.smaller)]
+    rows = [make_row(name, test_accuracy=0.992, parameters=40_000) for name in names]
+    rows += [make_row("baseline", test_accuracy=0.993, parameters=431_080)]
+    for size in table_2.SIZES:
+        rows.append(make_row(size.svd_row, test_accuracy=0.98, parameters=44_080))
+        rows.append(make_row(size.svd_row + table_2.TUNED, test_accuracy=0.9925, parameters=44_080))
+    checks = table_2.check(table_2.derive(rows))
+    assert [check.met for check in checks] == [True, False, True] * 2
+    assert table_2.tabulate(table_2.derive(rows))[0].rows[1][:3] == ("SVD rank 10", "43.6", "98.47")
+
+
+def test_table_3_counts_dead_networks_and_stray_depths() -> None:
+    rows = [
+        make_row("depth 6", 0, n_layers=4, test_accuracy=0.990),
+        make_row("depth 6", 1, n_layers=5, test_accuracy=0.988),
+        make_row("depth 15", 0, n_layers=5, test_accuracy=0.99),
+        make_row("depth 15", 1, n_layers=7, test_accuracy=0.1135),
+    ]
+    derived = table_3.derive(rows)
+    assert derived["median_depth"] == 5
+    assert derived["depths"]["15"]["dead"] == 1
+    checks = table_3.check(derived)
+    assert find(checks, "dead").measured == "1 of 4"
+    assert not find(checks, "dead").met
+    assert find(checks, "within 5 ± 1").measured == "3 of 4, from 4 to 7"
+    assert not find(checks, "error from depth 6").met
+    assert table_3.check(table_3.derive(rows[:1] + rows[2:3]))[0].met
+
+
+def test_depth_counts_two_convolutions_and_the_last_layer() -> None:
+    works = table_3.learn_rows(FULL, ())
+    assert {(work.row, work.settings.model) for work in works} == {
+        ("depth 6", "deep-lenet:3"),
+        ("depth 8", "deep-lenet:5"),
+        ("depth 10", "deep-lenet:7"),
+        ("depth 12", "deep-lenet:9"),
+        ("depth 15", "deep-lenet:12"),
+    }
+
+
+def test_figure_3b_correlates_classes_with_neurons() -> None:
+    widths = {2: 5, 3: 7, 4: 6, 5: 9}
+    rows = [
+        make_row(
+            f"{n} classes",
+            test_accuracy=1 - n / 1000,
+            widths={"conv1": 1, "conv2": 1, "fc1": width, "fc2": n},
+        )
+        for n, width in widths.items()
+    ]
+    derived = figure_3b.derive(rows)
+    assert derived["spearman"]["third_layer"] == pytest.approx(1 - 6 * 2 / (4 * 15))
+    assert derived["spearman"]["error"] == pytest.approx(1)
+    assert not find(figure_3b.check(derived), "third layer").met
+    assert derived["classes"]["3"]["neurons"]["mean"] == 9
+
+
+def test_a_curve_has_settled_when_it_stays_near_its_end() -> None:
+    steps, curve = [0, 10, 20, 30, 40], [500, 100, 52, 60, 50]
+    assert figure_3a.find_settled(steps, curve, 10) == 20
+    assert figure_3a.find_settled(steps, curve, 5) == 40
+    assert figure_3a.find_settled(steps, curve, 0) == 40
+    assert figure_3a.find_settled(steps, [50] * 5, 0) == 0
+
+
+def test_figure_3a_averages_over_the_grid() -> None:
+    def curve(row: str, *widths: int, seed: int = 0):
+        history = [
+            {"step": 10 * i, "widths": {"conv1": 5, "fc1": w}, "gap": (w - widths[-1]) / 500}
+            for i, w in enumerate(widths)
+        ]
+        return make_row(row, seed, history=history)
+
+    low, high = figure_3a.WIDTH_COSTS[0], figure_3a.WIDTH_COSTS[-1]
+    weak, strong = figure_3a.BINARISING[0], figure_3a.BINARISING[-1]
+    rows = [
+        curve(figure_3a.name_row(cost, binarise), *widths, seed=seed)
+        for seed in (0, 1)
+        for cost, binarise, widths in (
+            (low, weak, (500, 300, 100)),
+            (high, weak, (500, 100, 40)),
+            (low, strong, (500, 120, 120)),
+            (high, strong, (500, 60, 60)),
+        )
+    ]
+    derived = figure_3a.derive(rows)
+    assert derived["final_by_cost"][f"{low:g}"]["mean"] == 110
+    assert derived["final_by_cost"][f"{high:g}"]["mean"] == 50
+    assert derived["last_change_by_binarise"][f"{weak:g}"]["mean"] == 20
+    assert derived["last_change_by_binarise"][f"{strong:g}"]["mean"] == 10
+    assert derived["last_layer_change_by_binarise"][f"{weak:g}"]["mean"] == 20
+    assert derived["decided_by_binarise"][f"{weak:g}"]["mean"] == 20
+    assert derived["decided_by_binarise"][f"{strong:g}"]["mean"] == 10
+    assert derived["last_change_ranks"] == {"correlation": -1.0, "n": 8}
+    assert all(check.met for check in figure_3a.check(derived))
+
+
+def test_a_rank_correlation_of_few_runs_says_nothing() -> None:
+    derived = {"correlation": -1.0, "n": 4}
+    bound = figure_3a.check_ranks("last change", derived)
+    assert not bound.met
+    assert "-1.15" in bound.bound
+
+
+def test_figure_3a_looks_at_all_layers_and_at_the_third_one() -> None:
+    history = [
+        {"step": 10 * i, "widths": {"conv1": first, "fc1": third}, "gap": gap}
+        for i, (first, third, gap) in enumerate([(9, 50, 0.4), (9, 20, 0.1), (8, 20, 0.01)])
+    ]
+    row = figure_3a.name_row(figure_3a.WIDTH_COSTS[0], figure_3a.BINARISING[0])
+    derived = figure_3a.derive([make_row(row, history=history)])
+    (pair,) = derived["pairs"]
+    assert pair["last_changes"] == [20]
+    assert pair["last_layer_changes"] == [10]
+    assert pair["decided"] == [20]
+
+
+def test_gates_that_never_decide_take_the_whole_run() -> None:
+    assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.3]) == 20
+    assert figure_3a.find_decided([0, 10, 20], [0.4, 0.01, 0.01]) == 10
+
+
+def test_frontier_finds_the_smallest_network_that_is_good() -> None:
+    rows = [
+        make_row("λ3 0.0001 by neurons", 0, parameters=30_000, test_accuracy=0.9940),
+        make_row("λ3 0.0002 by neurons", 0, parameters=12_000, test_accuracy=0.9931),
+        make_row("λ3 0.0002 by neurons", 1, parameters=10_000, test_accuracy=0.9927),
+    ]
+    derived = frontier.derive(rows, {"neurons": (1e-4, 2e-4)})
+    assert derived["smallest_good_mean"]["parameters"]["mean"] == 30_000
+    assert derived["smallest_good_run"]["parameters"] == 12_000
+    checks = frontier.check(derived)
+    assert find(checks, "AL3 is below").met
+    assert find(checks, "AL3 is below").measured == "11,000 parameters"
+    assert find(checks, "baseline").measured == "30,000 parameters"
+
+
+def test_properties_sum_up_removals_and_gaps() -> None:
+    classes = [
+        make_row(f"{n} classes", test_accuracy=1 - n / 1000, widths={"fc1": n, "fc2": n})
+        for n in (2, 3, 4)
+    ]
+    rows = [
+        make_row("AL1", 0, train_loss=0.02, measured={"rises": [0.1, 0.2, -0.1, 0.3]}),
+        make_row("AL1", 1, train_loss=0.05, measured={"rises": [0.1, 0.2, 0.4, 0.3]}),
+        make_row("AL1 NN", 0, train_loss=0.03),
+        make_row("AL1 NN", 1, train_loss=0.03),
+    ]
+    derived = properties.derive([*rows, *classes])
+    assert derived["removal"]["AL1"]["share"] == 7 / 8
+    assert derived["removal"]["AL1"]["by_seed"]["least"] == 0.75
+    assert derived["gaps"]["AL1"]["gap"]["mean"] == pytest.approx(0.005)
+    checks = properties.check(derived)
+    assert find(checks, "kept neurons").measured == "87.5%"
+    assert not find(checks, "kept neurons").met
+    assert find(checks, "AL1: train loss").met
+
+
+def test_tried_prices_are_read_without_those_that_differ_in_more(tmp_path: Path) -> None:
+    lines = [
+        {"row": "all param 0.0003", "architecture": "3-4-10", "parameters": 100},
+        {"row": "all param 0.0003", "architecture": "3-5-10", "parameters": 300},
+        {"row": "all param 1.2e-3 wd1e-4", "architecture": "1-1-10", "parameters": 50},
+        {"row": "width neuron 9e-4", "architecture": "2-2-10", "parameters": 70},
+    ]
+    path = tmp_path / "trials.jsonl"
+    texts = [json.dumps(line | {"validation_accuracy": 0.99}) for line in lines]
+    path.write_text("\n".join(texts))
+    first, second = read_trials(path)
+    assert (first["learnt"], first["price"], first["cost"]) == ("width", "neurons", 9e-4)
+    assert second["parameters"]["mean"] == 200
+    assert tabulate_trials([second]).rows == (
+        (
+            "width and depth",
+            "parameters",
+            "0.0003",
+            "3-4-10, 3-5-10",
+            "200 (100–300)",
+            "99.00 ± 0.00",
+        ),
+    )
+
+
+def test_tries_are_told_by_row_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "tries.jsonl"
+    common = {"learning_rate": 0.08, "weight_decay": 5e-4}
+    runs = [
+        {"row": "small", "width_cost": 3e-3, "parameters": 10, "test_accuracy": 0.98},
+        {"row": "AL3", "width_cost": 5e-4, "parameters": 100, "test_accuracy": 0.99},
+        {"row": "AL3", "width_cost": 5e-4, "parameters": 300, "test_accuracy": 0.97},
+        {"row": "AL3", "width_cost": 4e-4, "parameters": 500, "test_accuracy": 0.99},
+    ]
+    path.write_text("\n".join(json.dumps(common | run) for run in runs))
+    rows = tabulate_tries(path).rows
+    assert [row[:2] for row in rows] == [("AL3", "0.0005"), ("AL3", "0.0004"), ("small", "0.003")]
+    assert rows[0][4:] == ("200 (100–300)", "98.000 ± 1.414")

@@ -1,0 +1,151 @@
+"""A team's runs are ordinary runs: what they come to does not depend on the company."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from archlearn.data.dataset_building import build_dataset
+from archlearn.data.downloads import no_progress
+from archlearn.data.registry import load_examples
+from archlearn.errors import SettingsError
+from archlearn.gating.parameters import width_gates
+from archlearn.training.config import override
+from archlearn.training.evaluation import evaluate
+from archlearn.training.objectives import objective_of
+from archlearn.training.run import learn
+from archlearn.training.run_setup import load_dataset
+from archlearn.training.settings import RunSettings
+from archlearn_paper import outcomes
+from archlearn_paper.outcomes import Outcome
+from archlearn_paper.parallel_runs import Run, train_team
+
+GIVEN = {"data": "digits", "model": "mlp:20-10", "epochs": 2, "limit": 400, "accelerator": "cpu"}
+
+
+def settings(**given: object) -> RunSettings:
+    return override(RunSettings(), GIVEN | given)
+
+
+def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
+    runs = [Run(row="a", settings=settings(seed=seed)) for seed in (3, 4)]
+    together = train_team(runs)
+    alone = train_team(runs[1:])
+    assert [outcome.seed for outcome in together] == [3, 4]
+    assert together[1].test_loss == alone[0].test_loss
+    assert together[0].test_loss != together[1].test_loss
+    summary = learn(settings(seed=4, report=False), tmp_path / "run")
+    assert alone[0].parameters == summary["after"]["parameters"]
+    assert alone[0].architecture == summary["after"]["architecture"]
+    assert alone[0].test_accuracy == summary["test_accuracy"]
+
+
+def test_history_has_the_widths_of_every_epoch_from_the_beginning_on() -> None:
+    (outcome,) = train_team([Run(row="a", settings=settings(epochs=3))])
+    assert [entry["epoch"] for entry in outcome.history] == [0, 1, 2, 3]
+    assert [entry["step"] for entry in outcome.history] == [0, 10, 20, 30]
+    assert sum(outcome.history[0]["widths"].values()) == 30
+    assert sum(outcome.history[-1]["widths"].values()) <= 30
+    assert "model" not in outcome.to_json()
+    assert "history" not in outcome.to_json()
+    assert outcome.to_json(history=True)["history"] == outcome.history
+
+
+def test_a_run_can_start_from_a_network_and_leaves_it_alone() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 10))
+    before = network[1].weight.clone()
+    run = Run(row="a", settings=settings(learn="nothing", epochs=1), network=network)
+    (outcome,) = train_team([run])
+    assert torch.equal(network[1].weight, before)
+    assert outcome.architecture == "7-10"
+    assert outcome.parameters == 64 * 7 + 7 + 7 * 10 + 10
+    assert not torch.equal(outcome.model[1].weight, before)
+
+
+def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
+    def close_one(model: nn.Module, epochs_done: int) -> None:
+        next(iter(width_gates(model).values()))[0] = 0.0
+
+    run = Run(
+        row="a",
+        settings=settings(epochs=1, start_after=1.0, gate_optimiser="penalty"),
+        after_epoch=close_one,
+    )
+    (outcome,) = train_team([run])
+    assert [sum(entry["widths"].values()) for entry in outcome.history] == [30, 29]
+
+
+def test_without_a_validation_part_all_train_examples_are_learnt_from() -> None:
+    (outcome,) = train_team([Run(row="a", settings=settings(validation=0.0, limit=None))])
+    assert outcome.validation_accuracy is None
+    assert outcome.validation_loss is None
+    assert math.isfinite(outcome.train_loss)
+
+
+def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(row="a", settings=settings(learn="nothing", epochs=1))
+    (whole,) = train_team([run])
+    monkeypatch.setattr(outcomes, "_MOST_NUMBERS", 400 * 64 - 1)
+    (some,) = train_team([run])
+    dataset = load_dataset(run.settings, no_progress)
+    half = evaluate(some.model, dataset.train.every(2, 0), objective_of(dataset))
+    assert some.train_loss == pytest.approx(half.loss)
+    assert some.train_loss != whole.train_loss
+    assert some.test_loss == whole.test_loss
+
+
+def test_team_normalises_as_asked() -> None:
+    with pytest.raises(SettingsError, match="images of three colours"):
+        train_team([Run(row="a", settings=settings(normalise="imagenet"))])
+
+
+def test_only_the_first_classes_are_kept() -> None:
+    dataset = build_dataset(load_examples("digits"), validation_share=0.1, classes=3)
+    assert dataset.n_outputs == 3
+    for split in (dataset.train, dataset.validation, dataset.test):
+        assert sorted(split.targets.unique().tolist()) == [0, 1, 2]
+    (outcome,) = train_team([Run(row="a", settings=settings(classes=3))])
+    assert list(outcome.widths.values())[-1] == 3
+
+
+@pytest.mark.parametrize("classes", [1, 11])
+def test_classes_that_are_not_there_are_refused(classes: int) -> None:
+    with pytest.raises(SettingsError, match="choose 2 to 10 classes"):
+        build_dataset(load_examples("digits"), validation_share=0.1, classes=classes)
+
+
+def test_a_run_that_ends_compact_comes_to_what_it_would_have_come_to() -> None:
+    given = {"learn": "width", "momentum": 0.0, "precision": "64-true", "epochs": 6}
+    given |= {"start_after": 0.0, "width_cost": 0.02, "freeze_for": 0.5, "gate_rate": 0.1}
+    run = Run(row="a", settings=settings(**given))
+    (whole,) = train_team([run])
+    (small,) = train_team([dataclasses.replace(run, finish_compact=True)])
+    assert small.architecture == whole.architecture != "20-10-10"
+    assert small.history == whole.history
+    assert min(small.widths.values()) > 2
+    assert small.parameters == whole.parameters
+    assert small.test_loss == pytest.approx(whole.test_loss, rel=1e-9)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.rows: list[str] = []
+
+    def advanced(self, done: int, of: int) -> None:
+        self.places.append((done, of))
+
+    def finished(self, outcome: Outcome) -> None:
+        self.rows.append(outcome.row)
+
+
+def test_an_observer_hears_of_every_epoch_and_every_end() -> None:
+    heard = Heard()
+    runs = [Run(row=row, settings=settings(limit=200)) for row in "ab"]
+    train_team(runs, observer=heard)
+    assert heard.places == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert heard.rows == ["a", "b"]

@@ -1,0 +1,258 @@
+"""Every finished run is kept; what was asked before is not run again, what has changed is."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from archlearn.data.scikit_learn import load_digits
+from archlearn.errors import DataError, RunInterruptedError, SettingsError
+from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
+from archlearn_paper.experiment import Done, Evaluation, Experiment, Work
+from archlearn_paper.fixed_width import Given, Holder
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.results import read_results, results_path
+from archlearn_paper.run_key import describe_work
+from archlearn_paper.run_row import Row
+from archlearn_paper.runner import Order, conduct
+from archlearn_paper.scale import FULL, Scale
+
+SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
+
+
+class Notebook:
+    """Notes what is heard of an experiment."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def began(self, n_runs: int, n_known: int) -> None:
+        pass
+
+    def advanced(self, done: int, of: int) -> None:
+        assert 0 < done <= of
+
+    def finished(self, row: Row) -> None:
+        self.made.append(f"{row.row} {row.seed}")
+
+
+def settings(scale: Scale, seed: int) -> RunSettings:
+    return RunSettings(
+        model="mlp:8",
+        data=scale.data,
+        seed=seed,
+        epochs=scale.epochs,
+        limit=scale.limit,
+        gates=GateSettings(learn="nothing"),
+        hardware=HardwareSettings(accelerator="cpu"),
+    )
+
+
+def train_plainly(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    assert not done
+    return [Run(row="plain", settings=settings(scale, seed)) for seed in scale.seeds]
+
+
+def go_on(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    works: list[Work] = []
+    for finished in done:
+        network, seed = finished.load_model(), finished.row.seed
+        works.append(Evaluation(row="again", settings=settings(scale, seed), network=network))
+        works.append(Run(row="longer", settings=settings(scale, seed), network=network))
+    return works
+
+
+def train_no_more(scale: Scale, done: Sequence[Done]) -> list[Work]:
+    for finished in done:
+        finished.load_model()
+    return []
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    return {"order": [f"{row.row} {row.seed}" for row in rows]}
+
+
+EXPERIMENT = Experiment(
+    name="trial",
+    title="a trial",
+    stages=(train_plainly, go_on),
+    derive=derive,
+    check=lambda derived: [],
+    tabulate=lambda derived: [],
+)
+
+
+def carry_out(folder: Path, experiment: Experiment = EXPERIMENT, scale: Scale = SCALE) -> list[str]:
+    notebook = Notebook()
+    conduct(Order(experiment=experiment, scale=scale, folder=folder, command="trial"), notebook)
+    return notebook.made
+
+
+ALL = ["plain 0", "plain 1", "again 0", "again 1", "longer 0", "longer 1"]
+
+
+def test_stages_follow_each_other_and_rows_stand_in_order(tmp_path: Path) -> None:
+    assert carry_out(tmp_path) == ALL
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert results.complete
+    assert results.derived["order"] == [
+        "plain 0",
+        "plain 1",
+        "again 0",
+        "longer 0",
+        "again 1",
+        "longer 1",
+    ]
+    table = json.loads(results_path(tmp_path, "trial").read_text())
+    assert table["command"] == "trial"
+    assert table["seeds"] == [0, 1]
+    assert table["hardware"]["device"]
+    assert table["versions"]["torch"]
+    assert table["date"].endswith("UTC")
+
+
+def test_a_network_that_is_only_measured_scores_what_it_scored_in_training(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    by_name = {(row.row, row.seed): row for row in results.rows}
+    for seed in (0, 1):
+        trained, measured = by_name["plain", seed], by_name["again", seed]
+        assert measured.test_accuracy == trained.test_accuracy
+        assert measured.test_loss == pytest.approx(trained.test_loss)
+        assert measured.train_loss == pytest.approx(trained.train_loss)
+        assert measured.parameters == trained.parameters
+        assert by_name["longer", seed].train_loss < trained.train_loss
+
+
+def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_path: Path) -> None:
+    partly = replace(EXPERIMENT, shows_part=True)
+    order = Order(experiment=partly, scale=SCALE, folder=tmp_path, command="trial", within=0.0)
+    notebook = Notebook()
+    results = conduct(order, notebook)
+    assert notebook.made == ["plain 0"], "nothing at all is no answer"
+    assert results.derived["order"] == ["plain 0"]
+    assert carry_out(tmp_path) == ALL[1:]
+    whole = read_results(tmp_path, "trial")
+    assert whole is not None
+    again = conduct(order, notebook)
+    assert again.rows == whole.rows, "what was made in time before is shown too"
+
+
+def test_runs_of_other_settings_do_not_count_as_made_in_time(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    partly = replace(EXPERIMENT, shows_part=True)
+    longer = replace(SCALE, epochs=3)
+    order = Order(experiment=partly, scale=longer, folder=tmp_path, command="trial", within=0.0)
+    notebook = Notebook()
+    results = conduct(order, notebook)
+    assert notebook.made == ["plain 0"]
+    assert [row.epochs for row in results.rows] == [3]
+
+
+def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:
+    order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
+    with pytest.raises(SettingsError, match=r"trial was asked for within 10 s.*leave the time out"):
+        conduct(order, Notebook())
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    before = results_path(tmp_path, "trial").read_text()
+    assert carry_out(tmp_path) == []
+    after = results_path(tmp_path, "trial").read_text()
+    assert json.loads(after)["rows"] == json.loads(before)["rows"]
+
+
+def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
+    class Tired(Notebook):
+        def finished(self, row: Row) -> None:
+            super().finished(row)
+            if len(self.made) == 3:
+                raise KeyboardInterrupt
+
+    order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
+    with pytest.raises(RunInterruptedError, match="the same command goes on"):
+        conduct(order, Tired())
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert not results.complete
+    assert carry_out(tmp_path) == ALL[3:]
+
+
+def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    more = carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2)))
+    assert more == ["plain 2", "again 2", "longer 2"]
+    assert carry_out(tmp_path, scale=replace(SCALE, epochs=3)) == ALL
+
+
+def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
+    run = Run(row="a", settings=settings(SCALE, 0))
+    held = [Holder(given=Given(widths={"1": n}), first=0, last=1) for n in (3, 3, 4)]
+    keys = [describe_work(replace(run, after_epoch=holder)) for holder in held]
+    assert keys[0] == keys[1] != keys[2]
+    assert describe_work(run) not in keys
+    assert describe_work(run) != describe_work(replace(run, finish_compact=True))
+    network = nn.Linear(2, 2)
+    assert describe_work(replace(run, network=network)) != describe_work(run)
+
+
+def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
+    run = Run(row="a", settings=settings(SCALE, 0))
+    elsewhere = replace(run.settings, hardware=HardwareSettings(threads=3))
+    assert describe_work(run) == describe_work(replace(run, settings=elsewhere))
+    assert describe_work(run) != describe_work(replace(run, settings=settings(SCALE, 1)))
+
+
+def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    for name in ("longer.seed0", "plain.seed1"):
+        (lost,) = (tmp_path / "models" / "trial").glob(f"{name}*")
+        lost.unlink()
+    assert carry_out(tmp_path) == ["plain 1"]
+
+
+def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:
+    carry_out(tmp_path)
+    shorter = replace(EXPERIMENT, name="other", stages=(train_plainly,), borrows=("trial",))
+    assert carry_out(tmp_path, shorter) == []
+    assert carry_out(tmp_path, replace(shorter, stages=(train_plainly, train_no_more))) == []
+    stranger = replace(shorter, name="stranger", borrows=())
+    assert carry_out(tmp_path, stranger) == ["plain 0", "plain 1"]
+
+
+def test_what_is_measured_of_a_model_is_measured_once(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def measure(scale: Scale, done: Done) -> dict[str, Any]:
+        seen.append(done.row.row)
+        return {"n": sum(p.numel() for p in done.load_model().parameters())}
+
+    measuring = replace(EXPERIMENT, stages=(train_plainly,), measure=measure)
+    carry_out(tmp_path, measuring)
+    carry_out(tmp_path, measuring)
+    assert seen == ["plain", "plain"]
+    results = read_results(tmp_path, "trial")
+    assert results is not None
+    assert [row.measured["n"] for row in results.rows] == [64 * 8 + 8 + 8 * 10 + 10] * 2
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    results_path(tmp_path, "trial").write_text('{"rows": [1]}')
+    with pytest.raises(DataError, match=r"trial\.json does not hold results"):
+        carry_out(tmp_path)
+
+
+def test_digits_are_not_taken_for_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "archlearn_paper.request_checks.load_examples", lambda name: load_digits(28)
+    )
+    with pytest.raises(DataError, match="MNIST could not be had"):
+        carry_out(tmp_path, scale=replace(SCALE, data="mnist"))
+    assert not results_path(tmp_path, "trial").exists()

@@ -1,0 +1,52 @@
+"""Numbers worked by hand."""
+
+import math
+
+import pytest
+
+from archlearn_paper.statistics import correlate_ranks, measure_spread, rank
+
+
+def test_spread_of_three_numbers() -> None:
+    spread = measure_spread([1.0, 2.0, 6.0])
+    assert spread.mean == 3
+    assert spread.deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert (spread.least, spread.most, spread.n) == (1, 6, 3)
+
+
+def test_spread_of_one_number_has_no_deviation() -> None:
+    assert measure_spread([4.0]).deviation == 0
+
+
+def test_mean_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        measure_spread([])
+
+
+def test_equal_values_share_their_mean_place() -> None:
+    assert rank([30, 10, 20, 10]) == [4, 1.5, 3, 1.5]
+    assert rank([5, 5, 5]) == [2, 2, 2]
+
+
+def test_rank_correlation_is_blind_to_the_shape_of_a_rise() -> None:
+    assert correlate_ranks([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1)
+    assert correlate_ranks([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+
+
+def test_rank_correlation_of_five_pairs_with_a_swap() -> None:
+    # Without ties it is 1 - 6 sum(d²) / (n (n² - 1)): here 1 - 6 * 2 / 120.
+    assert correlate_ranks([1, 2, 3, 4, 5], [2, 1, 3, 4, 5]) == pytest.approx(0.9)
+
+
+def test_rank_correlation_with_a_tie() -> None:
+    # Ranks 1, 2, 3 against 1.5, 1.5, 3: products 1.5, squares 2 and 1.5.
+    assert correlate_ranks([1, 2, 3], [7, 7, 9]) == pytest.approx(1.5 / math.sqrt(2 * 1.5))
+
+
+def test_rank_correlation_with_what_never_varies_is_no_number() -> None:
+    assert math.isnan(correlate_ranks([1, 2, 3], [4, 4, 4]))
+
+
+def test_sides_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 and 2 values"):
+        correlate_ranks([1, 2, 3], [1, 2])

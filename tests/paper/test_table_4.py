@@ -1,0 +1,238 @@
+"""The CaffeNet case study: who is chosen, what is stated, and the whole of it on few images."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import archlearn as al
+from archlearn.errors import SettingsError
+from archlearn_paper.experiment import Check
+from archlearn_paper.experiments import caffenet_recipes, table_4, table_4_choices
+from archlearn_paper.experiments.caffenet_recipes import LEARNT, Plan
+from archlearn_paper.progress_lines import LineWatcher
+from archlearn_paper.results import Results, model_path
+from archlearn_paper.run_row import Row
+from archlearn_paper.runner import Order, conduct
+from archlearn_paper.scale import QUICK
+from tests.paper.making import make_row
+
+ROWS = [
+    "reference",
+    "reference, trained further",
+    *LEARNT,
+    "neuron pruning",
+    "SVD-quarter-F",
+    "Adaptive Fastfood 16",
+]
+
+
+def candidate(row: str, parameters: int, validation: float, test: float = 0.5) -> Row:
+    return make_row(row, parameters=parameters, validation_accuracy=validation, test_accuracy=test)
+
+
+def test_most_accurate_candidate_that_is_small_enough_is_chosen() -> None:
+    large, near, smaller = (
+        candidate("AL-fc at 0.1", 400, 0.500, test=0.9),
+        candidate("AL-fc at 0.2", 300, 0.491),
+        candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
+    )
+    assert table_4_choices.choose([large, near, smaller], 320) is near
+    assert table_4_choices.choose([large, near, smaller], 400) is large
+    assert table_4_choices.choose([large, near], 100) is near
+
+
+def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
+    rows = [
+        candidate("reference", 1000, 0.5),
+        candidate("AL-fc at 0.1", 330, 0.6),
+        candidate("AL-fc at 0.2", 310, 0.4),
+        candidate("AL-conv at 0.1", 700, 0.5),
+        candidate("AL-all at 0.1", 315, 0.6),
+        candidate("AL-all at 0.2", 305, 0.5),
+        candidate("AL-all at 0.4", 100, 0.4),
+        candidate("SVD-quarter-F", 200, 0.5),
+    ]
+    chosen = table_4_choices.choose_all(rows)
+    assert chosen["AL-fc"].parameters == 310
+    assert chosen["AL-all"].parameters == 305
+    assert list(chosen) == ["reference", "AL-fc", "AL-conv", "AL-all", "SVD-quarter-F"]
+
+
+def tries(fc: float, conv: float, both: float, everything: float) -> list[Row]:
+    """Rows of the right sizes with these accuracies on the validation part."""
+    return [
+        candidate("reference", 1000, 0.48, test=0.9),
+        candidate("reference, trained further", 1000, 0.5),
+        candidate("AL-fc at 9", 320, fc),
+        candidate("AL-conv at 9", 780, conv),
+        candidate("AL-conv-fc at 9", 320, both),
+        candidate("AL-all at 9", 319, everything),
+    ]
+
+
+def next_of(*names: str, place: int = 0) -> dict[str, float]:
+    return {name: LEARNT[name].others[place] for name in names}
+
+
+def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
+    rows = tries(0.492, 0.489, 0.491, 0.495)
+    assert table_4_choices.choose_next(rows) == next_of("AL-conv")
+    rows[2] = candidate("AL-fc at 9", 330, 0.6)
+    rows[5] = candidate("AL-all at 9", 320, 0.7)
+    assert table_4_choices.choose_next(rows) == next_of("AL-fc", "AL-conv", "AL-all")
+
+
+def test_learning_all_layers_is_tried_again_until_it_is_above_the_others() -> None:
+    rows = tries(0.5, 0.5, 0.5, 0.5)
+    for place, cost in enumerate(LEARNT["AL-all"].others):
+        assert table_4_choices.choose_next(rows) == next_of("AL-all", place=place)
+        rows.append(candidate(table_4_choices.name_of("AL-all", cost), 319, 0.499))
+    assert table_4_choices.choose_next(rows) == {}, "no price is left"
+    assert table_4_choices.choose_next(tries(0.5, 0.5, 0.5, 0.501)) == {}
+
+
+def test_what_the_time_did_not_suffice_for_is_not_tried_again() -> None:
+    assert table_4_choices.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == next_of("AL-fc")
+
+
+def test_windows_of_sizes_are_what_must_be_shown() -> None:
+    for name, terms in LEARNT.items():
+        assert terms.least < terms.most
+        if name != "AL-all":
+            assert 100 * (1 - terms.most) >= (table_4_choices.PAPER[name].least or 0)
+            assert LEARNT["AL-all"].most < terms.least
+
+
+def find(checks: list[Check], words: str) -> Check:
+    (found,) = [check for check in checks if words in check.what]
+    return found
+
+
+def derive(all_accuracy: float, all_parameters: int) -> list[Check]:
+    rows = [candidate("reference", 1000, 0.5, 0.5)]
+    rows += [candidate(f"{row} at 0.1", 320, 0.5, 0.49) for row in ("AL-fc", "AL-conv-fc")]
+    rows.append(candidate("AL-conv at 0.1", 781, 0.5, 0.48))
+    rows.append(candidate("AL-all at 0.1", all_parameters, 0.5, all_accuracy))
+    return table_4.check(table_4.derive(rows))
+
+
+def test_checks_hold_sizes_and_points_against_the_reference() -> None:
+    checks = derive(0.495, 200)
+    assert find(checks, "AL-fc: fewer").met
+    assert find(checks, "AL-fc: fewer").measured == "68.0 %"
+    assert find(checks, "AL-fc: points").met
+    assert not find(checks, "AL-conv: fewer").met
+    assert not find(checks, "AL-conv: points").met
+    assert all(check.met for check in checks if "beats" in check.what)
+
+
+def test_points_are_counted_from_the_reference_trained_as_long() -> None:
+    rows = [candidate("reference", 1000, 0.5, 0.5), candidate("AL-fc at 0.1", 320, 0.5, 0.49)]
+    rows += [candidate(f"{row} at 0.1", 300, 0.5, 0.5) for row in ("AL-conv-fc", "AL-conv")]
+    rows.append(candidate("AL-all at 0.1", 200, 0.5, 0.5))
+    assert find(table_4.check(table_4.derive(rows)), "AL-fc: points").measured == "1.00"
+    rows.append(candidate("reference, trained further", 1000, 0.5, 0.51))
+    assert find(table_4.check(table_4.derive(rows)), "AL-fc: points").measured == "2.00"
+
+
+@pytest.mark.parametrize(("accuracy", "parameters"), [(0.489, 200), (0.495, 321)])
+def test_learning_all_layers_must_be_better_on_both_axes(accuracy: float, parameters: int) -> None:
+    checks = derive(accuracy, parameters)
+    assert not find(checks, "beats AL-fc").met
+
+
+def test_tables_state_the_paper_beside_ours() -> None:
+    rows = [candidate("reference", 1000, 0.5), candidate("SVD-quarter-F", 420, 0.5)]
+    table, *_ = table_4.tabulate(table_4.derive(rows))
+    line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
+    assert line[1:4] == ("25.6", "56.19", "58")
+    assert line[6] == "58.0"
+
+
+def test_rows_that_were_not_made_are_named_and_not_met() -> None:
+    rows = [candidate("reference", 1000, 0.5), candidate("AL-fc at 0.2", 320, 0.5)]
+    derived = table_4.derive(rows)
+    table, architectures, *_ = table_4.tabulate(derived)
+    line = next(row for row in table.rows if row[0] == "AL-conv")
+    assert line[1:4] == ("47.8", "55.87", "22")
+    assert "the time ran out" in line[4]
+    assert [row[0] for row in architectures.rows] == ["reference", "AL-fc"]
+    checks = table_4.check(derived)
+    assert find(checks, "AL-fc: fewer").met
+    missing = [check for check in checks if "the time ran out" in check.measured]
+    assert {check.what for check in missing} == {"AL-conv", "AL-conv-fc", "AL-all"}
+    assert not any(check.met for check in missing)
+
+
+def test_data_that_are_no_photographs_are_refused() -> None:
+    with pytest.raises(SettingsError, match="--data tiny-imagenet:DIR"):
+        table_4.train_references(QUICK, [])
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The whole of it, on a network of few channels and sixty small images."""
+    folder = tmp_path_factory.mktemp("table-4")
+    random = np.random.default_rng(0)
+    for number, name in enumerate("abc"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for place in range(20):
+            image = random.integers(60 * number, 60 * number + 90, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(image).save(folder / "photos" / name / f"{place}.png")
+    scale = replace(QUICK, data=f"folder:{folder / 'photos'}:16", seeds=(0,))
+    order = Order(
+        experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
+    )
+    tiny = Plan(
+        model="caffenet:0.04",
+        side=67,
+        epochs=2,
+        further=2,
+        batch_size=8,
+        validation=0.2,
+        largest_step=0.05,
+    )
+    log = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caffenet_recipes, "QUICK", tiny)
+        conduct(order, LineWatcher(io.StringIO()))
+        again = conduct(order, LineWatcher(log))
+    lines = log.getvalue().splitlines()
+    assert lines[1] == "0 runs to make, 8 are there already"
+    assert all(line.startswith("0 runs to make") for line in lines)
+    return replace(again, command=str(folder / "results"))
+
+
+def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: Results) -> None:
+    assert set(results.derived["rows"]) == set(ROWS)
+    methods = [row for row in results.rows if row.row != "reference"]
+    assert {row.epochs for row in methods} == {2}
+    assert all(
+        row.parameters < results.rows[0].parameters
+        for row in methods[-3:]
+        if "further" not in row.row
+    )
+
+
+def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None:
+    for row in results.rows:
+        measured = row.measured["forward"]["cpu"]
+        assert measured["own_ms"] > 0
+        assert measured["ratio"] == pytest.approx(
+            measured["own_ms"] / measured["reference_ms"], rel=0.05
+        )
+
+
+def test_models_are_there_and_of_the_stated_size(results: Results) -> None:
+    models = Path(results.command) / "models" / "table-4"
+    for row in results.rows:
+        name = model_path(Path(), "table-4", row.row, 0).name
+        model = al.load(models / name).eval()
+        assert sum(p.numel() for p in model.parameters()) == row.parameters
+        with torch.no_grad():
+            assert model(torch.zeros(1, 3, 67, 67)).shape == (1, 3)
