@@ -19,12 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.data.dataset import Dataset, Split
-from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.data.dataset import Dataset, Examples, Split, build_dataset
 from archlearn.data.transforms import Framing
-from archlearn.training import run_setup, step_choice
-from archlearn.training.evaluation import evaluate
+from archlearn.training import cuda_graph, run_setup
 from archlearn.training.hardware import start_fabric
+from archlearn.training.metrics import evaluate
 from archlearn.training.settings import (
     GateSettings,
     HardwareSettings,
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--capture", choices=["auto", "no"], default="auto")
     options = parser.parse_args()
     # Whether capturing pays for a network this large is one of the questions.
-    step_choice._MOST_PARAMETERS_TO_CAPTURE = 10**9
+    cuda_graph._MOST_PARAMETERS_TO_CAPTURE = 10**9
     fabric = start_fabric(HardwareSettings(precision="bf16-mixed"))
     dataset = random_images(options.images, options.side).to(fabric.device)
     rows: list[dict[str, Any]] = []

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from archlearn.training.config import override
 from archlearn.training.settings import RunSettings
 from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import Run, train_team
-from archlearn_paper.round_robin import SilentTeamObserver
+from archlearn_paper.parallel_runs import Run, SilentTeamObserver, train_team
 
 SEEDS = {
     "first": (100, 101),

@@ -29,15 +29,12 @@ from archlearn.data.downloads import no_progress
 from archlearn.training import run_setup
 from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import SilentObserver
-from archlearn.training.checkpoint import Position
+from archlearn.training.checkpoint import Position, order_of_epoch
 from archlearn.training.config import override
-from archlearn.training.evaluation import sum_scores
-from archlearn.training.graceful_stop import Interruption
-from archlearn.training.metrics import read_gates
-from archlearn.training.random_state import order_of_epoch
+from archlearn.training.metrics import read_gates, sum_scores
 from archlearn.training.run_setup import Session, prepare, set_layout_
 from archlearn.training.settings import RunSettings
-from archlearn.training.trainer import Loop
+from archlearn.training.trainer import Interruption, Loop
 
 ON_GPU = torch.cuda.is_available()
 

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
 from archlearn.gating.container import STORE, GateStore, find_store
-from archlearn.module_modes import evaluating
-from archlearn.module_utils import check_made, find_reference
+from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import TriState
 from archlearn.tracing.instance_forward import class_forwards

@@ -7,14 +7,13 @@ from torch import nn
 
 from archlearn.analysis.sites import Site
 from archlearn.costs import known_inputs
+from archlearn.gating.attach import check_leaves, check_rows, follow_copy
 from archlearn.gating.container import STORE, GateStore, find_store
 from archlearn.gating.selection import Choice, choose_by_hand
-from archlearn.gating.trace_copy import follow_copy
-from archlearn.gating.validation import check_leaves, check_rows
 from archlearn.nn.tristate import TriState
 from archlearn.optim.cost_function import CostFunction
-from archlearn.tracing.binding import unwrap
 from archlearn.tracing.example_inputs import count_examples
+from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards
 from archlearn.tracing.traces import Leaf
 

@@ -1,14 +1,193 @@
-"""Modules and tensors are found by their names, often; torch's own search is slow."""
+"""Find modules and tensors by name; copy a model; switch training modes for a while.
 
-from collections import Counter
+torch copies no tensor that was computed with gradients. A weight that `weight_norm` computes before
+each call is one, and so is what a module keeps to be looked at: such tensors are copied without.
+
+Most of what a module holds are numbers and empty dictionaries of hooks, which Python's own
+`copy.deepcopy` takes long for. So modules that are copied in the plain way are copied here, and
+`copy.deepcopy` is asked for the rest.
+"""
+
+import copy
+import copyreg
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._pytree import tree_leaves
 
 from archlearn.errors import InputError
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Generator[None]:
+    """Put models into evaluation mode for a while; each submodule gets its own mode back."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        if any(training or _sets_mode(module) for module, training in modes):
+            for model in models:
+                model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
+
+
+def _sets_mode(module: nn.Module) -> bool:
+    """Return whether a module does more than torch's own when it is put into another mode."""
+    cls = type(module)
+    return cls.train is not nn.Module.train or cls.eval is not nn.Module.eval
+
+
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Return whether each submodule is in training mode, by name."""
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def set_modes_(model: nn.Module, modes: Mapping[str, bool]) -> None:
+    """Put a model into the mode of another one, and submodules of the same name into theirs."""
+    model.train(modes[""])
+    for name, module in model.named_modules():
+        module.training = modes.get(name, modes[""])
+
+
+class ModeReads:
+    """Notices whether anything asks a module for its mode while a network is traced.
+
+    Attributes:
+        readers: The modules that were asked.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.readers: set[nn.Module] = set()
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            raise AttributeError("training")
+        self.seen = True
+        self.readers.add(module)
+        return vars(module)["training"]
+
+    def __set__(self, module: Any, training: bool) -> None:
+        vars(module)["training"] = training
+
+
+@contextmanager
+def noticing_mode_reads(net: nn.Module) -> Generator[ModeReads]:
+    """Notice every read of `training`, as torch.fx notices every call: on the class itself.
+
+    A module with a `train` of its own may keep its mode elsewhere; that counts as a read.
+    """
+    reads = ModeReads()
+    cls: Any = nn.Module
+    cls.training = reads
+    try:
+        yield reads
+    finally:
+        if vars(cls).get("training") is reads:
+            del cls.training
+        reads.seen |= any(type(module).train is not nn.Module.train for module in net.modules())
+
+
+@contextmanager
+def unnoticed() -> Generator[None]:
+    """Let reads of `training` pass that are not made by a `forward` that is traced."""
+    reads = vars(nn.Module).get("training")
+    if not isinstance(reads, ModeReads):
+        yield
+        return
+    before = reads.seen, set(reads.readers)
+    try:
+        yield
+    finally:
+        reads.seen, reads.readers = before
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+_SIMPLE = frozenset({bool, int, float, str, type(None)})
+
+
+_WAYS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy.
+
+    Args:
+        model: Any model.
+        memo: What is copied already, by identity, as for `copy.deepcopy`.
+    """
+    known = dict(memo or {})
+    modules = list(model.modules())
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _OF_TORCH:
+                _copy_computed_(value, known)
+    # What copies or restores itself in its own way may look into its parts: they must be whole.
+    odd = {part for m in modules if not _is_plain(type(m)) for part in m.modules()}
+    made: list[tuple[nn.Module, Any]] = []
+    for module in modules:
+        if id(module) not in known and module not in odd:
+            known[id(module)] = type(module).__new__(type(module))
+            made.append((module, known[id(module)]))
+    states: list[Any] = []  # held until the end: what is known is known by its identity
+    for module, copied in made:  # each finds the others among what is known
+        state: Any = module.__getstate__()
+        states.append(state)
+        if type(state) is dict:
+            state = {name: _copy(value, known) for name, value in state.items()}
+        else:
+            state = copy.deepcopy(state, known)
+        copied.__setstate__(state)
+    return copy.deepcopy(model, known)
+
+
+def _is_plain(cls: type[nn.Module]) -> bool:
+    """Return whether instances are copied by their state, which they take as it is."""
+    own = any(getattr(cls, way, None) is not getattr(object, way, None) for way in _WAYS)
+    own = own or not cls.__setstate__.__module__.startswith("torch.")
+    return not own and cls not in copyreg.dispatch_table and not _slots_of(cls)
+
+
+def _slots_of(cls: type) -> Any:
+    find: Any = copyreg._slotnames  # pyright: ignore[reportAttributeAccessIssue]
+    return find(cls)
+
+
+def _copy(value: Any, known: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind in _SIMPLE or (kind is tuple and _SIMPLE.issuperset(map(type, value))):
+        return value
+    if kind is OrderedDict and not value and not vars(value):
+        return known.setdefault(id(value), OrderedDict())
+    if kind is set and not value:
+        return known.setdefault(id(value), set())
+    if kind is not dict or id(value) in known:
+        return copy.deepcopy(value, known)
+    made = known[id(value)] = {}
+    for key, part in value.items():
+        made[_copy(key, known)] = known[id(part)] if id(part) in known else _copy(part, known)
+    return made
+
+
+def _copy_computed_(value: Any, known: dict[int, Any]) -> None:
+    """Copy all tensors among an attribute's value that were computed with gradients."""
+    kind = type(value)
+    if kind in _SIMPLE or (kind is tuple and _SIMPLE.issuperset(map(type, value))):
+        return
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and not leaf.is_leaf:
+            known.setdefault(id(leaf), leaf.detach().clone())
 
 
 def find_module(net: nn.Module, name: str) -> nn.Module:

@@ -16,12 +16,11 @@ from archlearn_paper.method_comparison import (
     find_contenders,
     make_experiment,
 )
-from archlearn_paper.pages import describe_results, write_page
 from archlearn_paper.paper_command import make_watcher
-from archlearn_paper.request_checks import check_contest
 from archlearn_paper.request_options import choose_folder
 from archlearn_paper.results import Results, write_results
-from archlearn_paper.runner import Order, conduct
+from archlearn_paper.runner import Order, check_contest, conduct
+from archlearn_paper.tables import describe_results, write_page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +96,7 @@ def draw_comparison_anew(asked: Asked) -> None:
 
 
 def _conclude(experiment: Experiment, results: Results, folder: Path) -> None:
-    from archlearn_paper.plots.comparison import draw_comparison
-    from archlearn_paper.plots.figures import save_figure
+    from archlearn_paper.plots.figures import draw_comparison, save_figure
 
     name = experiment.name
     drawn = save_figure(draw_comparison(results.derived), name, folder)

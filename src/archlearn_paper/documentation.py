@@ -6,7 +6,6 @@ from pathlib import Path
 
 from archlearn_paper.experiment import Check, Experiment, Table
 from archlearn_paper.method_comparison import find_comparisons
-from archlearn_paper.pages import compose_body
 from archlearn_paper.price_trials import (
     LATER_TRIALS,
     NAME,
@@ -20,7 +19,7 @@ from archlearn_paper.price_trials import (
 )
 from archlearn_paper.registry import TITLES, find_experiment
 from archlearn_paper.results import Results, read_results
-from archlearn_paper.tables import write_markdown
+from archlearn_paper.tables import compose_body, write_markdown
 
 PAGE = "results.md"
 FIGURES = "figures"

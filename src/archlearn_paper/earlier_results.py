@@ -7,9 +7,9 @@ from archlearn.errors import SettingsError
 from archlearn_paper.comparison.methods import SCRATCH
 from archlearn_paper.comparison.protocol import Contest
 from archlearn_paper.comparison.ranking import UNTUNED, read_result
+from archlearn_paper.experiment import QUICK, Scale
 from archlearn_paper.request_options import QUICK_RESULTS
 from archlearn_paper.results import Results, read_results, results_path
-from archlearn_paper.scale import QUICK, Scale
 
 _ELSEWHERE = "choose another folder with --out"
 

@@ -9,8 +9,7 @@ import torch
 from archlearn.data.dataset import Dataset
 from archlearn.data.downloads import no_progress
 from archlearn.training.config import to_table
-from archlearn.training.evaluation import evaluate
-from archlearn.training.metrics import costs_of
+from archlearn.training.metrics import costs_of, evaluate
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings

@@ -1,17 +1,232 @@
-"""An experiment says which runs to make, what follows from them, and what it must show."""
+"""An experiment as data: stages of runs, rows of results, checks, tables."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.run_row import Row
-from archlearn_paper.scale import Scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Numbers of several seeds.
+
+    Attributes:
+        deviation: Sample standard deviation; 0 for a single number.
+    """
+
+    mean: float
+    deviation: float
+    least: float
+    most: float
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def measure_spread(values: Sequence[float]) -> Spread:
+    """Return mean, sample standard deviation and range.
+
+    Raises:
+        ValueError: If there are no values.
+    """
+    if not values:
+        raise ValueError("a mean of no values was asked for; give one at least")
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0
+    return Spread(
+        mean=mean, deviation=deviation, least=min(values), most=max(values), n=len(values)
+    )
+
+
+def rank(values: Sequence[float]) -> list[float]:
+    """Return the place of each value in order, from 1; equal values share their mean place."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    ranks = [0.0] * len(values)
+    first = 0
+    while first < len(order):
+        last = first
+        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
+            last += 1
+        for place in range(first, last + 1):
+            ranks[order[place]] = (first + last) / 2 + 1
+        first = last + 1
+    return ranks
+
+
+def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's correlation: that of the ranks. NaN where either never varies.
+
+    Raises:
+        ValueError: If there are fewer than two pairs, or one side is longer.
+    """
+    if len(x) != len(y) or len(x) < 2:
+        raise ValueError(
+            f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
+        )
+    first, second = rank(x), rank(y)
+    middle = (len(x) + 1) / 2
+    a, b = [value - middle for value in first], [value - middle for value in second]
+    norm = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
+    products = math.fsum(v * w for v, w in zip(a, b, strict=True))
+    return products / norm if norm else math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One finished run.
+
+    Attributes:
+        row: Which row or point of the experiment, as "AL1".
+        asked: What was asked for, in short; a run of the same is not made again.
+        settings: Every setting of the run.
+        widths: Channels and neurons by layer, the outputs among them.
+        n_layers: Layers with weights.
+        parameters: Of the compact model.
+        train_loss: Of the final model on all that it learnt from.
+        seconds: Wall-clock time of the team the run was in.
+        history: One mapping an epoch, where the experiment needs it.
+        measured: What was measured on the model besides.
+    """
+
+    row: str
+    seed: int
+    asked: str
+    settings: Mapping[str, Any]
+    architecture: str
+    widths: Mapping[str, int]
+    n_layers: int
+    parameters: int
+    multiply_adds: int
+    train_loss: float
+    validation_accuracy: float | None
+    validation_loss: float | None
+    test_accuracy: float
+    test_loss: float
+    epochs: int
+    seconds: float
+    history: Sequence[Mapping[str, Any]] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def error(self) -> float:
+        """Return the test error in per cent."""
+        return 100 * (1 - self.test_accuracy)
+
+    @property
+    def accuracy(self) -> float:
+        """Return the test accuracy in per cent."""
+        return 100 * self.test_accuracy
+
+    @property
+    def n_neurons(self) -> int:
+        """Return the neurons and channels of all layers but the last: the complexity."""
+        return sum(list(self.widths.values())[:-1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; what is empty is left out."""
+        table = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: table[name] for name in table if table[name] not in ((), {}, [])}
+
+
+def read_row(table: Mapping[str, Any]) -> Row:
+    """Return a row from plain data; names it does not know are left aside."""
+    known = {item.name for item in fields(Row)}
+    return Row(**{name: value for name, value in table.items() if name in known})
+
+
+def group(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows by name, in order of their first appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.row, []).append(row)
+    return groups
+
+
+def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> Spread:
+    """Return the spread of one number over rows."""
+    return measure_spread([number(row) for row in rows])
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what a table states of the seeds of one row."""
+    return {
+        "seeds": [row.seed for row in rows],
+        "architectures": [row.architecture for row in rows],
+        "parameters": spread_of(rows, lambda row: row.parameters).to_json(),
+        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds).to_json(),
+        "neurons": spread_of(rows, lambda row: row.n_neurons).to_json(),
+        "layers": spread_of(rows, lambda row: row.n_layers).to_json(),
+        "accuracy": spread_of(rows, lambda row: row.accuracy).to_json(),
+        "train_loss": spread_of(rows, lambda row: row.train_loss).to_json(),
+    }
+
+
+Point = TypeVar("Point")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How large an experiment is made.
+
+    Attributes:
+        name: "full", or "quick" for a small version that says it is one.
+        seeds: Every row is run once for each.
+        epochs: Passes over the train data.
+        limit: Train examples used; None uses all.
+        validation: Part of the train data set apart; 0 learns from all of them.
+        points: Most points of a sweep that are run; None runs all.
+        probes: Train examples on which the loss without single neurons is measured.
+        data: The data set.
+        batch_size: Examples a step; the rate of the weights is in proportion.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    epochs: int
+    limit: int | None = None
+    validation: float = 0.0
+    points: int | None = None
+    probes: int = 10_000
+    data: str = "mnist"
+    batch_size: int = 250
+
+    def shorten(self, epochs: int, n_seeds: int | None = None) -> "Scale":
+        """Return a scale of so many epochs and seeds at most."""
+        return replace(self, epochs=min(self.epochs, epochs), seeds=self.seeds[:n_seeds])
+
+    def pick(self, sweep: Sequence[Point]) -> list[Point]:
+        """Return the points of a sweep that are run, spread evenly, the ends among them."""
+        if self.points is None or len(sweep) <= self.points:
+            return list(sweep)
+        if self.points == 1:
+            return [sweep[len(sweep) // 2]]
+        last = len(sweep) - 1
+        return [sweep[round(place * last / (self.points - 1))] for place in range(self.points)]
+
+
+FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)
+
+
+QUICK = Scale(
+    name="quick",
+    seeds=(0, 1),
+    epochs=10,
+    limit=1500,
+    validation=1 / 12,
+    points=3,
+    probes=500,
+    batch_size=50,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +281,14 @@ class Table:
 
 
 Work = Run | Evaluation
+
+
 Stage = Callable[[Scale, Sequence[Done]], Sequence[Work]]
+
+
 """Returns what is to be done next, from the scale and everything done by the stages before."""
+
+
 Derived = Mapping[str, Any]
 
 

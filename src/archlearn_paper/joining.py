@@ -13,9 +13,9 @@ from pathlib import Path
 from archlearn.errors import ArchlearnError, SettingsError
 from archlearn_paper.comparison.methods import CONTENDERS
 from archlearn_paper.comparison.ranking import read_result
+from archlearn_paper.experiment import Row
 from archlearn_paper.method_comparison import find_comparisons, make_experiment
 from archlearn_paper.results import Results, read_results, results_path, write_results
-from archlearn_paper.run_row import Row
 
 _SHARED = ("experiment", "quick", "seeds", "scale", "budgets", "hardware", "versions")
 """What two comparisons must have in common."""

@@ -20,14 +20,12 @@ from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
 from archlearn_paper.comparison.ranking import Verdict
 from archlearn_paper.comparison.referee import Referee
 from archlearn_paper.earlier_results import check_earlier_comparison
-from archlearn_paper.experiment import Experiment
+from archlearn_paper.experiment import Experiment, Scale
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.plain_command import carry_out
-from archlearn_paper.request_checks import check_contest
 from archlearn_paper.request_options import choose_folder, parse_seeds
 from archlearn_paper.results import Results, read_results
-from archlearn_paper.runner import Order
-from archlearn_paper.scale import Scale
+from archlearn_paper.runner import Order, check_contest
 
 logger = logging.getLogger(__name__)
 

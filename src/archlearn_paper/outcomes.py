@@ -17,11 +17,10 @@ from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.config import to_table
-from archlearn.training.evaluation import Score, evaluate
-from archlearn.training.metrics import costs_of
-from archlearn.training.optimizers import has_gates
+from archlearn.training.metrics import Score, costs_of, evaluate
 from archlearn.training.run_setup import Session, set_layout_
 from archlearn.training.settings import RunSettings
+from archlearn.training.train_step import has_gates
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_NUMBERS = 1 << 31

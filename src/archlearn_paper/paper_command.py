@@ -12,14 +12,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from archlearn.errors import SettingsError
 from archlearn_paper.documentation import write_documentation
 from archlearn_paper.earlier_results import check_earlier_results
-from archlearn_paper.pages import describe_results, write_page
+from archlearn_paper.experiment import Row, Scale
 from archlearn_paper.price_trials import NAME, TRIALS, read_trials
 from archlearn_paper.progress_lines import LineWatcher, describe_row
 from archlearn_paper.registry import find_experiment
 from archlearn_paper.results import Results, read_results, write_results
-from archlearn_paper.run_row import Row
 from archlearn_paper.runner import Order, Watcher, conduct
-from archlearn_paper.scale import Scale
+from archlearn_paper.tables import describe_results, write_page
 
 
 def run_experiment(
@@ -54,8 +53,7 @@ def draw_results(name: str, folder: Path) -> None:
 
 def write_docs(folder: Path, docs: Path) -> Path:
     """Write the documentation's page of results, with the figure of the prices tried."""
-    from archlearn_paper.plots.figures import save_figure
-    from archlearn_paper.plots.prices import draw_prices
+    from archlearn_paper.plots.figures import draw_prices, save_figure
 
     if not docs.is_dir():
         raise SettingsError(

@@ -1,35 +1,157 @@
-"""A team is many runs in one process: side by side on a GPU, one after the other on a CPU.
+"""Train several runs at once, each on its own CUDA stream.
 
 A small network leaves most of a GPU idle, so each run of a team has its captured step on a
 stream of its own, and nothing is read back before the end. The order of examples and the gates of
 every epoch lie on the device.
 """
 
+import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from archlearn.data.dataset import Dataset
+from archlearn.data.downloads import no_progress
 from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.training.checkpoint import order_of_epoch
 from archlearn.training.cuda_graph import CapturedStepper
+from archlearn.training.defaults import derive_sizes
 from archlearn.training.hardware import start_fabric
-from archlearn.training.optimizers import has_gates
-from archlearn.training.run_setup import Session, open_session
+from archlearn.training.run_setup import Session, load_dataset, open_session
 from archlearn.training.settings import RunSettings
-from archlearn_paper.dataset_cache import Storeroom
+from archlearn.training.train_step import has_gates
 from archlearn_paper.outcomes import Outcome, Recording, compact_trained, sum_up
-from archlearn_paper.round_robin import (
-    Clock,
-    Progress,
-    SilentTeamObserver,
-    TeamObserver,
-    take_turns,
-)
+
+_OF_DATA = (
+    "data", "validation", "limit", "classes", "resize", "augment", "normalise", "skip_broken",
+    "start_from",
+)  # fmt: skip
+
+
+_MOST_BYTES_ON_DEVICE = 8 << 30
+
+
+@dataclass(slots=True)
+class Storeroom:
+    """What the runs of a team have in common: data sets and orders, loaded once."""
+
+    fabric: Fabric
+    datasets: dict[tuple[object, ...], Dataset] = field(default_factory=dict)
+    orders: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+
+    def dataset(self, settings: RunSettings) -> Dataset:
+        """Return the data set that a run learns from, on the device unless it is very large."""
+        key = tuple(getattr(settings, name) for name in _OF_DATA)
+        if key not in self.datasets:
+            found = _load(replace(RunSettings(), **dict(zip(_OF_DATA, key, strict=True))))
+            fits = found.train.n_bytes <= _MOST_BYTES_ON_DEVICE
+            self.datasets[key] = found.to(self.fabric.device) if fits else found
+        return self.datasets[key]
+
+    def n_epochs(self, settings: RunSettings) -> int:
+        """Return the epochs that a run will have."""
+        n_train = len(self.dataset(settings).train)
+        epochs = derive_sizes(settings, n_train, settings.hardware.accumulate).epochs
+        assert epochs is not None
+        return epochs
+
+    def order(self, n_examples: int, seed: int, n_epochs: int) -> Tensor:
+        """Return the order of examples of every epoch, on the device."""
+        key = (n_examples, seed, n_epochs)
+        if key not in self.orders:
+            orders = [order_of_epoch(n_examples, seed, epoch) for epoch in range(n_epochs)]
+            self.orders[key] = torch.stack(orders).to(self.fabric.device)
+        return self.orders[key]
+
+
+@functools.lru_cache(maxsize=2)
+def _load(settings: RunSettings) -> Dataset:
+    """Return a data set that teams one after the other learn from, read from the disk once."""
+    return load_dataset(settings, no_progress)
+
+
+class TeamObserver(Protocol):
+    """Hears how a team gets on."""
+
+    def advanced(self, done: int, of: int) -> None:
+        """Take note of the epochs done by all runs together."""
+        ...
+
+    def finished(self, outcome: Outcome) -> None:
+        """Take note of a run that has ended."""
+        ...
+
+
+class SilentTeamObserver:
+    """Hears and says nothing."""
+
+    def advanced(self, done: int, of: int) -> None:
+        """Do nothing."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """Do nothing."""
+
+
+def take_turns(parts: Sequence[Iterator[int]], progress: "Progress") -> None:
+    """Go through several iterators, one item of each at a time, until all have ended."""
+    waiting = list(parts)
+    while waiting:
+        going_on: list[Iterator[int]] = []
+        for part in waiting:
+            done = next(part, None)
+            if done is not None:
+                going_on.append(part)
+                progress.advance(done)
+        waiting = going_on
+
+
+class Clock:
+    """Adds up the time in which runs train."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started = 0.0
+        self._total = 0.0
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._wait()
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Return the seconds so far."""
+        self._wait()
+        self._total += time.perf_counter() - self._started
+        return self._total
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class Progress:
+    """Tells an observer of the epochs done, over all groups of a team."""
+
+    def __init__(self, observer: TeamObserver, done: int, of: int) -> None:
+        self._observer, self._done, self._of = observer, done, of
+
+    def advance(self, epochs: int) -> None:
+        """Take note of epochs done."""
+        self._done += epochs
+        if epochs:
+            self._observer.advanced(self._done, self._of)
+
 
 SIDE_BY_SIDE = 16
+
+
 _NOWHERE = Path("a-team-writes-nothing")
 
 

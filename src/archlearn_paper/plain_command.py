@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 
 from archlearn.errors import ArchlearnError
-from archlearn_paper.pages import describe_results, write_page
 from archlearn_paper.progress_lines import LineWatcher
 from archlearn_paper.runner import Order, conduct
+from archlearn_paper.tables import describe_results, write_page
 
 
 def carry_out(make_order: Callable[[], Order]) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from archlearn_paper.experiment import Table
-from archlearn_paper.statistics import measure_spread
+from archlearn_paper.experiment import Table, measure_spread
 from archlearn_paper.tables import write_counts, write_spread
 
 TRIALS = "choosing_prices.jsonl"

@@ -3,7 +3,7 @@
 import time
 from typing import TextIO
 
-from archlearn_paper.run_row import Row
+from archlearn_paper.experiment import Row
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -13,7 +13,7 @@ from archlearn.training.settings import (
     RunSettings,
     StrengthSettings,
 )
-from archlearn_paper.scale import Scale
+from archlearn_paper.experiment import Scale
 
 Price = Literal["neurons", "parameters", "multiply_adds"]
 Learnt = Literal["all", "width"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from archlearn.errors import SettingsError
-from archlearn_paper.scale import FULL, QUICK, Scale
+from archlearn_paper.experiment import FULL, QUICK, Scale
 
 RESULTS = Path("results")
 QUICK_RESULTS = Path("runs") / "quick"

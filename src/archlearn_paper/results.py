@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.errors import DataError
-from archlearn_paper.run_row import Row, read_row
+from archlearn_paper.experiment import Row, read_row
 
 FORMAT = 1
 

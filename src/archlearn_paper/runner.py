@@ -1,7 +1,10 @@
-"""An experiment is carried out stage by stage; what is in its file already is not run again."""
+"""Run an experiment: make the runs that are missing, keep what came of them."""
 
 import datetime
+import hashlib
+import json
 import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,21 +12,120 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 import archlearn
-from archlearn.errors import DataError, RunInterruptedError
+from archlearn.data.registry import load_examples
+from archlearn.errors import DataError, RunInterruptedError, SettingsError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
 from archlearn.serialization import save
+from archlearn.training.config import to_table
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.settings import HardwareSettings
-from archlearn_paper.evaluation import evaluate_work
-from archlearn_paper.experiment import Done, Evaluation, Experiment, Work
+from archlearn_paper.baselines.budget import Sizes
+from archlearn_paper.baselines.interface import TOLERANCE
+from archlearn_paper.comparison.protocol import Contest
+from archlearn_paper.evaluation import evaluate_work, find_dataset
+from archlearn_paper.experiment import Done, Evaluation, Experiment, Row, Scale, Work, read_row
 from archlearn_paper.outcomes import Outcome
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_team
-from archlearn_paper.request_checks import check_data, check_folder, check_time
 from archlearn_paper.results import Results, model_path, read_results, write_results
-from archlearn_paper.run_key import describe_work
-from archlearn_paper.run_row import Row, read_row
-from archlearn_paper.scale import Scale
+
+_LENGTH = 16
+
+
+# Settings that came after the first results: as these they change nothing, and do not count.
+_ADDED_LATER = {"normalise": "data"}
+
+
+def describe_work(work: Work) -> str:
+    """Return a text that is the same for the same row, settings and network, and no others.
+
+    What is done after an epoch counts by its `repr`. Where and how fast the arithmetic is done
+    does not count.
+    """
+    settings = to_table(work.settings)
+    settings.pop("hardware", None)
+    settings.pop("record", None)
+    for name, value in _ADDED_LATER.items():
+        if settings.get(name) == value:
+            del settings[name]
+    asked: list[Any] = [work.row, settings]
+    if isinstance(work, Run):
+        asked += [repr(work.after_epoch), work.finish_compact]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    if work.network is not None:
+        _add_network(digest, work.network)
+    kind = "measured" if isinstance(work, Evaluation) else "trained"
+    return f"{kind}-{digest.hexdigest()[:_LENGTH]}"
+
+
+def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+
+
+MNIST = "mnist"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written, before the first run and not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"results cannot be written into {folder} ({error.strerror}); choose another folder "
+            "with --out"
+        ) from error
+
+
+def check_time(experiment: Experiment, within: float | None) -> None:
+    """Refuse to stop early where nothing can be made of a part of the runs."""
+    if within is not None and not experiment.shows_part:
+        raise SettingsError(
+            f"{experiment.name} was asked for within {within:g} s, but it needs all "
+            "its runs; leave the time out: stopped, it goes on where it was"
+        )
+
+
+def check_data(scale: Scale) -> None:
+    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
+    if scale.data == MNIST and load_examples(MNIST).name != MNIST:
+        raise DataError(
+            "MNIST could not be had, and results on other digits would not be those of the paper; "
+            "put its four files into the cache or a folder and say --data idx:DIR, or say "
+            "--data digits:28 to run on scikit-learn's"
+        )
+
+
+def check_contest(contest: Contest) -> None:
+    """Refuse data without classes and budgets out of reach, before anything is trained.
+
+    Raises:
+        SettingsError: If a budget is below the network with a channel a layer, or not below the
+            whole network.
+        DataError: If the data have no classes.
+    """
+    if find_dataset(contest.plain(0, 1)).task == "regression":
+        raise DataError(
+            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
+            "with classes (archlearn data lists them)"
+        )
+    network, example = contest.fresh_network(0), contest.example()
+    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
+    most = sum(parameter.numel() for parameter in network.parameters())
+    for budget in contest.budgets:
+        if least > (1 + TOLERANCE) * budget or budget >= most:
+            raise SettingsError(
+                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
+                "one channel in each layer; choose budgets in between"
+            )
 
 
 class Watcher(Protocol):

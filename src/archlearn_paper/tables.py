@@ -1,9 +1,11 @@
-"""Numbers in a table: means with their spread, the paper's beside ours."""
+"""Tables and pages of results, as text and Markdown."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from archlearn_paper.experiment import Check, Table
+from archlearn_paper.experiment import Check, Experiment, Table
+from archlearn_paper.results import Results
 
 NOTHING = "–"
 
@@ -66,3 +68,81 @@ def tabulate_checks(checks: Sequence[Check]) -> Table:
         for check in checks
     )
     return Table(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
+
+
+QUICK_NOTICE = (
+    "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
+    "of the points. It shows that everything works, not what the method reaches."
+)
+
+
+def describe_results(experiment: Experiment, results: Results) -> str:
+    """Return tables and checks for a terminal."""
+    parts = [write_text(table) for table in experiment.tabulate(results.derived)]
+    checks = experiment.check(results.derived)
+    if checks:
+        parts.append(write_text(tabulate_checks(checks)).replace("**", ""))
+    if results.quick:
+        parts.append(describe_scale(results))
+    return "\n\n".join(["", *parts])
+
+
+def describe_scale(results: Results) -> str:
+    """Return what is small about a quick version."""
+    scale = results.scale
+    return QUICK_NOTICE.format(
+        limit=f"{scale['limit']:,}" if scale["limit"] else "all",
+        epochs=scale["epochs"],
+        seeds=len(results.seeds),
+    )
+
+
+def describe_circumstances(results: Results) -> str:
+    """Return how the results were made."""
+    seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows}))
+    epochs = sorted({row.epochs for row in results.rows if row.epochs}) or [0]
+    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    return (
+        f"Made by `{results.command}` on {results.date}; {results.hardware['name']}, {versions}; "
+        f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
+        f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds; "
+        "of whole numbers the range."
+    )
+
+
+def compose_page(experiment: Experiment, results: Results, folder: Path) -> str:
+    """Return the page of an experiment in Markdown.
+
+    What a person has to say of it, `NAME.notes.md` beside the results, comes last.
+    """
+    parts = [f"# {experiment.name}: {experiment.title}"]
+    if results.quick:
+        parts.append(describe_scale(results))
+    parts += compose_body(experiment, results, folder, figure=f"{experiment.name}.svg")
+    return "\n\n".join(parts) + "\n"
+
+
+def compose_body(
+    experiment: Experiment, results: Results, folder: Path, *, figure: str
+) -> list[str]:
+    """Return figure, tables, checks, circumstances and notes, each as Markdown."""
+    parts: list[str] = []
+    if (folder / f"{experiment.name}.svg").is_file():
+        parts.append(f"![{experiment.title}]({figure})")
+    parts += [write_markdown(table) for table in experiment.tabulate(results.derived)]
+    checks = experiment.check(results.derived)
+    if checks:
+        parts.append(write_markdown(tabulate_checks(checks)))
+    parts.append(describe_circumstances(results))
+    notes = folder / f"{experiment.name}.notes.md"
+    if notes.is_file():
+        parts.append(notes.read_text(encoding="utf-8").strip())
+    return parts
+
+
+def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:
+    """Write the page of an experiment beside its results, and return where."""
+    path = folder / f"{experiment.name}.md"
+    path.write_text(compose_page(experiment, results, folder), encoding="utf-8")
+    return path

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.cli.app import main
-from archlearn.training.run_directory import SUMMARY
-from archlearn.training.run_lock import LOCK, lock_run
+from archlearn.training.run_directory import LOCK, SUMMARY, lock_run
 from tests.cli.commands import (
     LEARN,
     kill_all,

@@ -11,13 +11,17 @@ import torch
 from PIL import Image
 
 from archlearn.data import downloads
-from archlearn.data.dataset import Split, carve_validation, measure_channels
-from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.data.dataset import (
+    Examples,
+    Split,
+    build_dataset,
+    carve_validation,
+    measure_channels,
+)
 from archlearn.data.downloads import download, no_progress
 from archlearn.data.file_cache import cache_folder
-from archlearn.data.idx import PARTS, format_idx, parse_idx
 from archlearn.data.registry import load_examples
-from archlearn.data.standard import MNIST, load_idx_source
+from archlearn.data.standard import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 from archlearn.errors import DataError, InputError, SettingsError
 
 

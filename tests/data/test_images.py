@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from archlearn.data import decoding_workers, image_cache, images
-from archlearn.data.dataset import Split
-from archlearn.data.dataset_building import build_dataset
+from archlearn.data import image_cache
+from archlearn.data.dataset import Split, build_dataset
 from archlearn.data.registry import load_examples
 from archlearn.errors import DataError
 
@@ -22,8 +21,8 @@ SIDE = 6
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, which even few images go through, by two processes."""
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(images, "FEWEST_TO_CACHE", 1)
-    monkeypatch.setattr(decoding_workers, "_FEWEST_A_WORKER", 4)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1)
+    monkeypatch.setattr(image_cache, "_FEWEST_A_WORKER", 4)
     return tmp_path / "cache" / "images"
 
 
@@ -65,7 +64,7 @@ def test_cached_images_are_those_that_are_decoded_in_memory(
     noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "cats" / "noise.jpg", quality=80)
     cached = [split.inputs for split in load(folder)]
-    monkeypatch.setattr(images, "FEWEST_TO_CACHE", 1000)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1000)
     direct = [split.inputs for split in load(folder)]
     both = [torch.cat(each).flatten(1).tolist() for each in (cached, direct)]
     assert sorted(both[0]) == sorted(both[1])
@@ -121,7 +120,7 @@ def test_broken_image_is_named_and_nothing_is_kept(folder: Path, cache: Path) ->
 def test_broken_images_are_left_out_and_named_if_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fewest: int
 ) -> None:
-    monkeypatch.setattr(images, "FEWEST_TO_CACHE", fewest)
+    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", fewest)
     for path in [*folder.rglob("*[13579].png"), folder / "dogs" / "104.png"]:
         path.write_bytes(path.read_bytes()[:-30])
     train, test = load(folder, skip_broken=True)
@@ -141,7 +140,7 @@ def test_full_disk_is_said_before_anything_is_decoded(
 
 
 def test_worker_that_is_killed_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_workers.sys, "executable", "/bin/false")
+    monkeypatch.setattr(image_cache.sys, "executable", "/bin/false")
     with pytest.raises(DataError, match="processes that decode images ended early"):
         load(folder)
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.data.dataset_building import build_dataset
+from archlearn.data.dataset import build_dataset
 from archlearn.data.registry import load_examples
 from archlearn.errors import DataError, SettingsError
 from archlearn.reporting import write_report
 from archlearn.training.config import override
-from archlearn.training.evaluation import evaluate
+from archlearn.training.metrics import evaluate
 from archlearn.training.objectives import objective_of
 from archlearn.training.run import learn
 from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines

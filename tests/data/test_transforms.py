@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.data.dataset import Dataset, Split
-from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.data.dataset import Dataset, Examples, Split, build_dataset
 from archlearn.data.transforms import SMALLEST_WINDOW, Framing, cut_windows, draw_windows, scale
 from archlearn.errors import SettingsError
-from archlearn.training import evaluation
+from archlearn.training import metrics
 from archlearn.training.objectives import objective_of
 
 
@@ -140,7 +139,7 @@ def test_large_images_are_scored_fewer_at_a_time(monkeypatch: pytest.MonkeyPatch
             return x.mean((2, 3))[:, :2]
 
     data = dataset(Framing(20))
-    monkeypatch.setattr(evaluation, "_MOST_NUMBERS", {"cpu": 7 * 3 * 20 * 20})
-    score = evaluation.evaluate(Net(), data.test, objective_of(data))
+    monkeypatch.setattr(metrics, "_MOST_NUMBERS", {"cpu": 7 * 3 * 20 * 20})
+    score = metrics.evaluate(Net(), data.test, objective_of(data))
     assert seen == [7, 7, 6]
     assert score.n_examples == 20

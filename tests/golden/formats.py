@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn_paper.dropout_schedule import Dropped, Relaxing
+from archlearn_paper.experiment import FULL
 from archlearn_paper.experiments.table_1 import learn_rows
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.parameter_budget import Window
-from archlearn_paper.run_key import describe_work
-from archlearn_paper.scale import FULL
+from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
+from archlearn_paper.runner import describe_work
 
 FOLDER = Path(__file__).with_name("files")
 KEYS = FOLDER / "run_keys.json"

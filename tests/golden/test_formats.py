@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import archlearn as al
+from archlearn_paper.experiment import FULL
 from archlearn_paper.experiments.table_1 import learn_rows
-from archlearn_paper.run_key import describe_work
-from archlearn_paper.scale import FULL
+from archlearn_paper.runner import describe_work
 from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
 
 

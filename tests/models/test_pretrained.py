@@ -16,9 +16,8 @@ import archlearn as al
 from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffe_import import read_caffemodel
 from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn.models.pretrained import read_pretrained, with_weights
+from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
 from archlearn.models.registry import build_network
-from archlearn.models.weight_conventions import Pretrained, from_caffe
 from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models
 from tests.models.caffe_files import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from archlearn_paper.run_row import Row
+from archlearn_paper.experiment import Row
 
 
 class Counter:

@@ -15,18 +15,15 @@ from archlearn.gating.attach import add_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.models.registry import build_network
+from archlearn.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn.training.config import override
-from archlearn.training.cuda_graph import CapturedStepper
+from archlearn.training.cuda_graph import CapturedStepper, make_stepper
 from archlearn.training.hardware import start_fabric
-from archlearn.training.optimizers import make_optimisers
-from archlearn.training.random_state import order_of_epoch
 from archlearn.training.run_setup import Session, load_dataset, open_session
 from archlearn.training.settings import RunSettings
-from archlearn.training.step_choice import make_stepper
-from archlearn.training.train_step import EagerStepper
-from archlearn.training.training_state import collect_tensors
-from archlearn_paper.baselines.group_sparsity import learn_sparse_groups
+from archlearn.training.train_step import EagerStepper, make_optimisers
 from archlearn_paper.baselines.l1_diagonal import add_diagonals
+from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
 from archlearn_paper.parallel_runs import Run, train_team
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")

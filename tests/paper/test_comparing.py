@@ -8,12 +8,11 @@ from archlearn_paper.baselines.interface import is_within
 from archlearn_paper.comparison.methods import OURS, SCRATCH
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
+from archlearn_paper.experiment import Scale, group
 from archlearn_paper.method_comparison import find_comparisons, find_contenders, make_experiment
-from archlearn_paper.pages import describe_results
 from archlearn_paper.results import Results
-from archlearn_paper.run_row import group
 from archlearn_paper.runner import Order, conduct
-from archlearn_paper.scale import Scale
+from archlearn_paper.tables import describe_results
 from tests.paper.making import Counter
 
 pytest.importorskip("torch_pruning")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.experiment import Check
+from archlearn_paper.experiment import FULL, Check
 from archlearn_paper.experiments import (
     figure_3a,
     figure_3b,
@@ -16,7 +16,6 @@ from archlearn_paper.experiments import (
     table_3,
 )
 from archlearn_paper.price_trials import read_trials, tabulate_trials, tabulate_tries
-from archlearn_paper.scale import FULL
 from tests.paper.making import make_row
 
 

@@ -6,8 +6,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn_paper.dropout_schedule import Dropped, Relaxing
-from archlearn_paper.parameter_budget import Window
+from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
 
 LAYERS = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
 

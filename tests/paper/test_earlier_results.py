@@ -9,8 +9,8 @@ import pytest
 
 from archlearn_paper import __main__ as experiments
 from archlearn_paper import method_comparison
+from archlearn_paper.experiment import FULL
 from archlearn_paper.results import Results, results_path, write_results
-from archlearn_paper.scale import FULL
 from tests.paper.making import make_row
 
 COMPARISON = "compare-lenet-digits-28"

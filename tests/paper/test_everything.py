@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from archlearn_paper.documentation import write_documentation
-from archlearn_paper.pages import describe_results, write_page
+from archlearn_paper.experiment import QUICK
 from archlearn_paper.plots.figures import DRAWINGS, write_figure
 from archlearn_paper.registry import find_experiment
 from archlearn_paper.results import Results, read_results, write_results
 from archlearn_paper.runner import Order, conduct
-from archlearn_paper.scale import QUICK
+from archlearn_paper.tables import describe_results, write_page
 from tests.paper.making import Counter
 
 TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)

@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 
 from archlearn_paper.baselines.bayesian_search import Proposal, Search
-from archlearn_paper.experiment import Done
+from archlearn_paper.experiment import FULL, Done, Row
 from archlearn_paper.experiments.figure_4 import (
     BATCH_SIZE,
     EPOCHS,
+    PANELS,
     PRICE,
+    ask_next,
     check,
     derive,
     learn_rows,
+    name_model,
     propose,
     read_trainings,
     tabulate,
 )
-from archlearn_paper.experiments.search_spaces import PANELS, ask_next, name_model
 from archlearn_paper.experiments.search_worker import work_on
-from archlearn_paper.plots.search import draw_figure_4, read_progress
-from archlearn_paper.run_row import Row
-from archlearn_paper.scale import FULL
+from archlearn_paper.plots.figures import draw_figure_4, read_progress
 from tests.paper.making import make_row
 
 pytest.importorskip("optuna")

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.data.dataset_building import build_dataset
+from archlearn.data.dataset import build_dataset
 from archlearn.data.downloads import no_progress
 from archlearn.data.registry import load_examples
 from archlearn.errors import SettingsError
 from archlearn.gating.parameters import width_gates
 from archlearn.training.config import override
-from archlearn.training.evaluation import evaluate
+from archlearn.training.metrics import evaluate
 from archlearn.training.objectives import objective_of
 from archlearn.training.run import learn
 from archlearn.training.run_setup import load_dataset

@@ -16,10 +16,8 @@ from archlearn_paper.comparison.strength_search import (
     name_first,
     name_trial,
 )
-from archlearn_paper.experiment import Done
+from archlearn_paper.experiment import Done, Row, Scale
 from archlearn_paper.method_comparison import choose_contest, find_contenders
-from archlearn_paper.run_row import Row
-from archlearn_paper.scale import Scale
 from tests.paper.making import make_row
 
 BUDGET = 1000

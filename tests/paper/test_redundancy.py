@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from archlearn.training.settings import RunSettings
-from archlearn_paper.experiments.redundancy import measure_removals
+from archlearn_paper.experiments.properties import measure_removals
 
 SETTINGS = RunSettings(data="digits", limit=400)
 

@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from archlearn.data.scikit_learn import load_digits
+from archlearn.data.standard import load_digits
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
-from archlearn_paper.experiment import Done, Evaluation, Experiment, Work
+from archlearn_paper.experiment import FULL, Done, Evaluation, Experiment, Row, Scale, Work
 from archlearn_paper.fixed_width import Given, Holder
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.results import read_results, results_path
-from archlearn_paper.run_key import describe_work
-from archlearn_paper.run_row import Row
-from archlearn_paper.runner import Order, conduct
-from archlearn_paper.scale import FULL, Scale
+from archlearn_paper.runner import Order, conduct, describe_work
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
 
@@ -250,9 +247,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_digits_are_not_taken_for_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "archlearn_paper.request_checks.load_examples", lambda name: load_digits(28)
-    )
+    monkeypatch.setattr("archlearn_paper.runner.load_examples", lambda name: load_digits(28))
     with pytest.raises(DataError, match="MNIST could not be had"):
         carry_out(tmp_path, scale=replace(SCALE, data="mnist"))
     assert not results_path(tmp_path, "trial").exists()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from archlearn_paper.statistics import correlate_ranks, measure_spread, rank
+from archlearn_paper.experiment import correlate_ranks, measure_spread, rank
 
 
 def test_spread_of_three_numbers() -> None:

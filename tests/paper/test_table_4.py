@@ -11,14 +11,12 @@ from PIL import Image
 
 import archlearn as al
 from archlearn.errors import SettingsError
-from archlearn_paper.experiment import Check
-from archlearn_paper.experiments import caffenet_recipes, table_4, table_4_choices
+from archlearn_paper.experiment import QUICK, Check, Row
+from archlearn_paper.experiments import caffenet_recipes, table_4
 from archlearn_paper.experiments.caffenet_recipes import LEARNT, Plan
 from archlearn_paper.progress_lines import LineWatcher
 from archlearn_paper.results import Results, model_path
-from archlearn_paper.run_row import Row
 from archlearn_paper.runner import Order, conduct
-from archlearn_paper.scale import QUICK
 from tests.paper.making import make_row
 
 ROWS = [
@@ -41,9 +39,9 @@ def test_most_accurate_candidate_that_is_small_enough_is_chosen() -> None:
         candidate("AL-fc at 0.2", 300, 0.491),
         candidate("AL-fc at 0.4", 200, 0.480, test=0.9),
     )
-    assert table_4_choices.choose([large, near, smaller], 320) is near
-    assert table_4_choices.choose([large, near, smaller], 400) is large
-    assert table_4_choices.choose([large, near], 100) is near
+    assert table_4.choose([large, near, smaller], 320) is near
+    assert table_4.choose([large, near, smaller], 400) is large
+    assert table_4.choose([large, near], 100) is near
 
 
 def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
@@ -57,7 +55,7 @@ def test_all_layers_are_to_be_smaller_than_every_other_that_learns() -> None:
         candidate("AL-all at 0.4", 100, 0.4),
         candidate("SVD-quarter-F", 200, 0.5),
     ]
-    chosen = table_4_choices.choose_all(rows)
+    chosen = table_4.choose_all(rows)
     assert chosen["AL-fc"].parameters == 310
     assert chosen["AL-all"].parameters == 305
     assert list(chosen) == ["reference", "AL-fc", "AL-conv", "AL-all", "SVD-quarter-F"]
@@ -81,30 +79,30 @@ def next_of(*names: str, place: int = 0) -> dict[str, float]:
 
 def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
     rows = tries(0.492, 0.489, 0.491, 0.495)
-    assert table_4_choices.choose_next(rows) == next_of("AL-conv")
+    assert table_4.choose_next(rows) == next_of("AL-conv")
     rows[2] = candidate("AL-fc at 9", 330, 0.6)
     rows[5] = candidate("AL-all at 9", 320, 0.7)
-    assert table_4_choices.choose_next(rows) == next_of("AL-fc", "AL-conv", "AL-all")
+    assert table_4.choose_next(rows) == next_of("AL-fc", "AL-conv", "AL-all")
 
 
 def test_learning_all_layers_is_tried_again_until_it_is_above_the_others() -> None:
     rows = tries(0.5, 0.5, 0.5, 0.5)
     for place, cost in enumerate(LEARNT["AL-all"].others):
-        assert table_4_choices.choose_next(rows) == next_of("AL-all", place=place)
-        rows.append(candidate(table_4_choices.name_of("AL-all", cost), 319, 0.499))
-    assert table_4_choices.choose_next(rows) == {}, "no price is left"
-    assert table_4_choices.choose_next(tries(0.5, 0.5, 0.5, 0.501)) == {}
+        assert table_4.choose_next(rows) == next_of("AL-all", place=place)
+        rows.append(candidate(table_4.name_of("AL-all", cost), 319, 0.499))
+    assert table_4.choose_next(rows) == {}, "no price is left"
+    assert table_4.choose_next(tries(0.5, 0.5, 0.5, 0.501)) == {}
 
 
 def test_what_the_time_did_not_suffice_for_is_not_tried_again() -> None:
-    assert table_4_choices.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == next_of("AL-fc")
+    assert table_4.choose_next(tries(0.4, 0.5, 0.5, 0.5)[:3]) == next_of("AL-fc")
 
 
 def test_windows_of_sizes_are_what_must_be_shown() -> None:
     for name, terms in LEARNT.items():
         assert terms.least < terms.most
         if name != "AL-all":
-            assert 100 * (1 - terms.most) >= (table_4_choices.PAPER[name].least or 0)
+            assert 100 * (1 - terms.most) >= (table_4.PAPER[name].least or 0)
             assert LEARNT["AL-all"].most < terms.least
 
 

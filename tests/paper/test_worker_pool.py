@@ -14,11 +14,10 @@ from torch import nn
 
 from archlearn.serialization import save
 from archlearn_paper.baselines.interface import BudgetError
-from archlearn_paper.comparison.compression import reduce_in_round, reduce_learnt
 from archlearn_paper.comparison.methods import CONTENDERS, Learnt, Pruned
 from archlearn_paper.comparison.protocol import Contest
-from archlearn_paper.experiment import Done
-from archlearn_paper.scale import Scale
+from archlearn_paper.comparison.strength_search import reduce_in_round, reduce_learnt
+from archlearn_paper.experiment import Done, Scale
 from archlearn_paper.worker_pool import make_networks, map_helped
 from tests.paper.making import make_row
 

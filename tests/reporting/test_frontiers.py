@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from archlearn.reporting.comparison import find_differences
-from archlearn.reporting.frontiers import Point, find_best, read_frontiers
+from archlearn.reporting.comparison import Point, find_best, find_differences, read_frontiers
 from archlearn.reporting.run_reader import read_run
 from tests.reporting.run_folders import LENET, write_run
 

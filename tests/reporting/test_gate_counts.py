@@ -1,6 +1,6 @@
 """Gates are counted where they stand."""
 
-from archlearn.reporting.gate_counts import N_BINS, count_gates
+from archlearn.reporting.series import N_BINS, count_gates
 
 
 def test_each_gate_falls_into_its_twentieth() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from archlearn.reporting.html_elements import write_pairs, write_table
-from archlearn.reporting.markup import Html, fill, join
+from archlearn.reporting.markup import Html, fill, join, write_pairs, write_table
 
 HOSTILE = '<script>alert("1")</script>&\''
 ESCAPED = "&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;&amp;&#x27;"

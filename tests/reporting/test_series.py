@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.reporting.heatmap import width_map
-from archlearn.reporting.run import Run
-from archlearn.reporting.run_reader import read_run
+from archlearn.reporting.figures import width_map
+from archlearn.reporting.run_reader import Run, read_run
 from archlearn.reporting.series import (
     depth_lines,
     gap_lines,

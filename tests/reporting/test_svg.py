@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from archlearn.reporting.colours import ALL, SERIES, write_variables
 from archlearn.reporting.figures import label_axes, new_figure, write_text
-from archlearn.reporting.svg import write_svg
+from archlearn.reporting.markup import write_svg
 
 
 def draw() -> Figure:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.module_modes import evaluating, noticing_mode_reads
+from archlearn.module_utils import evaluating, noticing_mode_reads
 from archlearn.tracing.traces import ExampleInputs, trace
 
 X = ExampleInputs.of(torch.randn(2, 3))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.module_copies import copy_model
+from archlearn.module_utils import copy_model
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

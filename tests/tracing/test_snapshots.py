@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archlearn.tracing.snapshots import Snapshot
+from archlearn.tracing.module_state import Snapshot
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool)
 

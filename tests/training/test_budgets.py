@@ -9,10 +9,9 @@ import pytest
 
 import archlearn as al
 from archlearn.training.config import override
-from archlearn.training.gated_checkpoint import cut_to_budget_, revive
 from archlearn.training.run import learn
 from archlearn.training.run_directory import COMPACT, METRICS, read_lines
-from archlearn.training.run_setup import read_schedule
+from archlearn.training.run_setup import cut_to_budget_, read_schedule, revive
 from archlearn.training.settings import GateSettings, RunSettings
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,

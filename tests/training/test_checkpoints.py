@@ -17,18 +17,17 @@ from archlearn.training.checkpoint import (
     LATEST,
     PREVIOUS,
     Position,
-    read_checkpoint,
-    write_checkpoint,
-)
-from archlearn.training.optimizers import Optimisers
-from archlearn.training.random_state import (
     capture_random_states,
     order_of_epoch,
+    read_checkpoint,
+    restore_random,
     restore_random_states,
+    restore_tensors_,
     seed_everything,
+    write_checkpoint,
 )
 from archlearn.training.run_directory import CONFIG
-from archlearn.training.training_state import restore_random, restore_tensors_
+from archlearn.training.train_step import Optimisers
 from benchmarks.hostile_files import build_checkpoint, nest
 
 
@@ -160,7 +159,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
         "from archlearn.training.checkpoint import Position, write_checkpoint\n"
-        "from archlearn.training.disk_errors import explaining_full_disks\n"
+        "from archlearn.training.run_directory import explaining_full_disks\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "folder = Path(sys.argv[1])\n"
         "with explaining_full_disks(folder):\n"

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from archlearn.data.dataset import Dataset, Split
-from archlearn.data.dataset_building import Examples, build_dataset
+from archlearn.data.dataset import Dataset, Examples, Split, build_dataset
 from archlearn.training.config import override
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,

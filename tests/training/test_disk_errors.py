@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 from archlearn.cli.output_paths import writing
 from archlearn.errors import RunStoppedError, SettingsError
-from archlearn.training.disk_errors import explaining_full_disks
-from archlearn.training.run_directory import CONFIG
+from archlearn.training.run_directory import CONFIG, explaining_full_disks
 
 
 @pytest.mark.parametrize("number", [28, 122])

@@ -5,9 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from archlearn.data.dataset import Dataset, Split, carve_test, carve_validation
-from archlearn.data.dataset_building import Examples, build_dataset
-from archlearn.training.evaluation import evaluate
+from archlearn.data.dataset import (
+    Dataset,
+    Examples,
+    Split,
+    build_dataset,
+    carve_test,
+    carve_validation,
+)
+from archlearn.training.metrics import evaluate
 from archlearn.training.objectives import objective_of
 
 N_TEST = 2_300

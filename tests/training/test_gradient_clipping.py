@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.training.gradient_clipping import Limits, limit_gradients_
+from archlearn.training.train_step import Limits, limit_gradients_
 
 
 def make_parameter(*gradient: float) -> nn.Parameter:

@@ -19,10 +19,9 @@ from archlearn.errors import RunInterruptedError
 from archlearn.models.caffenet import CaffeNet, Sizes
 from archlearn.training.callbacks import RunStart, SilentObserver
 from archlearn.training.checkpoint import LATEST
-from archlearn.training.gated_checkpoint import revive
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import COMPACT
-from archlearn.training.run_setup import Session, prepare
+from archlearn.training.run_setup import Session, prepare, revive
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from tests.models.caffe_files import as_caffe_has_them, network
 

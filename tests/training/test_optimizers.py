@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.training.optimizers import make_optimisers, set_rates_
-from archlearn.training.schedules import Schedule
+from archlearn.training.defaults import Schedule
 from archlearn.training.settings import OptimiserSettings
+from archlearn.training.train_step import make_optimisers, set_rates_
 
 SETTINGS = OptimiserSettings(momentum=0.8, weight_decay=0.03)
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from archlearn.errors import SettingsError
-from archlearn.training.config import flat_settings, override
+from archlearn.training.config import RANGES, check_ranges, flat_settings, override
 from archlearn.training.run import learn
-from archlearn.training.setting_ranges import RANGES, check_ranges
 from archlearn.training.settings import RunSettings
 
 SMALL = {"model": "mlp:8", "data": "digits", "epochs": 1, "limit": 200, "threads": 1}

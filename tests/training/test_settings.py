@@ -5,14 +5,20 @@ from pathlib import Path
 import pytest
 
 from archlearn.errors import SettingsError
-from archlearn.training.config import changed_fixed, flat_settings, override
+from archlearn.training.config import (
+    changed_fixed,
+    flat_settings,
+    format_settings,
+    override,
+    parse_settings,
+    read_settings,
+)
 from archlearn.training.settings import (
     GateSettings,
     OptimiserSettings,
     RecordSettings,
     RunSettings,
 )
-from archlearn.training.toml import format_settings, parse_settings, read_settings
 
 
 def test_settings_survive_toml() -> None:

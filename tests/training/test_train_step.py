@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.data.downloads import no_progress
+from archlearn.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn.training.config import override
 from archlearn.training.cuda_graph import DeviceStep, largest_divisor
-from archlearn.training.optimizers import make_optimisers
-from archlearn.training.random_state import order_of_epoch
 from archlearn.training.run_setup import Session, prepare
 from archlearn.training.settings import RunSettings
-from archlearn.training.training_state import collect_tensors
+from archlearn.training.train_step import make_optimisers
 
 ASKED = {
     "model": "mlp:20-10",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archlearn.training.weight_updates import cut_evenly, update_
+from archlearn.training.train_step import cut_evenly, update_
 
 SHAPES = [(300, 200), (7,), (40, 3, 5, 5), (500, 100)]
 

@@ -32,9 +32,8 @@ def compact(
     from archlearn.serialization import save
     from archlearn.surgery.compaction import compact as compact_model
     from archlearn.surgery.planning import plan
-    from archlearn.training.gated_checkpoint import cut_to_budget_, revive
     from archlearn.training.run_directory import COMPACT
-    from archlearn.training.run_setup import read_pairs
+    from archlearn.training.run_setup import cut_to_budget_, read_pairs, revive
 
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)

@@ -26,8 +26,8 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
         for kind, text in KINDS.items():
             sys.stdout.write(f"{kind:{width}}  {text}\n")
         return
-    from archlearn.cli.downloads import show_downloads
-    from archlearn.data.dataset_building import build_dataset
+    from archlearn.cli.display import show_downloads
+    from archlearn.data.dataset import build_dataset
     from archlearn.data.registry import load_examples
     from archlearn.training.settings import RunSettings
 

@@ -1,4 +1,4 @@
-"""A run is shown as it goes: live on a terminal, in plain lines anywhere else."""
+"""The live picture of a run and of downloads on a terminal."""
 
 import math
 import os
@@ -10,14 +10,67 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from archlearn.data.downloads import Progress as Callback
 from archlearn.training.callbacks import EpochEnd, Observer, RunStart, SilentObserver
 from archlearn.training.settings import RunSettings
 
+
+@contextmanager
+def show_downloads() -> Generator[Callback]:
+    """Yield what a download calls with each piece."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    bars = _Bars(console)
+    try:
+        yield bars
+    finally:
+        bars.stop()
+
+
+class _Lines:
+    """Says once what is being fetched."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        del done, total
+        if what not in self._said and what != "images":
+            self._said.add(what)
+            sys.stderr.write(f"fetching {what}\n")
+
+
+class _Bars:
+    """Shows a bar for each file while it is fetched."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        if what not in self._tasks:
+            self._progress.start()
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)
+        if total is not None and done >= total and self._progress.finished:
+            self._progress.stop()
+
+    def stop(self) -> None:
+        """Take the bars away."""
+        self._progress.stop()
+
+
 _LONGEST_LINE = 160
+
+
 _MOST_NAMES = 4
 
 

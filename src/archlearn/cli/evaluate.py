@@ -32,8 +32,8 @@ def evaluate(
     from archlearn.data.downloads import no_progress
     from archlearn.errors import SettingsError
     from archlearn.serialization import load
-    from archlearn.training.evaluation import evaluate as evaluate_network
     from archlearn.training.initial_model import check_fit
+    from archlearn.training.metrics import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import COMPACT, read_run_settings
     from archlearn.training.run_setup import load_dataset

@@ -43,7 +43,7 @@ def inspect(
     sizes, n_outputs = _parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
     if data is not None:
-        from archlearn.data.dataset_building import build_dataset
+        from archlearn.data.dataset import build_dataset
         from archlearn.data.registry import load_examples
         from archlearn.training.objectives import objective_of
 

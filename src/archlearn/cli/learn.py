@@ -1,13 +1,81 @@
 """`archlearn learn`."""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter, Token
 
-from archlearn.cli.options import NONE_GIVEN, Options, given
 from archlearn.errors import SettingsError
+from archlearn.training.config import flat_settings
 from archlearn.training.settings import RunSettings
+
+_TITLES = {
+    "": "Run",
+    "optimiser": "Weights",
+    "gates": "Gates",
+    "strengths": "Strengths",
+    "hardware": "Hardware",
+    "record": "Record",
+}
+
+
+def _make_options() -> type:
+    hints = get_type_hints(RunSettings)
+    order = {section: place for place, section in enumerate(_TITLES)}
+    groups = {s: Group(t, sort_key=1 + order[s]) for s, t in _TITLES.items()}
+    fields: list[tuple[str, Any, Any]] = []
+    for section, name, item in flat_settings():
+        hint = get_type_hints(hints[section])[name] if section else hints[name]
+        parameter = Parameter(
+            help=_help(item),
+            group=groups[section],
+            show_default=False,
+            converter=_read_whole_number if hint in (int, int | None) else None,
+        )
+        default = dataclasses.field(default=None)
+        fields.append((name, Annotated[hint | None, parameter], default))
+    made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
+    # Left at "types", cyclopts takes the class for one of the standard library's.
+    made.__module__ = __name__
+    return made
+
+
+def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
+    """Return the number that was typed; cyclopts itself would round 2.5."""
+    del kind
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is no whole number") from None
+
+
+def _help(item: dataclasses.Field[Any]) -> str:
+    text = item.metadata["help"]
+    if item.default is None or item.default == ():
+        return text
+    shown = f"{item.default:g}" if isinstance(item.default, float) else str(item.default).lower()
+    return f"{text} [default: {shown}]"
+
+
+_MADE: Any = _make_options()
+
+
+NONE_GIVEN: Any = _MADE()
+
+
+if TYPE_CHECKING:
+    Options: TypeAlias = Any
+else:
+    Options = _MADE
+
+
+def given(options: Any) -> dict[str, Any]:
+    """Return the options that were given, by name."""
+    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+    return {name: value for name, value in values.items() if value is not None}
+
 
 EXAMPLES = """Examples:
   archlearn learn --model lenet --data mnist --out runs/a
@@ -51,8 +119,7 @@ def learn(
         return
     if out is None:
         raise SettingsError("say where the run's folder is to be: --out runs/a")
-    from archlearn.training.config import override
-    from archlearn.training.toml import read_settings
+    from archlearn.training.config import override, read_settings
 
     settings = override(read_settings(config) if config else RunSettings(), asked)
     from archlearn.cli.run import start_run

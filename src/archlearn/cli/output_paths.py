@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from archlearn.errors import SettingsError
-from archlearn.training.disk_errors import says_full
+from archlearn.training.run_directory import says_full
 
 
 @contextmanager

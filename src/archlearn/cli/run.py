@@ -9,17 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from archlearn.cli.display import make_display
-from archlearn.cli.downloads import show_downloads
+from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.downloads import Progress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Observer
+from archlearn.training.callbacks import Observer, Several, TensorBoard
 from archlearn.training.config import override
-from archlearn.training.disk_errors import explaining_full_disks
 from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT, REPORT, how_to_go_on, read_run_settings
+from archlearn.training.run_directory import (
+    COMPACT,
+    REPORT,
+    explaining_full_disks,
+    how_to_go_on,
+    read_run_settings,
+)
 from archlearn.training.settings import RunSettings
-from archlearn.training.tensorboard import Several, TensorBoard
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:

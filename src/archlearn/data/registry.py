@@ -9,23 +9,21 @@ from typing import cast
 
 from torch import Tensor
 
-from archlearn.data.cifar import load_cifar
-from archlearn.data.dataset import Split, Task
-from archlearn.data.dataset_building import Examples
+from archlearn.data.dataset import Examples, Split, Task
 from archlearn.data.downloads import Progress, no_progress
-from archlearn.data.image_folders import load_folder
-from archlearn.data.image_listing import Reading
-from archlearn.data.imagenet import load_imagenet
-from archlearn.data.scikit_learn import load_diabetes, load_digits
+from archlearn.data.image_cache import Reading
+from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
 from archlearn.data.standard import (
     FASHION_MNIST,
     MNIST,
     examples_of_idx,
+    load_cifar,
+    load_diabetes,
+    load_digits,
     load_idx_source,
     read_idx_folder,
 )
 from archlearn.data.text import DEFAULT_LENGTH, load_text
-from archlearn.data.tiny_imagenet import load_tiny_imagenet
 from archlearn.errors import DataError, SettingsError
 from archlearn.models.user_code import (
     explaining_users_code,

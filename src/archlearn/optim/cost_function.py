@@ -16,7 +16,7 @@ from archlearn.analysis.labels import CONSTANT, Labels, core
 from archlearn.analysis.layer_pairs import Link
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import count_parameters
-from archlearn.gating.learnable_sites import Choice
+from archlearn.gating.selection import Choice
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes

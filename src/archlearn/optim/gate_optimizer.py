@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in
 from archlearn.gating.container import STORE, GateStore
-from archlearn.optim.budgets import Budget, check_reachable, read_budget
+from archlearn.optim.budgets import Budget, check_reachable, fill_up, fit, rank_gates, read_budget
 from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
-from archlearn.optim.selection import fill_up, fit, rank_gates
-from archlearn.tracing.binding import unwrap
 from archlearn.tracing.example_inputs import count_examples
+from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""

@@ -13,7 +13,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
 from archlearn.reporting.figures import FONT_SIZE, WIDTH, new_figure, write_text
-from archlearn.reporting.run import Run
+from archlearn.reporting.run_reader import Run
 
 BAR = 0.56
 """Height of a bar, where rows are one apart."""

@@ -1,20 +1,39 @@
-"""Every figure is drawn on the same paper: no window, no global state, colours by role."""
-
-# Methods of matplotlib are annotated in part only.
-# pyright: reportUnknownMemberType=false
+"""Figures of the report, drawn with matplotlib: curves, heat maps, histograms."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
-from archlearn.reporting.colours import GRID, INK, MUTED
+from archlearn.reporting.colours import DASHES, GRID, INK, MUTED, SERIES
+from archlearn.reporting.formatting import format_percent, format_short_count
+from archlearn.reporting.series import (
+    N_BINS,
+    STRETCHED_FROM,
+    THRESHOLD,
+    GateCounts,
+    Line,
+    Lines,
+    Scale,
+)
 
 WIDTH = 330.0
+
+
 """Width of a figure in points; a phone shows it about as wide as it is."""
+
+
 POINTS_PER_INCH = 72.0
+
+
 FONT_SIZE = 9.5
 
 
@@ -85,3 +104,251 @@ def _top(group: list[int], values: Sequence[float], distance: float) -> float:
 
 def _bottom(group: list[int], values: Sequence[float], distance: float) -> float:
     return _first(group, values, distance) - distance / 2
+
+
+BEST = 0.9999
+
+
+"""The stretched axis of accuracies ends here: at one it would be endless."""
+
+
+_STEPS = (
+    (3.0, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (20.0, (1.0, 2.0, 3.0, 5.0)),
+    (1e3, (1.0, 3.0)),
+)
+
+
+"""Which parts of a decade are ticked, by the factor between the largest and smallest value."""
+
+
+_ACCURACIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+
+
+def set_scale_(axes: Axes, scale: Scale, values: Sequence[float]) -> None:
+    """Scale and tick the vertical axis for these values."""
+    if scale == "log":
+        axes.set_yscale("log")
+        tick_logarithmic_(axes.yaxis, values)
+    elif scale == "accuracy":
+        _stretch_accuracy_(axes, values)
+    else:
+        _set_linear_(axes, scale, values)
+
+
+def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
+    """Tick powers of ten; where there are few, some numbers between them as well."""
+    factor = max(values) / min(values)
+    steps = next((steps for largest, steps in _STEPS if factor <= largest), (1.0,))
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(_write_count))
+    axis.set_minor_locator(NullLocator())
+
+
+def tick_at_counts_(axis: Axis, counts: Sequence[int]) -> None:
+    """Tick an axis at these numbers and nowhere else."""
+    axis.set_major_locator(FixedLocator(sorted(counts)))
+    axis.set_major_formatter(FuncFormatter(_write_count))
+    axis.set_minor_locator(NullLocator())
+
+
+def format_share_ticks_(axis: Axis) -> None:
+    """Write the ticks of an axis of shares in per cent."""
+    axis.set_major_formatter(FuncFormatter(_write_share))
+
+
+def _write_count(value: float, _: int | None) -> str:
+    return format_short_count(value)
+
+
+def _write_share(share: float, _: int | None) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _set_linear_(axes: Axes, scale: Scale, values: Sequence[float]) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=scale == "count"))
+    axes.set_ylim(bottom=0)
+    if scale == "share":
+        format_share_ticks_(axes.yaxis)
+        axes.set_ylim(top=1)
+    elif scale == "count":
+        axes.set_ylim(top=max(values) + 0.5)
+
+
+def _stretch_accuracy_(axes: Axes, values: Sequence[float]) -> None:
+    """Space accuracies by the logarithm of the error: 90, 99 and 99.9 % are equally far apart."""
+    axes.set_yscale("function", functions=(_stretch, _unstretch))
+    lowest, highest = min(values), min(BEST, max(values))
+    bottom, top = min(lowest, STRETCHED_FROM), max(0.99, 1 - (1 - highest) / 1.3)
+    axes.set_ylim(bottom, top)
+    axes.set_yticks([tick for tick in _ACCURACIES if bottom <= tick <= top])
+    axes.yaxis.set_minor_locator(NullLocator())
+    format_share_ticks_(axes.yaxis)
+
+
+def _stretch(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
+    return -np.log10(1 - np.minimum(accuracy, BEST))
+
+
+def _unstretch(place: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 - 10.0 ** -np.asarray(place)
+
+
+LABEL_DISTANCE = 0.09
+
+
+"""Least distance of two labels, as a share of the height of the axes."""
+
+
+def draw_lines(numbers: Lines) -> Figure:
+    """Draw the lines; several have their names at their ends, and a single one its last value."""
+    figure, axes = new_figure()
+    lines = _drawable(numbers)
+    for index, line in enumerate(lines):
+        axes.plot(
+            line.epochs,
+            line.values,
+            color=SERIES[index % len(SERIES)].light,
+            linestyle=DASHES[index % len(DASHES)],
+            linewidth=2,
+            marker="o" if len(line.values) == 1 else "",
+            drawstyle="steps-post" if numbers.scale == "count" else "default",
+        )
+    label_axes(axes, "epoch", numbers.measure)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    first, last = numbers.span
+    margin = 0.01 * max(1, last - first)
+    axes.set_xlim(first - margin, last + margin)
+    set_scale_(axes, numbers.scale, [value for line in lines for value in line.values])
+    names = [line.label for line in lines]
+    _write_ends_(axes, lines, names if len(lines) > 1 else [_last_value(numbers.scale, lines)])
+    return figure
+
+
+def _drawable(numbers: Lines) -> list[Line]:
+    """Return the lines without what a logarithmic axis cannot show."""
+    if numbers.scale != "log":
+        return [line for line in numbers.lines if line.values]
+    return [_positive(line) for line in numbers.lines if any(v > 0 for v in line.values)]
+
+
+def _positive(line: Line) -> Line:
+    points = [(e, v) for e, v in zip(line.epochs, line.values, strict=True) if v > 0]
+    return replace(line, epochs=tuple(e for e, _ in points), values=tuple(v for _, v in points))
+
+
+def _last_value(scale: str, lines: Sequence[Line]) -> str:
+    value = lines[0].values[-1] if lines else 0.0
+    return format_percent(value) if scale in ("accuracy", "share") else format_short_count(value)
+
+
+def _write_ends_(axes: Axes, lines: Sequence[Line], labels: Sequence[str]) -> None:
+    ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
+    heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
+    for index, height in enumerate(spread(heights, LABEL_DISTANCE)):
+        colour = SERIES[index % len(SERIES)].light
+        place = {"transform": axes.transAxes, "color": colour}
+        write_text(axes, 1.02, height, labels[index], **place)
+
+
+COLOURS = "cividis"
+
+
+"""Read alike by people with any colour vision, and on light and dark pages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WidthMap:
+    """The share of channels kept, `shares[layer][epoch]`; NaN where it was not measured."""
+
+    layers: tuple[str, ...]
+    epochs: tuple[int, ...]
+    shares: tuple[tuple[float, ...], ...]
+
+
+def width_map(numbers: Lines) -> WidthMap:
+    """Return lines over epochs as rows over the same epochs."""
+    epochs = tuple(sorted({epoch for line in numbers.lines for epoch in line.epochs}))
+    found = [dict(zip(line.epochs, line.values, strict=True)) for line in numbers.lines]
+    return WidthMap(
+        layers=tuple(line.label for line in numbers.lines),
+        epochs=epochs,
+        shares=tuple(tuple(row.get(epoch, np.nan) for epoch in epochs) for row in found),
+    )
+
+
+def draw_width_map(numbers: WidthMap) -> Figure:
+    """Draw the map, the first layer at the top, with the scale of its colours."""
+    n_layers, first, last = len(numbers.layers), numbers.epochs[0], numbers.epochs[-1]
+    figure, axes = new_figure(height=60 + max(130.0, min(7.0 * n_layers, 420.0)))
+    image = axes.imshow(
+        np.array(numbers.shares),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=COLOURS,
+        vmin=0,
+        vmax=1,
+        extent=(first - 0.5, last + 0.5, n_layers - 0.5, -0.5),
+    )
+    axes.grid(visible=False)
+    step = -(-n_layers // 40)
+    axes.set_yticks(range(0, n_layers, step), numbers.layers[::step], parse_math=False)
+    axes.tick_params(axis="y", labelsize=FONT_SIZE - max(0, min(3.5, (n_layers - 14) / 6)))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    label_axes(axes, "epoch", "channels kept, of those at the start")
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1], shrink=0.6, aspect=14)
+    bar.ax.spines["outline"].set_visible(False)
+    bar.ax.set_yticklabels(["0 %", "50 %", "100 %"])
+    bar.ax.tick_params(colors=MUTED.light, labelsize=FONT_SIZE - 1, length=0)
+    return figure
+
+
+_SHADE = (0.13, 0.53, 0.80)
+
+
+"""A blue that shows on light and dark pages alike: an image cannot follow the page."""
+
+
+def draw_histogram(numbers: GateCounts) -> Figure:
+    """Draw the gates as they stand, the depth gates on top of the width gates."""
+    figure, axes = new_figure()
+    places = (np.arange(N_BINS) + 0.5) / N_BINS
+    bottom = np.zeros(N_BINS)
+    for counts, colour in ((numbers.width, SERIES[0]), (numbers.depth, SERIES[1])):
+        axes.bar(places, counts, 0.86 / N_BINS, bottom=bottom, color=colour.light)
+        bottom = bottom + np.array(counts)
+    axes.axvline(THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.18 * max(1.0, float(bottom.max())))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    label_axes(axes, "value of the gate", "gates")
+    top = 1.1 * float(bottom.max() or 1)
+    dropped = numbers.n_width - numbers.kept
+    write_text(axes, 0.48, top, f"{dropped:,} dropped", ha="right")
+    write_text(axes, 0.52, top, f"{numbers.kept:,} kept")
+    return figure
+
+
+def draw_gate_history(numbers: tuple[GateCounts, ...]) -> Figure:
+    """Draw how many width gates stood where after each epoch, the stronger the more."""
+    figure, axes = new_figure()
+    counts = np.array([count.width for count in numbers], dtype=float).T
+    shades = LinearSegmentedColormap.from_list("gates", [(*_SHADE, 0.08), (*_SHADE, 1.0)])
+    first, last = numbers[0].epoch, numbers[-1].epoch
+    axes.imshow(
+        np.where(counts > 0, counts, np.nan),
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
+        cmap=shades,
+        norm=LogNorm(0.7, max(2.0, float(counts.max()))),
+        extent=(first - 0.5, last + 0.5, 0, 1),
+    )
+    axes.grid(visible=False)
+    axes.axhline(THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
+    axes.axhline(1, color=GRID.light, linewidth=0.8)
+    axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    label_axes(axes, "epoch", "value of the width gates (stronger: more gates)")
+    return figure

@@ -7,15 +7,20 @@ from importlib import resources
 from pathlib import Path
 
 from archlearn.errors import InputError
-from archlearn.reporting.certificate_section import write_certificate
 from archlearn.reporting.colours import write_variables
 from archlearn.reporting.comparison import write_comparison
 from archlearn.reporting.markup import Html, fill, join
 from archlearn.reporting.progress import write_gates, write_progress
-from archlearn.reporting.run import Run
-from archlearn.reporting.run_reader import read_run
-from archlearn.reporting.sections import write_architecture, write_header, write_title
-from archlearn.reporting.usage_section import write_configuration, write_loading, write_provenance
+from archlearn.reporting.run_reader import Run, read_run
+from archlearn.reporting.sections import (
+    write_architecture,
+    write_certificate,
+    write_configuration,
+    write_header,
+    write_loading,
+    write_provenance,
+    write_title,
+)
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en-GB">

@@ -4,23 +4,26 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from archlearn.reporting.figures import (
+    draw_gate_history,
+    draw_histogram,
+    draw_lines,
+    draw_width_map,
+    width_map,
+)
 from archlearn.reporting.formatting import (
     format_count,
     format_duration,
     format_number,
     format_percent,
 )
-from archlearn.reporting.gate_counts import GateCounts, count_gates
-from archlearn.reporting.gate_plots import draw_gate_history, draw_histogram
-from archlearn.reporting.heatmap import draw_width_map, width_map
-from archlearn.reporting.html_elements import write_figure, write_section, write_table
-from archlearn.reporting.line_plots import draw_lines
-from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.run import Epoch, Run
-from archlearn.reporting.run_reader import GATES, read_lines
+from archlearn.reporting.markup import Html, fill, join, write_figure, write_section, write_table
+from archlearn.reporting.run_reader import GATES, Epoch, Run, read_lines
 from archlearn.reporting.series import (
+    GateCounts,
     Lines,
     budget_lines,
+    count_gates,
     depth_lines,
     gap_lines,
     loss_lines,

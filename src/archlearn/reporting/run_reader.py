@@ -1,23 +1,152 @@
-"""A run's folder is read without torch, as far as it was written when the run stopped."""
+"""Read the folder of a run."""
 
 import json
+import math
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
 
 from archlearn.errors import InputError
-from archlearn.reporting.json_values import (
-    Table,
-    as_count,
-    as_items,
-    as_number,
-    as_table,
-    as_text,
-    counts_by_name,
-)
-from archlearn.reporting.run import Epoch, Run, Standing
+
+Table = Mapping[str, object]
+
+
+"""An object read from JSON or TOML."""
+
+
+def is_table(value: object) -> TypeGuard[Table]:
+    """Say whether a value is a JSON object or a TOML table."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[object]]:
+    """Say whether a value is a JSON list or a TOML array."""
+    return isinstance(value, list)
+
+
+def as_table(value: object) -> Table:
+    """Return a JSON object as it is, and an empty one for anything else."""
+    return value if is_table(value) else {}
+
+
+def as_items(value: object) -> tuple[object, ...]:
+    """Return the items of a JSON list, and nothing for anything else."""
+    return tuple(value) if is_list(value) else ()
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number; `true`, `"3"`, NaN and infinities are not numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def as_text(value: object) -> str:
+    """Return a string as it is, and an empty one for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def as_count(value: object) -> int | None:
+    """Return a whole number of things, or None where there is none to return."""
+    number = as_number(value)
+    return None if number is None else round(number)
+
+
+def counts_by_name(value: object) -> dict[str, int]:
+    """Return the entries of a JSON object that are counts, in the order of the file."""
+    counts = {name: as_count(entry) for name, entry in as_table(value).items()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """What was measured at the end of one epoch; epoch 0 is before training.
+
+    Attributes:
+        score: Accuracy on the validation data, or the squared error for regression.
+        is_error: Whether `score` is an error.
+        widths: Channels kept in each layer, in order of the network, the output last; layers
+            that merge at this moment are not among them.
+        linear: For each layer whose depth is learnt, whether it stands at linear.
+        gap: Mean distance of a gate from its nearer binary value.
+        budget_path: What each cost with a budget may be at this moment.
+        price: What the next channel to go earns for what it costs.
+    """
+
+    epoch: int
+    train_loss: float | None
+    validation_loss: float | None
+    score: float | None
+    is_error: bool
+    penalty: float | None
+    widths: Mapping[str, int]
+    linear: Mapping[str, bool]
+    gap: float | None
+    binarised_share: float | None
+    parameters: int | None
+    multiply_adds: int | None
+    seconds: float | None
+    budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
+    price: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A network at one moment: its layers and what it costs."""
+
+    architecture: str
+    widths: Mapping[str, int]
+    parameters: int | None
+    multiply_adds: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything the report knows of one run.
+
+    Attributes:
+        validation_score: Accuracy or squared error on validation data after the last epoch.
+        test_score: The same on test data, which a run looks at once, when it has finished.
+        before: The network at the start.
+        after: The compact network, or the network as its gates stand now.
+        merged: Layers that became linear and went into the next one.
+        notes: Sentences about what is absent or could not be read.
+        summary: The summary as written, empty while the run is unfinished.
+    """
+
+    folder: Path
+    name: str
+    model: str
+    data: str
+    regression: bool
+    finished: bool
+    validation_score: float | None
+    test_score: float | None
+    epochs: tuple[Epoch, ...]
+    before: Standing
+    after: Standing
+    merged: tuple[str, ...]
+    config: Table
+    summary: Table
+    notes: tuple[str, ...]
+
+    @property
+    def score(self) -> float | None:
+        """The figure of merit of the run by itself, on test data where it has finished."""
+        return self.validation_score if self.test_score is None else self.test_score
+
+    @property
+    def score_source(self) -> str:
+        """Where `score` was measured, `test` or `validation`."""
+        return "validation" if self.test_score is None else "test"
+
+    @property
+    def score_name(self) -> str:
+        """The word for the figure of merit."""
+        return "squared error" if self.regression else "accuracy"
+
 
 CONFIG, METRICS, GATES, SUMMARY = "config.toml", "metrics.jsonl", "gates.jsonl", "summary.json"
 

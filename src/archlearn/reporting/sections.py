@@ -1,21 +1,108 @@
-"""The top of a run's page: what was learnt, what it costs now, and whether the run is done."""
+"""Sections of the report: header, architecture, certificate, configuration."""
+
+from collections.abc import Iterator
 
 from archlearn.reporting.architecture_diagram import (
     describe_silhouette,
     draw_silhouette,
     read_silhouette,
 )
-from archlearn.reporting.formatting import format_count, format_number, format_percent, format_ratio
-from archlearn.reporting.html_elements import (
+from archlearn.reporting.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+    format_ratio,
+)
+from archlearn.reporting.markup import (
+    Html,
+    fill,
+    join,
     write_code,
     write_figure,
+    write_pairs,
     write_paragraph,
     write_section,
     write_table,
 )
-from archlearn.reporting.json_values import as_count, as_number
-from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.run import Run, Standing
+from archlearn.reporting.run_reader import (
+    Run,
+    Standing,
+    Table,
+    as_count,
+    as_items,
+    as_number,
+    as_table,
+    as_text,
+    is_list,
+    is_table,
+)
+
+_KNOWN = {"difference", "difference_float64", "dtype", "n_inputs", "tolerance", "tolerance_float64"}
+
+
+_PLAN = "<details><summary>What was dropped and merged: the plan</summary>$plan</details>"
+
+
+def write_certificate(run: Run) -> Html:
+    """Return the certificate of exactness, and the plan that was carried out."""
+    certificate = as_table(run.summary.get("certificate"))
+    plan = as_text(run.summary.get("plan"))
+    details = fill(_PLAN, plan=write_code(plan, "Plan")) if plan else Html("")
+    if certificate:
+        body = (*_measured(certificate), details)
+    elif run.finished:
+        body = (write_paragraph("Nothing was compacted, so there is nothing to certify."),)
+    else:
+        body = (write_paragraph("There is no certificate: the run is not compacted yet."),)
+    return write_section("certificate", "Certificate of exactness", *body)
+
+
+def _measured(certificate: Table) -> Iterator[Html]:
+    """Yield what was compared, the differences found, and whatever else a certificate holds."""
+    n_inputs = as_count(certificate.get("n_inputs"))
+    inputs = f"the same {n_inputs:,} inputs" if n_inputs else "the same inputs"
+    yield write_paragraph(
+        f"The gated and the compact model were given {inputs}. "
+        "These are the largest differences between their outputs, relative to their size."
+    )
+    own = say(certificate.get("dtype", "the model's own"))
+    rows = [
+        (own, certificate.get("difference"), certificate.get("tolerance")),
+        ("float64", certificate.get("difference_float64"), certificate.get("tolerance_float64")),
+    ]
+    said = [(name, say(found), say(allowed)) for name, found, allowed in rows if found is not None]
+    if said:
+        yield write_table("Differences", ("Precision", "Largest difference", "Allowed"), said)
+    others = {name: value for name, value in certificate.items() if name not in _KNOWN}
+    if others:
+        yield write_pairs((name_words(name), say(value)) for name, value in others.items())
+
+
+def name_words(key: str) -> str:
+    """Write `largest_difference` as `Largest difference`."""
+    words = key.replace("_", " ").strip()
+    return words[:1].upper() + words[1:]
+
+
+def say(value: object) -> str:
+    """Write any value of a file for reading."""
+    number = as_number(value)
+    if number is not None:
+        return format_number(number)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_list(value):
+        return ", ".join(say(item) for item in value) or "–"
+    if is_table(value):
+        return _say_table(value)
+    return "–" if value is None or value == "" else str(value)
+
+
+def _say_table(table: Table) -> str:
+    return ", ".join(f"{name}: {say(value)}" for name, value in table.items()) or "–"
+
 
 _HEADER = """<header>
 <p class="eyebrow">archlearn · $name</p>
@@ -24,9 +111,17 @@ _HEADER = """<header>
 $notes
 <ul class="tiles">$tiles</ul>
 </header>"""
+
+
 PICTURE_NOTE = "Bars are as long as the square root of their channels."
+
+
 MOST_WIDTHS = 12
+
+
 _TILE = '<li><span class="label">$label</span><span class="value">$value</span>$note</li>'
+
+
 _BAR = '<span class="bar" aria-hidden="true"><i style="width:$share%"></i></span>'
 
 
@@ -136,3 +231,103 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[object
     )
     numbers = (format_count(before), format_count(after))
     return (label, *numbers, left, format_ratio(before, after))
+
+
+MOST_NUMBERS = 4
+
+
+_WITH = """import archlearn as al
+
+model = al.load("{path}")  # a plain nn.Module, ready to call
+model.eval()
+output = model(x)"""
+
+
+_WITHOUT = """import json
+from safetensors import safe_open
+
+with safe_open("{path}", framework="pt") as file:
+    graph = json.loads(file.metadata()["description"])  # what the layers are and how they join
+    weights = {{name: file.get_tensor(name) for name in file.keys()}}"""
+
+
+def write_loading(run: Run) -> Html:
+    """Return how to load the compact model, with this package and without it."""
+    files = as_table(run.summary.get("files"))
+    path = run.folder / (as_text(files.get("compact")) or "compact.safetensors")
+    if not run.finished or not path.is_file():
+        text = "There is no compact model in the folder yet; it is written when the run ends."
+        return write_section("loading", "Loading the model", write_paragraph(text))
+    size = format_bytes(path.stat().st_size)
+    return write_section(
+        "loading",
+        "Loading the model",
+        write_paragraph(f"The compact model is one file of {size}, with no pickle in it."),
+        write_code(_WITH.format(path=path.as_posix()), "Loading with archlearn"),
+        write_paragraph("Without this package, any reader of safetensors opens it:"),
+        write_code(_WITHOUT.format(path=path.as_posix()), "Loading without archlearn"),
+        *_normalisation(as_table(run.summary.get("normalisation"))),
+    )
+
+
+def write_configuration(run: Run) -> Html:
+    """Return the configuration of the run, a list for each part of the file."""
+    plain = {key: value for key, value in run.config.items() if not is_table(value)}
+    parts = [_block(name, as_table(value)) for name, value in run.config.items()]
+    used = _block("strengths in use", as_table(run.summary.get("strengths")))
+    blocks = [_block("run", plain), *parts, used]
+    grid = fill('<div class="columns">$blocks</div>', blocks=join(blocks))
+    return write_section("configuration", "Configuration", grid)
+
+
+def write_provenance(run: Run) -> Html:
+    """Return the command, the machine and the versions that made the run."""
+    command = as_text(run.summary.get("command"))
+    body = [write_code(command, "Command")] if command else []
+    pairs = list(_facts(run))
+    body += [write_pairs(pairs)] if pairs else []
+    return write_section("provenance", "How it was made", *body)
+
+
+def _normalisation(numbers: Table) -> Iterator[Html]:
+    """Say what the model expects of its inputs, and what its outputs are, where it is known."""
+    if as_items(numbers.get("mean")):
+        yield write_paragraph(
+            f"The model was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
+            f"{_few(numbers.get('std'))}; images count from 0 to 1."
+        )
+    target = as_items(numbers.get("target_mean")), as_items(numbers.get("target_std"))
+    if target not in (((), ()), ((0.0,), (1.0,))):
+        yield write_paragraph(
+            f"Its outputs are to be multiplied by {_few(numbers.get('target_std'))}, "
+            f"and {_few(numbers.get('target_mean'))} to be added."
+        )
+
+
+def _few(value: object) -> str:
+    """Write the numbers of a list, or where they are found if they are many."""
+    return say(value) if len(as_items(value)) <= MOST_NUMBERS else "as in summary.json"
+
+
+def _block(title: str, values: Table) -> Html:
+    if not values:
+        return Html("")
+    pairs = write_pairs((name, say(value)) for name, value in values.items())
+    return fill("<div><h3>$title</h3>$pairs</div>", title=title, pairs=pairs)
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    summary = run.summary
+    if summary.get("data_source"):
+        yield "Data from", say(summary["data_source"])
+    seconds = as_number(summary.get("seconds"))
+    if seconds is None and run.epochs:
+        seconds = run.epochs[-1].seconds
+    if seconds is not None:
+        yield "Time", format_duration(seconds)
+    for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
+        if key in summary:
+            yield name, say(summary[key])
+    for key in ("hardware", "versions"):
+        for name, value in as_table(summary.get(key)).items():
+            yield name, say(value)

@@ -1,23 +1,29 @@
-"""The layers that a file may name, each with the constructor arguments that rebuild it."""
+"""Layers that a file may hold, their arguments, and their parametrisations."""
 
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.overrides import TorchFunctionMode
 
-from archlearn.errors import FileError
-from archlearn.nn.local_response_norm import LocalResponse
+from archlearn.errors import FileError, InputError
+from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import Gate, TriState
-from archlearn.serialization.values import decode, encode, shorten
+from archlearn.serialization.values import decode, encode, is_identifier, shorten
 
 LayerClass = type[nn.Module]
+
+
 MAX_ITEMS = 16
+
+
 MAX_NUMBER = 2**31 - 1
+
 
 CONTAINERS: dict[str, LayerClass] = {
     "container": nn.Module,
@@ -25,6 +31,7 @@ CONTAINERS: dict[str, LayerClass] = {
     "torch.nn.ModuleList": nn.ModuleList,
     "torch.nn.ModuleDict": nn.ModuleDict,
 }
+
 
 _NAMES = """
 AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
@@ -42,7 +49,10 @@ Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample Upsam
 UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
 """
 
+
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
+
+
 # Where the constructor's signature does not say which attributes to keep.
 _ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
     nn.RNN: (*_RECURRENT, "bidirectional", "nonlinearity"),
@@ -207,3 +217,182 @@ def _decode_argument(kind: str, name: str, value: object) -> object:
 
 def _refuse_node(name: str) -> object:
     raise FileError(f"a layer is built from the result {name!r} of a call, which no layer is")
+
+
+_OWN = frozenset(vars(nn.Module())) | {"training"}
+
+
+_MARK = "_archlearn_opaque"
+
+
+_COMPOSITE_NAMES = """
+Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
+"""
+
+
+@cache
+def all_composites() -> dict[str, type[nn.Module]]:
+    """Return the classes that every file may name, beside those that the caller gives."""
+    listed = {f"torch.nn.{name}": getattr(nn, name) for name in _COMPOSITE_NAMES.split()}
+    return {**listed, "archlearn.NarrowedLocalResponseNorm": NarrowedLocalResponseNorm}
+
+
+def merge_classes(modules: Mapping[str, type[nn.Module]] | None) -> dict[str, type[nn.Module]]:
+    """Return the user's classes and those that every file may name.
+
+    Raises:
+        InputError: If the user gives a name that is taken.
+    """
+    for name in modules or {}:
+        if name == "container" or name.startswith(("torch.", "archlearn.")):
+            raise InputError(
+                f"modules={{{name!r}: ...}} takes a name that files use; choose another"
+            )
+    return {**all_composites(), **(modules or {})}
+
+
+def read_attributes(name: str, module: nn.Module) -> dict[str, object]:
+    """Return the plain attributes of a leaf as JSON; its tensors and submodules come apart.
+
+    Raises:
+        FileError: If an attribute is of a kind that a file cannot hold.
+    """
+    found: dict[str, object] = {}
+    slots = {**module._modules, **module._parameters, **module._buffers}
+    empty = {attribute: None for attribute, value in slots.items() if value is None}
+    for attribute, value in {**vars(module), **empty}.items():
+        if attribute in _OWN or attribute == _MARK:
+            continue
+        try:
+            found[attribute] = encode(value)
+        except FileError:
+            raise FileError(
+                f"the attribute '{name}.{attribute}' is a {type(value).__name__}, which a file "
+                "cannot hold; keep numbers, strings and lists of them, or register a buffer"
+            ) from None
+    return found
+
+
+def build_opaque(kind: type[nn.Module], attributes: Mapping[str, object]) -> nn.Module:
+    """Return a leaf of the user's class that still lacks its tensors and submodules.
+
+    Raises:
+        FileError: If an attribute is one that every module has for itself.
+    """
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    for attribute, value in attributes.items():
+        if not is_identifier(attribute) or attribute in _OWN or hasattr(nn.Module, attribute):
+            raise FileError(f"it sets the attribute {shorten(attribute)}, which is not allowed")
+        vars(module)[attribute] = decode(value, _refuse_composite)
+    vars(module)[_MARK] = True
+    return module
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Return whether `build_opaque` made this module."""
+    return _MARK in vars(module)
+
+
+def _refuse_composite(name: str) -> object:
+    raise FileError(f"an attribute is the result {shorten(name)} of a call")
+
+
+# The class that computes each norm, by the name of the function that puts it there.
+_NORMS = {"weight_norm": "_WeightNorm", "spectral_norm": "_SpectralNorm"}
+
+
+_SETTINGS = {"weight_norm": ("dim",), "spectral_norm": ("n_power_iterations", "eps", "dim")}
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class that a layer had before its weights were parametrised."""
+    kind = type(module)
+    return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
+
+
+def read_parametrisations(name: str, module: nn.Module) -> dict[str, object]:
+    """Return the norm of each tensor that has one, as JSON.
+
+    Raises:
+        FileError: If a tensor is parametrised in any other way.
+    """
+    if not parametrize.is_parametrized(module):
+        return {}
+    chains = cast(nn.ModuleDict, module.parametrizations)
+    return {
+        tensor: _read_norm(f"{name}.{tensor}", list(cast(nn.ModuleList, chain)))
+        for tensor, chain in chains.items()
+    }
+
+
+def _read_norm(name: str, steps: list[nn.Module]) -> dict[str, object]:
+    for norm, kind in _NORMS.items():
+        if len(steps) == 1 and type(steps[0]).__name__ == kind:
+            read = {setting: getattr(steps[0], setting, None) for setting in _SETTINGS[norm]}
+            return {
+                "norm": norm,
+                **{key: value for key, value in read.items() if value is not None},
+            }
+    raise FileError(
+        f"the tensor {name!r} is parametrised by {type(steps[0]).__name__}, which a file cannot "
+        "hold; call torch.nn.utils.parametrize.remove_parametrizations first"
+    )
+
+
+def parametrise_(layer: nn.Module, norms: Mapping[str, object]) -> None:
+    """Put the norms back on the tensors that had one.
+
+    Raises:
+        FileError: If the layer has no such tensor or the norm no such setting.
+    """
+    for tensor, described in norms.items():
+        norm, settings = _check_norm(described)
+        if not is_identifier(tensor) or layer._parameters.get(tensor) is None:
+            raise FileError(f"it normalises {shorten(tensor)}, which the layer does not have")
+        try:
+            with torch.device("meta"):
+                if norm == "spectral_norm":
+                    _add_spectral_norm_(layer, tensor, **settings)
+                else:
+                    getattr(parametrizations, norm)(layer, tensor, **settings)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise FileError(f"it normalises {tensor!r} by {shorten(settings)}: {error}") from error
+
+
+def _add_spectral_norm_(
+    layer: nn.Module,
+    tensor: str,
+    n_power_iterations: int = 1,
+    eps: float = 1e-12,
+    dim: int = 0,
+) -> None:
+    """Put a spectral norm on a tensor without its constructor's power iterations.
+
+    Those take 40 ms a layer on the meta device, and as many of them as a file says.
+    """
+    weight = layer._parameters[tensor]
+    if weight is None or not -weight.ndim <= dim < weight.ndim or n_power_iterations < 1:
+        raise ValueError("it has no such dimension, or no iterations")
+    norm_class: type[nn.Module] = parametrizations._SpectralNorm
+    norm = norm_class.__new__(norm_class)
+    nn.Module.__init__(norm)
+    vars(norm).update(dim=dim % weight.ndim, eps=eps)
+    if weight.ndim > 1:
+        vars(norm)["n_power_iterations"] = n_power_iterations
+        n_rows = weight.shape[dim]
+        norm.register_buffer("_u", torch.empty(n_rows, dtype=weight.dtype))
+        norm.register_buffer(
+            "_v", torch.empty(weight.numel() // max(n_rows, 1), dtype=weight.dtype)
+        )
+    parametrize.register_parametrization(layer, tensor, norm, unsafe=True)
+
+
+def _check_norm(described: object) -> tuple[str, dict[str, Any]]:
+    settings = dict(cast(dict[str, Any], described)) if isinstance(described, dict) else {}
+    norm = settings.pop("norm", None)
+    numbers = all(isinstance(value, int | float) for value in settings.values())
+    known = isinstance(norm, str) and norm in _NORMS
+    if not known or not numbers or not set(settings) <= set(_SETTINGS[norm]):
+        raise FileError(f"it normalises by {shorten(described)}, which is not a norm")
+    return norm, settings

@@ -1,20 +1,400 @@
-"""Loading checks a file from the outside in, and builds nothing before all of it is checked."""
+"""`load`: build a model from its file, from allowed layers and calls alone."""
 
-from collections.abc import Mapping
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any, cast
+from warnings import catch_warnings
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from archlearn.errors import FileError
-from archlearn.serialization.composite_layers import merge_classes
-from archlearn.serialization.decoding import fill_, rebuild
-from archlearn.serialization.file_format import ModelFile, open_safetensors
-from archlearn.serialization.layer_registry import LayerClass
-from archlearn.serialization.schema import Description
-from archlearn.serialization.stored_certificates import restore_certificate_
+from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
+from archlearn.serialization.layer_registry import (
+    CONTAINERS,
+    LayerClass,
+    build_layer,
+    build_opaque,
+    is_opaque,
+    merge_classes,
+    parametrise_,
+)
+from archlearn.serialization.limits import (
+    MAX_KEYWORDS,
+    MAX_MODULE_DEPTH,
+    MAX_MODULE_NAMES,
+    MAX_RECURRENT_LAYERS,
+)
+from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, find_operation
+from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
+from archlearn.serialization.values import decode, is_identifier, shorten
+from archlearn.tracing.generated_forward import generate_class
+
+_PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")
+
+
+def build_modules(description: Description, modules: Mapping[str, LayerClass]) -> nn.Module:
+    """Return every described module at its place, on the meta device.
+
+    Raises:
+        FileError: If a name or a layer is not allowed, or a place is taken.
+    """
+    _check_recurrent(description, modules)
+    built = {"": CONTAINERS[description.kind]()}
+    n_described = len(description.tensors) + len(description.shared_tensors)
+    n_needed = 0
+    for entry in description.modules:
+        layer = _build(entry, modules)
+        n_needed += sum(1 for _ in layer.parameters())
+        if n_needed > n_described:  # before thousands more are built in vain
+            raise FileError(
+                f"its layers up to {shorten(entry.name)} need {n_needed} tensors, but it "
+                f"describes {n_described}"
+            )
+        _attach_(built, entry.name, layer)
+    for name, first in description.shared_modules.items():
+        if not first or first not in built or name.startswith(first + "."):
+            raise FileError(f"the module {shorten(name)} shares {shorten(first)}, found nowhere")
+        _attach_(built, name, built[first])
+    check_nesting(built[""])
+    return built[""]
+
+
+def check_nesting(root: nn.Module) -> None:
+    """Count the names of all modules, shared ones under each, in time linear in the modules.
+
+    Raises:
+        FileError: If there are too many, or modules are nested too deep or inside themselves.
+    """
+    n_names, depth = _measure(root, {}, [])
+    MAX_MODULE_NAMES.check(n_names)
+    MAX_MODULE_DEPTH.check(depth)
+
+
+def _measure(
+    module: nn.Module, measured: dict[int, tuple[int, int]], above: list[int]
+) -> tuple[int, int]:
+    """Return the number of names in a module, its own included, and the depth of its tree."""
+    if id(module) in above:
+        raise FileError("a module is inside itself")
+    MAX_MODULE_DEPTH.check(len(above))
+    if id(module) not in measured:
+        inner = [child for child in module._modules.values() if child is not None]
+        parts = [_measure(child, measured, [*above, id(module)]) for child in inner]
+        depth = max((depth for _, depth in parts), default=0)
+        measured[id(module)] = 1 + sum(names for names, _ in parts), 1 + depth
+    return measured[id(module)]
+
+
+def add_tensors_(root: nn.Module, description: Description) -> None:
+    """Put every described tensor at its place, without its numbers.
+
+    Raises:
+        FileError: If a tensor is missing, superfluous or does not fit its layer.
+    """
+    entries = {entry.name: entry for entry in description.tensors}
+    for entry in description.tensors:
+        _add_tensor_(root, entry.name, entry)
+    for name, first in description.shared_tensors.items():
+        if first not in entries or name in entries:
+            raise FileError(f"the tensor {shorten(name)} shares {shorten(first)}, found nowhere")
+        _add_tensor_(root, name, entries[first])
+    _refuse_missing(root, [*entries, *description.shared_tensors])
+
+
+def find_module(root: nn.Module, path: str) -> nn.Module | None:
+    """Return the submodule of a path such as "body.0", or None; no property is evaluated."""
+    found: nn.Module | None = root
+    for name in path.split(".") if path else ():
+        if found is None:
+            return None
+        found = found._modules.get(name)
+    return found
+
+
+def _refuse_missing(root: nn.Module, described: Iterable[str]) -> None:
+    """Raise unless every tensor of every module is described under one of its names."""
+    held: set[tuple[nn.Module | None, str]] = set()
+    for path in described:
+        owner, _, name = path.rpartition(".")
+        held.add((find_module(root, owner), name))
+    for path, module in root.named_modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and (module, name) not in held:
+                missing = f"{path}.{name}" if path else name
+                raise FileError(f"it lacks the tensor {missing!r}, which its layer needs")
+
+
+def _check_recurrent(description: Description, modules: Mapping[str, LayerClass]) -> None:
+    """Refuse more recurrent layers than there are tensors, for a constructor makes them all."""
+    n_tensors = len(description.tensors) + len(description.shared_tensors)
+    n_layers = 0
+    for entry in description.modules:
+        layers = entry.arguments.get("num_layers", 0)
+        if isinstance(layers, int) and entry.kind not in modules:
+            n_layers += max(layers, 0)
+            if n_layers > n_tensors:
+                raise FileError(
+                    f"in the layer {shorten(entry.name)}: argument 'num_layers' is "
+                    f"{shorten(layers)}, but the file has {n_tensors} tensors"
+                )
+            MAX_RECURRENT_LAYERS.check(layers)
+
+
+def _build(entry: ModuleEntry, modules: Mapping[str, LayerClass]) -> nn.Module:
+    if entry.kind in CONTAINERS:
+        return CONTAINERS[entry.kind]()
+    try:
+        if entry.kind in modules:
+            return build_opaque(modules[entry.kind], entry.arguments)
+        layer = build_layer(entry.kind, entry.arguments)
+        parametrise_(layer, entry.parametrisations)
+    except FileError as error:
+        raise FileError(f"in the layer {shorten(entry.name)}: {error}") from error
+    return layer
+
+
+def is_open(module: nn.Module) -> bool:
+    """Return whether a module holds what it is given, and not what its constructor made."""
+    return type(module) in CONTAINERS.values() or is_opaque(module)
+
+
+def _attach_(built: dict[str, nn.Module], path: str, module: nn.Module) -> None:
+    owner, _, name = path.rpartition(".")
+    if not _PART.fullmatch(name):
+        raise FileError(f"a module is named {shorten(path)}, which is not a path of names")
+    if owner not in built or not is_open(built[owner]):
+        raise FileError(f"the module {shorten(path)} is inside {shorten(owner)}, which holds none")
+    if hasattr(built[owner], name):
+        raise FileError(f"a module is named {shorten(path)}, but that name is taken")
+    built[owner].add_module(name, module)
+    built[path] = module
+
+
+def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
+    owner, _, name = path.rpartition(".")
+    if entry.requires_grad and "float" not in entry.dtype and entry.dtype != "complex64":
+        raise FileError(f"the tensor {shorten(path)} is {shorten(entry.dtype)} with a gradient")
+    module = find_module(root, owner)
+    if module is None or not _PART.fullmatch(name):
+        raise FileError(f"a tensor is named {shorten(path)}, which is no place in the model")
+    slots = {**module._parameters, **module._buffers}
+    present = slots.get(name)
+    if present is not None:
+        _check_fit(path, entry, present)
+    elif is_open(module) and not hasattr(module, name):
+        _register_(module, name, entry)
+    else:
+        raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")
+
+
+def _check_fit(path: str, entry: TensorEntry, present: Tensor) -> None:
+    if list(present.shape) != entry.shape:
+        raise FileError(
+            f"the tensor {path!r} has shape {shorten(entry.shape)}, but its layer takes "
+            f"{list(present.shape)}"
+        )
+    if isinstance(present, nn.Parameter) != (entry.role == "parameter"):
+        raise FileError(f"the tensor {path!r} is a {entry.role}, but its layer takes another kind")
+
+
+def _register_(module: nn.Module, name: str, entry: TensorEntry) -> None:
+    empty = torch.empty(entry.shape, device="meta")
+    if entry.role == "parameter":
+        module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+    else:
+        module.register_buffer(name, empty, persistent=entry.role == "buffer")
+
+
+_RESERVED = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
+
+
+def rebuild_graph(root: nn.Module, entries: Sequence[NodeEntry]) -> fx.Graph:
+    """Return the graph that a file describes, for the modules and tensors of `root`.
+
+    Raises:
+        FileError: Before any code is made, if a name is not an identifier, a call is not
+            allowed, or an argument is not the result of an earlier call.
+    """
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for entry in entries:
+        _check_place(entry, nodes, last=entry is entries[-1])
+        nodes[entry.name] = _add_node(graph, entry, nodes, root)
+    if not entries or entries[-1].operation != "output":
+        raise FileError("its graph has no output")
+    return graph
+
+
+def _check_place(entry: NodeEntry, nodes: dict[str, fx.Node], last: bool) -> None:
+    if not is_identifier(entry.name) or entry.name in _RESERVED:
+        raise FileError(f"a call is named {shorten(entry.name)}, which is not an identifier")
+    if entry.name in nodes:
+        raise FileError(f"two calls are named {entry.name!r}")
+    if entry.operation == "output" and not last:
+        raise FileError("its graph goes on after the output")
+    # Inputs come first, so the last call tells whether there was any other.
+    if (
+        entry.operation == "placeholder"
+        and nodes
+        and next(reversed(nodes.values())).op != "placeholder"
+    ):
+        raise FileError(f"the input {entry.name!r} comes after the first call")
+    bad = [key for key in entry.kwargs if not is_identifier(key)]
+    if bad:
+        raise FileError(f"a keyword is named {shorten(bad[0])}, which is not an identifier")
+
+
+def _add_node(
+    graph: fx.Graph, entry: NodeEntry, nodes: dict[str, fx.Node], root: nn.Module
+) -> fx.Node:
+    def find_node(name: str) -> fx.Node:
+        if name not in nodes:
+            raise FileError(f"the call {entry.name!r} uses {shorten(name)} before it is computed")
+        return nodes[name]
+
+    args = tuple(decode(value, find_node) for value in entry.args)
+    kwargs = {key: decode(value, find_node) for key, value in entry.kwargs.items()}
+    target = _check_target(entry, args, root)
+    return graph.create_node(entry.operation, target, args, kwargs, name=entry.name)
+
+
+def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> Any:
+    target = entry.target
+    if entry.operation == "call_function":
+        return _check_function(target, args)
+    if not isinstance(target, str):
+        raise FileError(f"the call {entry.name!r} has the target {shorten(target)}")
+    allowed = {
+        "placeholder": lambda: (
+            is_identifier(target.lstrip("*"))
+            and not target.startswith("***")
+            and target.lstrip("*") not in _RESERVED
+            and not entry.kwargs
+            and len(args) <= 1
+        ),
+        "output": lambda: target == "output" and len(args) == 1,
+        "call_module": lambda: target != "" and find_module(root, target) is not None,
+        "get_attr": lambda: _has_tensor(root, target),
+        "call_method": lambda: target in METHODS and _starts(args),
+    }
+    if not allowed[entry.operation]():
+        raise FileError(
+            f"the {entry.operation} {entry.name!r} has the target {shorten(target)}, which is "
+            "not one that a file may name"
+        )
+    return target
+
+
+def _has_tensor(root: nn.Module, path: str) -> bool:
+    owner, _, name = path.rpartition(".")
+    module = find_module(root, owner)
+    return module is not None and (
+        module._parameters.get(name) is not None or module._buffers.get(name) is not None
+    )
+
+
+def _starts(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], fx.Node)
+
+
+def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]:
+    if isinstance(target, dict):
+        return _named_tuple(cast(dict[str, object], target))
+    if target == "getattr":
+        fits = len(args) == 2 and _starts(args) and isinstance(args[1], str)
+        fits = fits and args[1] in ATTRIBUTES
+        if not fits:
+            raise FileError(f"it reads the attribute {shorten(args[1:])}, which is not allowed")
+    return find_operation(target)
+
+
+def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
+    if isinstance(fields := target.get("fields"), list):
+        MAX_KEYWORDS.check(len(cast(list[object], fields)))
+    match target:
+        case {"namedtuple": str(name), "fields": list(fields)} if (
+            len(target) == 2
+            and is_identifier(name)
+            and all(is_identifier(field) and not field.startswith("_") for field in fields)
+            and len(set(fields)) == len(fields)
+        ):
+            return namedtuple(name, cast(list[str], fields))  # pyright: ignore[reportUntypedNamedTuple]
+        case _:
+            raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
+
+
+def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.Module:
+    """Return the described model on the meta device, where it takes no memory for its numbers.
+
+    Raises:
+        FileError: If anything in the description is not allowed or does not fit.
+    """
+    root = build_modules(description, modules)
+    add_tensors_(root, description)
+    evaluation = rebuild_graph(root, description.evaluation)
+    described = description.training_graph
+    training = None if described is None else rebuild_graph(root, described)
+    if _is_chain(description):
+        return root
+    return bind(root, description.class_name, evaluation, training)
+
+
+def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tensor]) -> None:
+    """Give a rebuilt model its numbers, and every module its mode."""
+    values = {entry.name: _as_role(entry, tensors[entry.name]) for entry in description.tensors}
+    for name, first in [*((name, name) for name in values), *description.shared_tensors.items()]:
+        path, _, attribute = name.rpartition(".")
+        owner = _existing_module(model, path)
+        if name == first:
+            owner._parameters.pop(attribute, None)  # so that parameters keep their order
+        setattr(owner, attribute, values[first])
+    model.training = description.training
+    for entry in description.modules:
+        module = _existing_module(model, entry.name)
+        if is_open(module):  # what is inside has an entry of its own
+            module.training = entry.training
+        else:
+            module.train(entry.training)
+
+
+def _existing_module(model: nn.Module, path: str) -> nn.Module:
+    module = find_module(model, path)
+    if module is None:
+        raise FileError(f"it names the module {shorten(path)}, which is not there")
+    return module
+
+
+def bind(
+    root: nn.Module, class_name: str, evaluation: fx.Graph, training: fx.Graph | None
+) -> nn.Module:
+    """Return `root` as a model whose `forward` carries the graphs out."""
+    if not is_identifier(class_name):
+        raise FileError(f"its class is named {shorten(class_name)}, which is not an identifier")
+    graphs = [evaluation] if training is None else [evaluation, training]
+    try:
+        with catch_warnings(action="error", category=SyntaxWarning):
+            root.__class__ = generate_class(nn.Module, class_name, graphs, __module__=__name__)
+    except Exception as error:
+        raise FileError(f"its calls make no function ({shorten(error)})") from error
+    return root
+
+
+def _is_chain(description: Description) -> bool:
+    """Return whether the model is a `Sequential` of layers, which needs no other forward."""
+    plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
+    kinds = [description.kind, *(entry.kind for entry in description.modules)]
+    return plain.isdisjoint(kinds)
+
+
+def _as_role(entry: TensorEntry, tensor: Tensor) -> Tensor:
+    if entry.role == "parameter":
+        return nn.Parameter(tensor, requires_grad=entry.requires_grad)
+    return tensor.requires_grad_(entry.requires_grad)
 
 
 @torch.inference_mode(False)

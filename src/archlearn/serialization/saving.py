@@ -1,23 +1,232 @@
-"""Saving writes a model's tensors and the description of its graph into one file."""
+"""`save`: encode a model as JSON and tensors, without code."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from archlearn.errors import FileError
-from archlearn.serialization.composite_layers import merge_classes
-from archlearn.serialization.decoding import rebuild
-from archlearn.serialization.encoding import describe
-from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write
-from archlearn.serialization.layer_registry import LayerClass
-from archlearn.serialization.schema import Description
-from archlearn.serialization.stored_certificates import write_certificate
+from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
+from archlearn.serialization.layer_registry import (
+    CONTAINERS,
+    LayerClass,
+    merge_classes,
+    name_module,
+    plain_class,
+    read_arguments,
+    read_attributes,
+    read_parametrisations,
+)
+from archlearn.serialization.loading import check_nesting, rebuild
+from archlearn.serialization.op_registry import name_operation
+from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
+from archlearn.serialization.values import encode
 from archlearn.tracing.instance_forward import check_forwards
+from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.traces import ExampleInputs, Traces, trace
+
+NamedTensors = dict[str, Tensor]
+
+
+def describe(
+    model: nn.Module, traces: Traces, modules: Mapping[str, LayerClass]
+) -> tuple[Description, NamedTensors]:
+    """Return a model's description and its tensors by name.
+
+    Raises:
+        FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
+    """
+    check_nesting(model)
+    called = _called_modules(model, traces.graphs)
+    entries, shared_modules = _describe_modules(model, called, modules)
+    tensors, shared_tensors = _collect_tensors(model, traces.graphs)
+    training = None if traces.training is None else _describe_graph(traces.training)
+    description = Description(
+        class_name=type(model).__name__,
+        kind="torch.nn.Sequential" if type(model) is nn.Sequential else "container",
+        training=model.training,
+        modules=entries,
+        shared_modules=shared_modules,
+        tensors=[_describe_tensor(model, name, tensor) for name, tensor in tensors.items()],
+        shared_tensors=shared_tensors,
+        evaluation=_describe_graph(traces.evaluation),
+        training_graph=training,
+    )
+    return description, tensors
+
+
+def _called_modules(model: nn.Module, graphs: Sequence[fx.Graph]) -> set[int]:
+    nodes = (node for graph in graphs for node in graph.nodes if node.op == "call_module")
+    return {id(model.get_submodule(str(node.target))) for node in nodes}
+
+
+def _describe_modules(
+    model: nn.Module, called: set[int], modules: Mapping[str, LayerClass]
+) -> tuple[list[ModuleEntry], dict[str, str]]:
+    entries: list[ModuleEntry] = []
+    first_names: dict[int, str] = {}
+    shared: dict[str, str] = {}
+    done: tuple[str, ...] = ()  # layers make their own submodules, shared modules have theirs
+    opaque: tuple[str, ...] = ()  # what is in there is called, though no graph shows it
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not name or name.startswith(done):
+            continue
+        if id(module) in first_names:
+            shared[name] = first_names[id(module)]
+            done = (*done, name + ".")
+            continue
+        first_names[id(module)] = name
+        is_called = id(module) in called or name.startswith(opaque)
+        entry = _describe_module(name, module, is_called, modules)
+        entries.append(entry)
+        if entry.kind in modules:
+            opaque = (*opaque, name + ".")
+        elif entry.kind not in CONTAINERS:
+            done = (*done, name + ".")
+    return entries, shared
+
+
+def _describe_module(
+    name: str, module: nn.Module, called: bool, modules: Mapping[str, LayerClass]
+) -> ModuleEntry:
+    kind = name_module(plain_class(module), modules)
+    if kind is None and called:
+        label = type(module).__name__
+        raise FileError(
+            f"cannot describe the layer {name!r} of class {label}: its forward cannot be followed "
+            f"and its class is not one that a file may name; pass modules={{'{label}': {label}}} "
+            "to save and to load"
+        )
+    if kind is None or kind in CONTAINERS:
+        return ModuleEntry(name, kind or "container", {}, {}, module.training)
+    if called:
+        _refuse_hooks(name, module)
+    if kind in modules:
+        return ModuleEntry(name, kind, read_attributes(name, module), {}, module.training)
+    arguments = read_arguments(name, module, plain_class(module))
+    return ModuleEntry(name, kind, arguments, read_parametrisations(name, module), module.training)
+
+
+def _refuse_hooks(name: str, module: nn.Module) -> None:
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise FileError(
+            f"the layer {name!r} has forward hooks, which are code and cannot be written into a "
+            "file; remove them first (an old-style weight_norm or spectral_norm: use the one in "
+            "torch.nn.utils.parametrizations)"
+        )
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each module's own parameters and buffers under every name they have."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        own = [*module._parameters.items(), *module._buffers.items()]
+        for name, tensor in own:
+            if tensor is not None:
+                yield (f"{prefix}.{name}" if prefix else name), tensor
+
+
+def _collect_tensors(
+    model: nn.Module, graphs: Sequence[fx.Graph]
+) -> tuple[NamedTensors, dict[str, str]]:
+    first_names: dict[int, str] = {}
+    tensors: NamedTensors = {}
+    shared: dict[str, str] = {}
+    for name, tensor in [*_named_tensors(model), *_constants(model, graphs)]:
+        if name in tensors or name in shared:
+            continue
+        if id(tensor) in first_names:
+            shared[name] = first_names[id(tensor)]
+        else:
+            first_names[id(tensor)] = name
+            tensors[name] = tensor
+    return tensors, shared
+
+
+def _constants(model: nn.Module, graphs: Sequence[fx.Graph]) -> Iterator[tuple[str, Tensor]]:
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                owner, _, attribute = str(node.target).rpartition(".")
+                value = getattr(model.get_submodule(owner), attribute)
+                if not isinstance(value, Tensor):
+                    raise FileError(
+                        f"forward reads the attribute {node.target!r}, which is a "
+                        f"{type(value).__name__} and not a tensor; register it as a buffer"
+                    )
+                yield str(node.target), value
+
+
+def _describe_tensor(model: nn.Module, name: str, tensor: Tensor) -> TensorEntry:
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    stored = attribute in module._buffers and attribute not in module._non_persistent_buffers_set
+    role = "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if stored else "constant"
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise FileError(
+            f"the tensor {name!r} is {tensor.dtype} on {tensor.device} with layout "
+            f"{tensor.layout}; a file holds dense, initialised, unquantised tensors only"
+        )
+    return TensorEntry(
+        name,
+        role,
+        list(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.requires_grad,
+    )
+
+
+def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
+    """Return the calls of a graph; containers of the user's own classes become plain ones."""
+    plain: dict[fx.Node, Any] = {}
+    entries: list[NodeEntry] = []
+    for node in graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: plain.get(n, n))
+        if node.op == "call_function" and is_construction(node.target):
+            made = _make_plain(node.target, args, kwargs)
+            if made is not None:
+                plain[node] = made
+                continue
+        entries.append(_describe_node(node, args, kwargs))
+    return entries
+
+
+def _make_plain(kind: Any, args: Any, kwargs: Any) -> Any:
+    """Return the dict, list or tuple that a file holds for a container of a class of one's own."""
+    if kind is OrderedDict or hasattr(kind, "_fields"):
+        return None
+    if issubclass(kind, dict):
+        given = dict(args[-1]) if args else dict(kwargs)
+        is_record = is_dataclass(kind)  # such as a ModelOutput, which has no keys for None
+        return {key: value for key, value in given.items() if not (is_record and value is None)}
+    if issubclass(kind, list | tuple):
+        return list(args[0]) if issubclass(kind, list) else tuple(args[0])
+    return None
+
+
+def _describe_node(node: fx.Node, args: Any, kwargs: Any) -> NodeEntry:
+    target, args = _describe_target(node, args, kwargs)
+    named = {} if isinstance(target, dict) else kwargs
+    encoded = {key: encode(value) for key, value in named.items()}
+    return NodeEntry(node.name, node.op, target, [encode(value) for value in args], encoded)
+
+
+def _describe_target(node: fx.Node, args: Any, kwargs: Any) -> tuple[object, Any]:
+    if node.op != "call_function":
+        return str(node.target), args
+    kind: Any = node.target
+    if not is_construction(kind) or kind is OrderedDict:
+        return name_operation(kind), args
+    fields = getattr(kind, "_fields", None)
+    if fields is None:  # a dataclass or a namespace: read by names, as a named tuple is
+        fields, args = list(kwargs), list(kwargs.values())
+    return {"namedtuple": kind.__name__, "fields": list(fields)}, args
 
 
 def save(

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.module_modes import evaluating
-from archlearn.surgery.gate_readout import decide
-from archlearn.surgery.planning import draft
-from archlearn.tracing.binding import unwrap
+from archlearn.module_utils import evaluating
+from archlearn.surgery.planning import decide, draft
+from archlearn.tracing.generated_forward import unwrap
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,27 @@ from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_lin
 from archlearn.gating.container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks
 from archlearn.gating.l0_folding import fold_scales
-from archlearn.module_copies import copy_model
-from archlearn.module_modes import evaluating, modes_of, set_modes_
-from archlearn.module_utils import find_module, tensors_of
-from archlearn.surgery.apply_merges import Carrier
-from archlearn.surgery.bias_folding import find_shifts
-from archlearn.surgery.gate_readout import Decision, check_gates, decide
+from archlearn.module_utils import (
+    copy_model,
+    evaluating,
+    find_module,
+    modes_of,
+    set_modes_,
+    tensors_of,
+)
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
+    Carrier,
+    find_shifts,
     narrowed_tensors,
     shift_biases_,
     update_sizes_,
 )
 from archlearn.surgery.plan import Plan
-from archlearn.surgery.planning import computed_tensors, write_plan
-from archlearn.tracing.binding import bind_graphs_, is_bound, unwrap, user_class
+from archlearn.surgery.planning import Decision, check_gates, computed_tensors, decide, write_plan
 from archlearn.tracing.computed_weights import make_plain_
 from archlearn.tracing.example_inputs import CHECKS, count_examples
+from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.traces import ExampleInputs, Traces

@@ -1,22 +1,85 @@
-"""How calls that only move data are written anew for narrowed tensors."""
+"""Rewrite view, split, pad and permutations of channels for narrowed tensors."""
 
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
-from archlearn.analysis.labels import Labels
+from archlearn.analysis.labels import Labels, select, varying, without_repeats
+from archlearn.analysis.rules.reshape import as_selection
+from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
 from archlearn.tracing.example_inputs import check_argument
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
 from archlearn.tracing.source_location import source_of
 
+
+@dataclass(slots=True)
+class Cuts:
+    """Cuts dropped channels out of tensors.
+
+    Attributes:
+        dropped: Whether each channel goes, by its smallest atom.
+        root: The channel of each atom.
+        known: What has been cut already.
+    """
+
+    dropped: Tensor
+    root: Tensor
+    known: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def reduce_all(self, full: Any) -> Any:
+        """Return the ids that stay of all that a call returned."""
+        return map_leaves(self.reduce_labels, full)
+
+    def reduce_labels(self, value: Any) -> Any:
+        """Return the ids that stay, None where they are no box, other values as they are."""
+        if not isinstance(value, Labels):
+            return value
+        key = id(value.ids)  # calls that change nothing hand on the same ids
+        if key not in self.known:
+            self.known[key] = self.cut(value, value.ids)
+        return self.known[key]
+
+    def cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
+        """Return the part of a tensor with these labels that stays, None if it is no box."""
+        ids = labels.ids
+        repeated = [dim for dim, stride in enumerate(ids.stride()) if stride == 0]
+        for dim in repeated:
+            if ids.shape[dim] > 1:
+                ids = ids.narrow(dim, 0, 1)
+        gone = self.dropped[self.root[ids]]
+        if not bool(gone.any()):
+            return tensor
+        is_empty = bool(gone.all())
+        for dim, size in enumerate(ids.shape):
+            if dim not in repeated and (size > 1 or is_empty):
+                whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
+                kept = torch.nonzero(~whole).flatten()
+                gone, tensor = gone.index_select(dim, kept), select(tensor, dim, kept)
+        return None if bool(gone.any()) else tensor
+
+    def touches(self, full: Any) -> bool:
+        """Return whether anything of what calls returned is dropped."""
+        return any(
+            bool(self.dropped[self.root[without_repeats(leaf.ids)]].any())
+            for leaf in leaves_of(full)
+            if isinstance(leaf, Labels)
+        )
+
+
 _RESHAPES = ("view", "reshape", "flatten", "view_as", "reshape_as")
+
+
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
+
+
 _SPLITS = ("chunk", "split", "tensor_split")
 
 
@@ -224,3 +287,116 @@ def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
 
 def _plain(move: Move, part: slice) -> slice:
     return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scrambled:
+    """A tensor whose narrowed form is no box: it lives only inside a run of moves.
+
+    Attributes:
+        source: The node that the run starts from.
+        places: For each element, where it stood in the source.
+    """
+
+    source: fx.Node
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Selections:
+    """Follows the places of elements through runs of moves.
+
+    Attributes:
+        values: What each node returned before anything was dropped.
+        nodes: The nodes of the graph that is rewritten, by their names before.
+        narrowed: What stays of what each of those returns.
+    """
+
+    net: nn.Module
+    graph: fx.Graph
+    values: dict[str, Any]
+    nodes: dict[str, fx.Node]
+    narrowed: dict[fx.Node, Any]
+    cuts: Cuts
+
+    def _source(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
+        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        if source is None:
+            return None
+        known = self.narrowed.get(source)
+        if isinstance(known, Scrambled):
+            return known.source, known.places
+        full = self.values[old.all_input_nodes[0].name]
+        if not isinstance(full, Labels):
+            return None
+        return source, torch.arange(full.ids.numel()).reshape(full.shape)
+
+    def _moved_places(self, old: fx.Node, places: Tensor) -> Any:
+        values = self.values
+        first = old.all_input_nodes[0]
+        args, kwargs = map_arg(
+            (old.args, old.kwargs), lambda n: places if n is first else values[n.name]
+        )
+        try:
+            return call_node(old, self.net, args, kwargs)
+        except (RuntimeError, NotImplementedError):  # some kernels know no integers
+            moved = call_node(old, self.net, (places.double(), *args[1:]), kwargs)
+            return moved.long() if isinstance(moved, Tensor) else None
+
+    def scramble(self, old: fx.Node, node: fx.Node) -> Scrambled:
+        """Go on with a run of moves whose narrowed form is no box yet."""
+        found = self._source(old, node)
+        moved = None if found is None else self._moved_places(old, found[1])
+        if found is None or not isinstance(moved, Tensor):
+            raise SurgeryError(cannot_narrow(node))
+        return Scrambled(found[0], moved)
+
+    def select(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
+        """Return the selection of channels that a run of moves amounts to, if it is one."""
+        found = self._source(old, node)
+        if found is None or not isinstance(expected, Tensor):
+            return None
+        source, places = found
+        moved = self._moved_places(old, places)
+        full_source = self._full_of(source)
+        if not isinstance(moved, Tensor) or full_source is None:
+            return None
+        chosen = as_selection(full_source.shape, moved, varying(full_source.ids))
+        if chosen is None:
+            return None
+        dim, index = chosen
+        root, dropped = self.cuts.root, self.cuts.dropped
+        line = full_source.ids.movedim(dim, -1)[(0,) * (full_source.ids.dim() - 1)]
+        stays = ~dropped[root[line]]
+        new_place = torch.cumsum(stays, 0) - 1
+        narrowed = new_place[index[stays[index]]]
+        with self.graph.inserting_before(node):
+            rank = self.graph.call_method("dim", (source,))
+            what = f"the number of dimensions at {source_of(old) or old.name}"
+            self.graph.call_function(check_argument, (rank, full_source.ids.dim(), what))
+            name = self._keep(narrowed)
+            return self.graph.call_function(
+                torch.index_select, (source, dim, self.graph.get_attr(name))
+            )
+
+    def _full_of(self, node: fx.Node) -> Labels | None:
+        for old_name, new in self.nodes.items():
+            if new is node:
+                value = self.values[old_name]
+                return value if isinstance(value, Labels) else None
+        return None
+
+    def _keep(self, index: Tensor) -> str:
+        n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
+        name = f"archlearn_index_{n}"
+        reference = next(iter(self.net.parameters()), index)
+        self.net.register_buffer(name, index.to(reference.device))
+        return name
+
+
+def cannot_narrow(node: fx.Node) -> str:
+    """Return what to say where nothing fits."""
+    return (
+        f"cannot narrow through {node.name} ({node.target}): it mixes channels with other "
+        "dimensions; mark the module that calls it in leaves=[...]"
+    )

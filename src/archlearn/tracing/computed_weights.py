@@ -12,8 +12,7 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from archlearn.module_modes import evaluating
-from archlearn.module_utils import is_weight_hook
+from archlearn.module_utils import evaluating, is_weight_hook
 
 
 def computes_weights(module: nn.Module) -> bool:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.module_modes import evaluating, unnoticed
-from archlearn.module_utils import find_module
+from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.fx_utils import call_node
 from archlearn.tracing.module_state import restoring

@@ -30,7 +30,6 @@ from archlearn.tracing.example_inputs import (
 from archlearn.tracing.example_runs import ExampleRuns, is_untraced
 from archlearn.tracing.gelu_fusion import fuse_gelu_
 from archlearn.tracing.graph_packing import BLOCK_CALLS
-from archlearn.tracing.guarded_proxies import AskingProxy, parts_of
 from archlearn.tracing.huggingface import config_flags, is_pretrained
 from archlearn.tracing.module_state import Remnants
 from archlearn.tracing.output_types import construction_of
@@ -38,9 +37,11 @@ from archlearn.tracing.rng import DRAWN, SKIPPED, Stand, check_draws, find_sure_
 from archlearn.tracing.shape_guards import (
     REFUSALS,
     Answer,
+    AskingProxy,
     Guard,
     Refusal,
     may_ask,
+    parts_of,
     to_guard,
     topic_of,
 )

@@ -13,8 +13,7 @@ import torch
 from torch import fx, nn
 
 from archlearn.errors import InputError, TracingError
-from archlearn.module_modes import evaluating, noticing_mode_reads, unnoticed
-from archlearn.module_utils import check_made
+from archlearn.module_utils import check_made, evaluating, noticing_mode_reads, unnoticed
 from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument

@@ -16,8 +16,7 @@ from torch import Tensor, fx, nn
 from archlearn.errors import TracingError
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.computed_weights import computes_weights
-from archlearn.tracing.module_state import LEFT, Remnants
-from archlearn.tracing.snapshots import holds
+from archlearn.tracing.module_state import LEFT, Remnants, holds
 from archlearn.tracing.traces import Traces
 
 _MOVE_STATISTICS: tuple[Any, ...] = (

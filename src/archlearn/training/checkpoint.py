@@ -1,4 +1,4 @@
-"""Checkpoints are safetensors files, written whole, checked by a digest, never pickled.
+"""Checkpoints: model, optimisers, random state, position in the data.
 
 The one before the last is kept. A torn file is found by its digest and passed over.
 """
@@ -7,26 +7,187 @@ import hashlib
 import json
 import logging
 import os
+import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from archlearn.data.file_cache import write_whole
-from archlearn.errors import CheckpointError, FileError
+from archlearn.errors import CheckpointError, FileError, first_line
 from archlearn.serialization.file_format import open_safetensors, read_tensor
+from archlearn.training.train_step import Optimisers
+
+_MASK = (1 << 63) - 1
+
+
+def seed_everything(seed: int, rank: int) -> None:
+    """Start torch, numpy and Python from a seed, each process from its own."""
+    mixed = (seed * 1_000_003 + rank) & _MASK
+    torch.manual_seed(mixed)
+    np.random.seed(mixed % (1 << 32))
+    random.seed(mixed)
+
+
+def order_of_epoch(n_examples: int, seed: int, epoch: int) -> Tensor:
+    """Return the order in which an epoch takes the examples: a function of seed and epoch."""
+    generator = torch.Generator().manual_seed((seed * 7_368_787 + epoch * 104_729) & _MASK)
+    return torch.randperm(n_examples, generator=generator)
+
+
+def capture_random_states() -> dict[str, Tensor]:
+    """Return the states of every generator a training step may draw from."""
+    version, python_state, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    inner = numpy_state["state"]
+    rest = [inner["pos"], numpy_state["has_gauss"], numpy_state["gauss"]]
+    del version
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(python_state, dtype=torch.int64),
+        "python_gauss": torch.tensor([gauss or 0.0, gauss is not None], dtype=torch.float64),
+        "numpy": torch.from_numpy(inner["key"].astype(np.int64)),
+        "numpy_rest": torch.tensor(rest, dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Tensor]) -> None:
+    """Set every generator to a captured state."""
+    torch.set_rng_state(states["torch"])
+    gauss, has_gauss = states["python_gauss"].tolist()
+    python_state = tuple(states["python"].tolist())
+    random.setstate((3, python_state, gauss if has_gauss else None))
+    position, numpy_gauss, cached = states["numpy_rest"].tolist()
+    keys = states["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(numpy_gauss), cached))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+MODEL, OPTIMISER, RANDOM = "model/", "optimiser/", "random/"
+
+
+def collect_tensors(model: nn.Module, optimisers: Optimisers) -> dict[str, Tensor]:
+    """Return all tensors of a model and its optimiser by name; nothing is copied."""
+    tensors = {f"{MODEL}{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for optimiser in optimisers:
+            for key, value in optimiser.state.get(parameter, {}).items():
+                if value is not None:
+                    tensors[f"{OPTIMISER}{name}/{key}"] = torch.as_tensor(value)
+    return tensors
+
+
+@torch.no_grad()
+def restore_tensors_(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
+) -> None:
+    """Set a model and its optimiser to what a checkpoint holds.
+
+    Values are copied into the tensors that are there, so their layout in memory stays: sums
+    in another order would differ in the last bit.
+
+    Raises:
+        CheckpointError: If names or shapes differ from those of the model.
+    """
+    own = model.state_dict()
+    kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
+    if own.keys() != kept.keys() or any(own[n].shape != kept[n].shape for n in own):
+        raise CheckpointError(
+            "the checkpoint is of another model: names or shapes of tensors differ; "
+            "resume with the code the run was started with"
+        )
+    for name, value in own.items():
+        value.copy_(kept[name])
+    _restore_optimisers_(tensors, model, optimisers)
+
+
+def _restore_optimisers_(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
+) -> None:
+    for name, parameter in model.named_parameters() if optimisers else ():
+        prefix = f"{OPTIMISER}{name}/"
+        state: dict[str, Tensor] = {}
+        for key, value in tensors.items():
+            if key.startswith(prefix) and "/" not in key.removeprefix(prefix):
+                if value.numel() != 1 and value.shape != parameter.shape:
+                    raise CheckpointError(
+                        f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
+                        f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
+                        "another folder"
+                    )
+                state[key.removeprefix(prefix)] = _like(parameter, value)
+        if state:
+            _set_state_(_owner(parameter, optimisers), parameter, state)
+
+
+def _set_state_(
+    optimiser: torch.optim.Optimizer, parameter: nn.Parameter, state: dict[str, Tensor]
+) -> None:
+    """Copy into tensors that are there, which a captured step may hold; else put new ones."""
+    own = optimiser.state[parameter]
+    for key, value in state.items():
+        if isinstance(own.get(key), Tensor):
+            own[key].copy_(value)
+        else:
+            own[key] = value
+
+
+def _owner(parameter: nn.Parameter, optimisers: Optimisers) -> torch.optim.Optimizer:
+    """Return the optimiser that updates a parameter."""
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            if any(parameter is other for other in group["params"]):
+                return optimiser
+    raise CheckpointError("the checkpoint holds the state of a parameter that is not learnt now")
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return a value laid out in memory as its parameter; single numbers stay on the CPU."""
+    if value.shape != parameter.shape:
+        return value.clone()
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:
+    """Set the generators of this process to what the checkpoint holds for its rank."""
+    prefix = f"{RANDOM}{rank}/"
+    states = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    if not states:
+        return
+    try:
+        restore_random_states(states)
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's random states cannot be restored ({first_line(error)}); start the "
+            "run anew in another folder"
+        ) from error
+
 
 logger = logging.getLogger(__name__)
 
+
 LATEST = "checkpoint.safetensors"
+
+
 PREVIOUS = "checkpoint.previous.safetensors"
+
+
 _FORMAT = "archlearn-checkpoint-1"
+
+
 MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which systems have limits
+
+
 _KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 

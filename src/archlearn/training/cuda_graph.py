@@ -1,22 +1,38 @@
-"""On a GPU a small network is bound by launches, so the whole step becomes one CUDA graph.
+"""Training steps captured as a CUDA graph, where that is possible.
 
 Data, their order, the rates and the number of the step all lie on the device. A replay then
 costs the host one call for several steps. The body of the step can also run uncaptured, on any
 device, which is how it is held to the ordinary step in the tests.
 """
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from lightning_fabric import Fabric
+from torch import Tensor, nn
 
+from archlearn.data.dataset import Dataset
 from archlearn.gating.parameters import clip_gates_
-from archlearn.training.gradient_clipping import limit_gradients_
-from archlearn.training.train_step import Work, penalty_of
-from archlearn.training.weight_updates import update_
+from archlearn.training.defaults import steps_per_epoch
+from archlearn.training.settings import RunSettings
+from archlearn.training.train_step import (
+    EagerStepper,
+    Stepper,
+    Work,
+    limit_gradients_,
+    make_optimisers,
+    penalty_of,
+    update_,
+)
 
 MOST_STEPS_IN_A_GRAPH = 11
+
+
 _WARM_UP = 3
+
+
 _MOST_BYTES_READY = 1 << 28
 
 
@@ -215,3 +231,58 @@ def _capture(body: DeviceStep, count: int, stream: torch.cuda.Stream) -> torch.c
         for _ in range(count):
             body.run()
     return graph
+
+
+logger = logging.getLogger(__name__)
+
+
+_MOST_BYTES_ON_DEVICE = 8 << 30
+
+
+_MOST_PARAMETERS_TO_CAPTURE = 20_000_000
+
+
+def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabric: Fabric) -> bool:
+    """Return whether the step is one that a CUDA graph can hold and is worth it."""
+    size = dataset.train.inputs.numel() * dataset.train.inputs.element_size()
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        settings.hardware.capture == "auto"
+        and fabric.device.type == "cuda"
+        and fabric.world_size == 1
+        and settings.hardware.accumulate == 1
+        and settings.hardware.precision in ("32-true", "bf16-mixed")
+        and size <= _MOST_BYTES_ON_DEVICE
+        and n_parameters <= _MOST_PARAMETERS_TO_CAPTURE
+    )
+
+
+def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Work, Stepper]:
+    """Return a captured step where the optimisers are made for one, else an ordinary one.
+
+    What cannot be compiled is captured as it is, and what cannot be captured runs call by call.
+    """
+    if not work.optimisers[0].defaults.get("fused"):
+        return work, EagerStepper(work, fabric)
+    for compiled in (True, False) if settings.hardware.compile else (False,):
+        try:
+            return work, _capture_step(work, fabric, settings, compiled=compiled)
+        except RuntimeError as error:
+            logger.warning(
+                "the step cannot be %s, so it is slower: %s",
+                "compiled" if compiled else "captured",
+                error,
+            )
+    # What the attempt left in the gradients would be added to those of the first step.
+    work.model.zero_grad(set_to_none=True)
+    optimisers = make_optimisers(work.model, settings.optimiser, work.gate_optimizer)
+    work = replace(work, optimisers=optimisers)
+    return work, EagerStepper(work, fabric)
+
+
+def _capture_step(
+    work: Work, fabric: Fabric, settings: RunSettings, *, compiled: bool
+) -> CapturedStepper:
+    bf16 = settings.hardware.precision == "bf16-mixed"
+    body = DeviceStep(work, fabric.device, bf16=bf16, compiled=compiled)
+    return CapturedStepper(body, steps_per_epoch(len(work.train), work.batch_size))

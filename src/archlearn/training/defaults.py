@@ -1,4 +1,4 @@
-"""Settings left open follow from the number of steps, the initial widths and the loss.
+"""Defaults of a run, each with its reason: learning rates, schedules, strengths.
 
 A gate moves by rate x strength at each step, so what decides whether gates can settle is the
 product of rate, strength and number of steps; that product is held constant here. The width
@@ -8,27 +8,83 @@ same defaults do on several data sets.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from archlearn.data.dataset import Dataset
 from archlearn.errors import SettingsError
-from archlearn.training.schedules import Schedule
 from archlearn.training.settings import RunSettings
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """The rates at every step of a run.
+
+    Attributes:
+        n_steps: Steps of the whole run.
+        n_warmup: Steps in which the rate of the weights rises from near zero.
+        gates_from: First step at which gates move.
+        gates_until: First step at which they stand still again.
+    """
+
+    n_steps: int
+    n_warmup: int
+    gates_from: int
+    gates_until: int
+    learning_rate: float
+    gate_rate: float
+
+    def weight_rate(self, step: int) -> float:
+        """Return the rate of the weights at a step, counted from 0."""
+        if step < self.n_warmup:
+            return self.learning_rate * (step + 1) / self.n_warmup
+        done = (step - self.n_warmup) / max(1, self.n_steps - self.n_warmup)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def gate_rate_at(self, step: int) -> float:
+        """Return the rate of the gates at a step: all or nothing."""
+        return self.gate_rate if self.gates_from <= step < self.gates_until else 0.0
+
+
 COST_OF_ALL_NEURONS = 0.1
+
+
 """Width cost x number of neurons, as a part of the loss of a guess."""
+
+
 TRAVEL = 1.5
+
+
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
+
+
 MOST_TRAVEL_A_STEP = 0.003
+
+
 """Short runs travel less: gates that must decide in a few steps follow the noise of single batches.
 No run of 834 steps or more is touched by this."""
+
+
 ENOUGH_STEPS = 4400
+
+
 MOST_EPOCHS = 200
+
+
 """Few data passed over more often than this are learnt by heart."""
+
+
 _BATCH = 125
+
+
 _LARGE_BATCH = 500
+
+
 """From here on the rate does not grow with the batch: LeNet dies at eight times the usual rate."""
+
+
 _FEWEST_BATCHES = 10
+
+
 _RATES = {"sgd": 0.02, "adam": 1e-3}
 
 

@@ -13,21 +13,19 @@ from torch import nn
 
 import archlearn
 from archlearn.errors import FileError, InputError
-from archlearn.module_modes import evaluating
+from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
-from archlearn.training.checkpoint import Position
+from archlearn.training.checkpoint import Position, capture_random_states, restore_random_states
 from archlearn.training.defaults import loss_of_a_guess
-from archlearn.training.evaluation import Score, evaluate
 from archlearn.training.hardware import describe_hardware
-from archlearn.training.metrics import costs_of, in_format_of
+from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
 from archlearn.training.objectives import objective_of
-from archlearn.training.optimizers import has_gates
-from archlearn.training.random_state import capture_random_states, restore_random_states
 from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines, write_json
 from archlearn.training.run_setup import Session, gate_network, set_layout_
+from archlearn.training.train_step import has_gates
 
 logger = logging.getLogger(__name__)
 

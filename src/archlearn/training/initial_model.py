@@ -13,10 +13,15 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
 from archlearn.errors import FileError, InputError, SettingsError, first_line
-from archlearn.models.pretrained import read_pretrained, with_weights
+from archlearn.models.pretrained import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Pretrained,
+    read_pretrained,
+    with_weights,
+)
 from archlearn.models.registry import build_network
-from archlearn.models.weight_conventions import IMAGENET_MEAN, IMAGENET_STD, Pretrained
-from archlearn.module_modes import evaluating
+from archlearn.module_utils import evaluating
 from archlearn.training.checkpoint import is_checkpoint
 from archlearn.training.metrics import in_format_of
 from archlearn.training.objectives import objective_of

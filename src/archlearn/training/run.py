@@ -15,17 +15,21 @@ from archlearn.data.downloads import Progress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.callbacks import Observer, RunStart, SilentObserver
-from archlearn.training.checkpoint import Position, read_checkpoint
+from archlearn.training.checkpoint import (
+    Position,
+    read_checkpoint,
+    restore_random,
+    restore_tensors_,
+)
 from archlearn.training.config import changed_fixed, override
-from archlearn.training.disk_errors import explaining_full_disks, explaining_full_memory
 from archlearn.training.finalize import check_finish, finish
-from archlearn.training.graceful_stop import Interruption
 from archlearn.training.metrics import costs_of
-from archlearn.training.optimizers import has_gates
 from archlearn.training.run_directory import (
     GATES,
     METRICS,
     cut_lines,
+    explaining_full_disks,
+    explaining_full_memory,
     has_begun,
     lock_folder,
     open_new_folder,
@@ -34,8 +38,8 @@ from archlearn.training.run_directory import (
 )
 from archlearn.training.run_setup import Session, prepare
 from archlearn.training.settings import RunSettings
-from archlearn.training.trainer import Loop
-from archlearn.training.training_state import restore_random, restore_tensors_
+from archlearn.training.train_step import has_gates
+from archlearn.training.trainer import Interruption, Loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,24 +1,103 @@
-"""A run's folder: settings as TOML, metrics and gates as JSON lines, a summary as JSON.
+"""The folder of a run: its files, its lock, and full disks.
 
 Lines are added at the end of each epoch, before the checkpoint that counts the epoch; a resumed
 run cuts off the lines that its checkpoint does not know.
 """
 
+import errno
 import json
+import logging
+import os
 import shlex
+import socket
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+import torch
+from safetensors import SafetensorError
 
 from archlearn.data.file_cache import sync, write_whole
-from archlearn.errors import SettingsError
+from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
-from archlearn.training.run_lock import lock_run
+from archlearn.training.config import format_settings, read_settings
 from archlearn.training.settings import RunSettings
-from archlearn.training.toml import format_settings, read_settings
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
+
+logger = logging.getLogger(__name__)
+
+
+LOCK = "run.lock"
+
+
+@contextmanager
+def lock_run(folder: Path) -> Generator[None]:
+    """Keep other trainers out of a run's folder until this block is left.
+
+    Raises:
+        SettingsError: If another process learns there; it is named.
+    """
+    path = folder / LOCK
+    file = _open_locked(path)
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _open_locked(path: Path) -> TextIO:
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        if not _try_to_lock(file):
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
+            raise SettingsError(
+                f"{path.parent} is being learnt already, by {owner}; wait until that one ends, or "
+                "stop it first"
+            )
+        if _is_still_at(path, file):
+            return file
+        file.close()  # its owner took it away between open and lock
+
+
+def _try_to_lock(file: TextIO) -> bool:
+    """Return whether the file is locked for this process now; where no locks are, it is said."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        logger.warning(
+            "%s cannot be locked (%s); see that no other process learns in that folder",
+            file.name,
+            error.strerror,
+        )
+    return True
+
+
+def _is_still_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
 
 CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
+
+
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
 
 
@@ -150,3 +229,53 @@ def cut_lines(path: Path, last_epoch: int) -> list[dict[str, Any]]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
     write_whole(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def says_full(error: OSError | SafetensorError) -> bool:
+    """Return whether an error is that of a full disk; safetensors has the number in its text."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(f"(os error {number})" in str(error) for number in _FULL)
+
+
+@contextmanager
+def explaining_full_disks(folder: Path) -> Generator[None]:
+    """Turn the error of a full disk into one that says what to do."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if not says_full(error):
+            raise
+        why = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+        raise RunStoppedError(
+            f"the disk is full: {why} while writing into {folder}; what was written "
+            f"before is whole; make room, then {how_to_go_on(folder)}"
+        ) from error
+
+
+@contextmanager
+def explaining_full_memory() -> Generator[None]:
+    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice.
+
+    Raises:
+        SettingsError: If the memory was too small for what was asked.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not says_out_of_memory(error):
+            raise
+        raise SettingsError(
+            f"the memory is too small for this run ({first_line(error)}); choose a smaller "
+            "network, a smaller --batch-size, or work each batch off in parts: --accumulate 4"
+        ) from error
+
+
+def says_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Return whether an error is that of a full memory; torch has no type for the host's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error)

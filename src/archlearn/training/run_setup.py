@@ -1,7 +1,7 @@
-"""Settings become a session: data, a gated model, optimisers and a stepper, ready to go."""
+"""Everything that a run needs before its first step: data, model, optimisers."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,31 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from archlearn.data.dataset import Dataset
-from archlearn.data.dataset_building import build_dataset
-from archlearn.data.downloads import Progress
+from archlearn.data.dataset import Dataset, build_dataset
+from archlearn.data.downloads import Progress, no_progress
 from archlearn.data.registry import load_examples
 from archlearn.data.transforms import Framing
-from archlearn.errors import SettingsError
+from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
+from archlearn.gating.container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.strengths import Price, Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
-from archlearn.training.cuda_graph import MOST_STEPS_IN_A_GRAPH, largest_divisor
+from archlearn.training.checkpoint import (
+    OPTIMISER,
+    Position,
+    read_checkpoint,
+    restore_tensors_,
+    seed_everything,
+)
+from archlearn.training.config import check_ranges
+from archlearn.training.cuda_graph import (
+    MOST_STEPS_IN_A_GRAPH,
+    can_capture,
+    largest_divisor,
+    make_stepper,
+)
 from archlearn.training.defaults import (
     count_steps,
     derive_gate_optimiser,
@@ -30,7 +43,6 @@ from archlearn.training.defaults import (
     make_schedule,
     steps_per_epoch,
 )
-from archlearn.training.gradient_clipping import Limits
 from archlearn.training.hardware import start_fabric
 from archlearn.training.initial_model import (
     name_start,
@@ -39,12 +51,9 @@ from archlearn.training.initial_model import (
     start_network,
 )
 from archlearn.training.objectives import Objective, objective_of
-from archlearn.training.optimizers import has_gates, make_optimisers
-from archlearn.training.random_state import seed_everything
-from archlearn.training.setting_ranges import check_ranges
+from archlearn.training.run_directory import read_run_settings
 from archlearn.training.settings import GateSettings, RunSettings
-from archlearn.training.step_choice import can_capture, make_stepper
-from archlearn.training.train_step import Stepper, Work
+from archlearn.training.train_step import Limits, Stepper, Work, has_gates, make_optimisers
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
 
@@ -294,3 +303,65 @@ def strengths_of(settings: RunSettings) -> Strengths:
         depth_share=asked.depth_share,
         price=Price[asked.price.upper()],
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revived:
+    """A gated model with what it was trained on.
+
+    Attributes:
+        earned: What each gate earned, where a budget was learnt.
+    """
+
+    model: nn.Module
+    example: Tensor
+    dataset: Dataset
+    position: Position
+    earned: dict[str, Tensor]
+
+
+def revive(folder: Path) -> Revived:
+    """Return the gated model of a run at its last checkpoint, on the CPU.
+
+    Raises:
+        SettingsError: If there is no run, or it learns nothing of the architecture.
+        CheckpointError: If the run has no checkpoint yet.
+    """
+    settings = read_run_settings(folder)
+    if settings.gates.learn == "nothing":
+        raise SettingsError(f"the run {folder} learns no architecture (learn = 'nothing')")
+    found = read_checkpoint(folder)
+    if found is None:
+        raise CheckpointError(f"the run {folder} has no checkpoint yet; let it run for a while")
+    dataset = load_dataset(settings, no_progress)
+    network = start_network(settings, dataset)
+    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    model = gate_network(network, example, settings)
+    restore_tensors_(found[1], model, ())
+    means = {
+        name: found[1][f"{OPTIMISER}{name}/mean"]
+        for name, _ in model.named_parameters()
+        if f"{OPTIMISER}{name}/mean" in found[1]
+    }
+    return Revived(model=model, example=example, dataset=dataset, position=found[0], earned=means)
+
+
+@torch.no_grad()
+def cut_to_budget_(revived: Revived, budget: Mapping[str, float | str]) -> None:
+    """Close more gates of a revived model, until it fits a budget; none is opened again.
+
+    Raises:
+        InputError: If the budget cannot be reached.
+    """
+    gates = GateOptimizer(revived.model, 1, budget=budget)
+    if gates.fits():
+        return
+    store = find_store(revived.model)
+    assert store is not None
+    acting = dict(zip(map(id, store.gates()), store(), strict=True))
+    for name, gate in revived.model.named_parameters():
+        if id(gate) in acting:
+            earned = revived.earned.get(name, gate).clone()
+            is_depth = gate.dim() == 0
+            gates.state[gate]["mean"] = earned if is_depth else earned * acting[id(gate)]
+    gates.finish()

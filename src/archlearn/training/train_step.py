@@ -1,23 +1,182 @@
-"""A step of training, on any device and over several processes, by Lightning Fabric."""
+"""One training step: loss, penalty, gradient clipping, updates.
+
+Otherwise the one large tensor that small networks have keeps most of the GPU waiting.
+
+The paper's supplement assumes such a bound, the "maximum step size (due to gradient clipping)".
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Split
-from archlearn.gating.parameters import clip_gates_
+from archlearn.gating.parameters import clip_gates_, depth_gates, parameter_groups, width_gates
 from archlearn.gating.penalties import penalty
 from archlearn.gating.strengths import Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
-from archlearn.training.gradient_clipping import Limits, limit_gradients_
+from archlearn.training.defaults import Schedule
 from archlearn.training.objectives import Objective
-from archlearn.training.optimizers import Optimisers, set_rates_
-from archlearn.training.schedules import Schedule
+from archlearn.training.settings import OptimiserSettings
+
+Optimisers = tuple[torch.optim.Optimizer, ...]
+
+
+def has_gates(model: nn.Module) -> bool:
+    """Return whether there is anything to learn of the architecture."""
+    return bool(width_gates(model)) or bool(depth_gates(model))
+
+
+def make_optimisers(
+    model: nn.Module,
+    settings: OptimiserSettings,
+    gates: GateOptimizer | None = None,
+    *,
+    on_device: bool = False,
+) -> Optimisers:
+    """Return the optimiser of the weights and, if there are gates, that of the gates.
+
+    Args:
+        model: The model, with gates or without.
+        settings: How the weights are learnt.
+        gates: What learns the gates to a budget; left out, plain SGD does, by a penalty.
+        on_device: Whether the step must not ask anything of the host.
+    """
+    decay = settings.weight_decay
+    if not has_gates(model):
+        groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": decay}]
+    else:
+        groups = parameter_groups(model, lr=0.0, gate_lr=0.0, weight_decay=decay)
+    weights = _optimiser_of_weights(groups[0], settings, on_device=on_device)
+    # A rate may be a tensor on the device only where the update is fused.
+    fused = True if on_device else None
+    if gates is not None:
+        return weights, gates
+    return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
+
+
+def _optimiser_of_weights(
+    group: dict[str, Any], settings: OptimiserSettings, *, on_device: bool
+) -> torch.optim.Optimizer:
+    decay = group["weight_decay"]
+    fused = True if on_device else None
+    if settings.optimiser == "adam":
+        return torch.optim.AdamW(
+            group["params"], lr=0.0, weight_decay=decay, fused=fused, capturable=on_device
+        )
+    return torch.optim.SGD(
+        group["params"], lr=0.0, momentum=settings.momentum, weight_decay=decay, fused=fused
+    )
+
+
+def set_rates_(optimisers: Sequence[torch.optim.Optimizer], schedule: Schedule, step: int) -> None:
+    """Set the rates of weights and gates to those of a step."""
+    rates = (schedule.weight_rate(step), schedule.gate_rate_at(step))
+    for optimiser, rate in zip(optimisers, rates, strict=False):
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+
+
+_SMALLEST_PIECE, _MOST_PIECES = 1 << 14, 40
+
+
+def cut_evenly(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return lists of tensors of the same shapes with large ones in pieces, all cut alike."""
+    total = sum(tensor.numel() for tensor in lists[0])
+    size = max(_SMALLEST_PIECE, total // _MOST_PIECES)
+    pieces: list[list[Tensor]] = [[] for _ in lists]
+    for tensors in zip(*lists, strict=True):
+        whole = tensors[0].numel() <= size or not all(t.is_contiguous() for t in tensors)
+        for found, tensor in zip(pieces, tensors, strict=True):
+            found.extend([tensor] if whole else tensor.view(-1).split(size))
+    return pieces
+
+
+@torch.no_grad()
+def update_(optimiser: torch.optim.Optimizer) -> None:
+    """Do an optimiser's step; what SGD does at once on a GPU is done in even pieces."""
+    if isinstance(optimiser, GateOptimizer):
+        optimiser.observe_()  # it decides outside of the captured step
+        return
+    if not _can_cut(optimiser):
+        optimiser.step()
+        return
+    scale = getattr(optimiser, "grad_scale", None)
+    for group in optimiser.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        buffers = [optimiser.state[p]["momentum_buffer"] for p in parameters]
+        lists = cut_evenly(parameters, [p.grad for p in parameters], buffers)
+        torch._fused_sgd_(
+            *lists,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            is_first_step=False,
+            grad_scale=scale,
+        )
+
+
+def _can_cut(optimiser: torch.optim.Optimizer) -> bool:
+    """Return whether it is SGD with momentum, fused, and past its first step."""
+    if not isinstance(optimiser, torch.optim.SGD) or not optimiser.defaults["fused"]:
+        return False
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    states = (optimiser.state.get(p, {}) for p in parameters if p.grad is not None)
+    return all(isinstance(state.get("momentum_buffer"), Tensor) for state in states)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds on gradients; None sets no bound.
+
+    Attributes:
+        norm: Largest norm of the gradient of all weights together.
+        gate: Largest gradient of a single gate.
+    """
+
+    norm: float | None
+    gate: float | None
+
+
+@torch.no_grad()
+def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
+    """Bring gradients within their limits: weights by a common factor, gates one by one.
+
+    An optimiser whose update is fused divides by the factor itself, on the way.
+    """
+    weights, *gates = optimisers
+    gradients = _gradients(weights)
+    if limits.norm is not None and gradients:
+        excess = _excess(gradients, limits.norm)
+        if weights.defaults.get("fused"):
+            vars(weights)["grad_scale"] = excess
+        else:
+            torch._foreach_div_(gradients, excess)
+    for optimiser in gates:
+        if limits.gate is not None:
+            gradients = _gradients(optimiser)
+            torch._foreach_clamp_min_(gradients, -limits.gate)
+            torch._foreach_clamp_max_(gradients, limits.gate)
+
+
+def _excess(gradients: list[Tensor], norm: float) -> Tensor:
+    """Return by how much the norm of all gradients is too large, 1 if it is not."""
+    if gradients[0].is_cuda:
+        (gradients,) = cut_evenly(gradients)
+    norms = torch.stack(torch._foreach_norm(gradients))
+    return (torch.linalg.vector_norm(norms) / norm).clamp_(min=1.0)
+
+
+def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

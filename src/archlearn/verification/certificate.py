@@ -1,4 +1,4 @@
-"""A certificate says by how much two models differ, and on what they were compared."""
+"""`certify`: compare two models on real and random inputs, in double precision."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from archlearn.analysis.receptive_field import Watch
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.container import GateStore
-from archlearn.module_modes import evaluating
+from archlearn.module_utils import evaluating
 from archlearn.nn.tristate import TriState
-from archlearn.tracing.binding import unwrap
+from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.independence import filled_with_nan, find_shared, noticing_calls
 from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.output_types import tensors_in
@@ -22,9 +22,53 @@ from archlearn.tracing.rng import cuda_devices
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.weight_state import untouched
-from archlearn.verification.differences import difference, difference_of_numbers
 from archlearn.verification.precision import exchanging, widen
 from archlearn.verification.sample_inputs import Trial, plain_trials, quick_trials
+
+
+def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
+    """Return the difference without decisions (argmax, y > 0): rounding turns them.
+
+    In double precision they are compared.
+    """
+    pairs = [p for p in zip(one, two, strict=True) if not all(map(_is_decision, p))]
+    return difference([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def _is_decision(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex())
+
+
+def difference(one: list[Tensor], two: list[Tensor]) -> float:
+    """Return the largest difference between outputs, relative to their size.
+
+    Raises:
+        CertificateError: If they cannot be compared.
+    """
+    if len(one) != len(two):
+        raise CertificateError(f"one model returns {len(one)} tensors, the other {len(two)}")
+    worst = 0.0
+    for a, b in zip(one, two, strict=True):
+        if a.shape != b.shape:
+            raise CertificateError(f"outputs of shape {tuple(a.shape)} and {tuple(b.shape)}")
+        if a.is_complex() and b.is_complex():
+            a, b = (torch.view_as_real(each.resolve_conj()) for each in (a, b))
+        worst = max(worst, _relative(a, b.to(a.dtype) if b.is_floating_point() else b))
+    return worst
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    if not (a.is_floating_point() and b.is_floating_point()):
+        return 0.0 if a.dtype is b.dtype and torch.equal(a, b) else float("inf")
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0
+    same = (a.isnan() & b.isnan()) | (a == b)
+    gap = float(torch.where(same, torch.zeros_like(a), a - b).abs().max())
+    if not math.isfinite(gap):
+        return float("inf")
+    size = float(torch.where(a.isfinite(), a, torch.zeros_like(a)).abs().max())
+    return gap / max(size, torch.finfo(a.dtype).tiny)
+
 
 # The largest relative difference that rounding alone explains, by the precision compared in.
 TOLERANCES = {
@@ -33,8 +77,13 @@ TOLERANCES = {
     torch.float16: 5e-2,
     torch.bfloat16: 1e-1,
 }
+
+
 _FEW = 64  # roundings that add up
+
+
 _ROWS = 8  # to surgery all rows are alike: more cost much in double precision, and show no more
+
 
 Doubles = Mapping[Tensor, Tensor]
 

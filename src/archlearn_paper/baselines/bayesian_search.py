@@ -8,23 +8,154 @@ with, and several workers, on one machine or many, can share it.
 
 import datetime
 import functools
+import os
+import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from archlearn_paper.baselines.optuna_studies import (
-    WORKER,
-    Sampler,
-    import_optuna,
-    is_gone,
-    open_study,
-)
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import InputError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.surgery.compaction import compact
+from archlearn_paper.baselines.from_scratch import start_anew
+
+WORKER = "worker"
+
+
+"""Under this a study holds who trains."""
+
+
+_N_ATTEMPTS = 8
+
+
+_SECONDS_BETWEEN = 0.25
+
+
+_LOCKED_FOR = 60.0
+
+
+"""Seconds for which a worker waits while another writes."""
+
+
+class Sampler:
+    """Optuna's GPSampler, seeded anew for each training.
+
+    What it draws follows from its seed and the number of the training. So workers that ask at the
+    same time do not draw the same, and a study that is gone on with does not repeat itself.
+    """
+
+    def __init__(self, seed: int, n_random: int) -> None:
+        self._samplers = import_optuna().samplers
+        self._seed, self._n_random = seed, n_random
+        self._own = self._make(0)
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        """Take note of the training that is to be proposed, and of who asks; comes first."""
+        study._storage.set_trial_user_attr(trial._trial_id, WORKER, name_worker())
+        self._own = self._make(trial.number)
+        self._own.before_trial(study, trial)
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave all else to the sampler itself."""
+        return getattr(self._own, name)
+
+    def _make(self, number: int) -> Any:
+        mixed = 1009 * self._seed + number
+        return self._samplers.GPSampler(seed=mixed, n_startup_trials=self._n_random)
+
+
+def open_study(name: str, file: Path | None) -> Any:
+    """Return a study, from its file if there is one.
+
+    Of workers that start together, one makes the tables of the file, and the others try again.
+
+    Raises:
+        InputError: If the file holds something else, or cannot be written.
+    """
+    optuna = import_optuna()
+    if file is None:
+        return optuna.create_study(study_name=name, direction="minimize")
+    from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+
+    for attempt in range(1, _N_ATTEMPTS + 1):
+        try:
+            return _open(optuna, name, file)
+        except (IntegrityError, OperationalError) as error:
+            if attempt == _N_ATTEMPTS:
+                raise _refuse(file, error) from error
+            time.sleep(_SECONDS_BETWEEN)
+        except (SQLAlchemyError, OSError) as error:
+            raise _refuse(file, error) from error
+    raise AssertionError
+
+
+def _open(optuna: Any, name: str, file: Path) -> Any:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{file}", engine_kwargs={"connect_args": {"timeout": _LOCKED_FOR}}
+    )
+    return optuna.create_study(
+        study_name=name, storage=storage, direction="minimize", load_if_exists=True
+    )
+
+
+def _refuse(file: Path, error: Exception) -> InputError:
+    what = str(error).partition("\n")[0]
+    return InputError(f"{file} cannot be used for a study: {what}; name another file")
+
+
+def name_worker() -> str:
+    """Return the machine and the number of this process."""
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def is_gone(worker: str) -> bool:
+    """Return whether a worker has ended, as far as can be told: of other machines it cannot."""
+    host, _, number = worker.rpartition(" ")
+    if host != socket.gethostname() or sys.platform == "win32":
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def import_optuna() -> Any:
+    """Return the package, or say how to get it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Bayesian optimisation needs optuna, which is not installed; "
+            "pip install 'archlearn[bench]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
 
 N_TRAININGS = 20
+
+
 """As many as the paper made."""
+
+
 N_RANDOM = 5
+
+
 """Trainings of random widths, before the process has anything to go by."""
+
+
 _ABANDONED_AFTER = 3600.0
 
 
@@ -205,3 +336,41 @@ def trainings_to_reach(trainings: Sequence[Training], objective: float) -> int |
         if best <= objective:
             return count
     return None
+
+
+def find_widths(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """Return the widths that can be chosen, by layer.
+
+    Channels that can only go together, as those of a convolution in groups, count as one.
+    """
+    return {name: len(gate) for name, gate in width_gates(_gate(model, example)).items()}
+
+
+def start_at_widths(
+    model: nn.Module, example: Tensor, widths: Mapping[str, int], seed: int
+) -> nn.Module:
+    """Return a fresh network like a model, but with these widths; layers left out stay as wide.
+
+    Args:
+        model: Any model; it is left alone.
+        example: Inputs of one call.
+        widths: From 1 to what the layer has.
+        seed: Decides the weights.
+
+    Raises:
+        InputError: If a layer has no width to choose, or fewer channels than are asked for.
+    """
+    gated = _gate(model, example)
+    gates = width_gates(gated)
+    for name, width in widths.items():
+        if name not in gates or not 1 <= width <= len(gates[name]):
+            there = ", ".join(f"{key} (1 to {len(gate)})" for key, gate in gates.items())
+            raise InputError(f"width {width} was asked for {name!r}; widths to choose: {there}")
+    with torch.no_grad():
+        for name, width in widths.items():
+            gates[name][width:] = 0.0
+    return start_anew(compact(gated), seed)
+
+
+def _gate(model: nn.Module, example: Tensor) -> nn.Module:
+    return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()

@@ -16,15 +16,17 @@ from archlearn.gating.attach import add_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import Sizes
+from archlearn_paper.baselines.budget import Sizes, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew
-from archlearn_paper.baselines.group_sparsity import learn_sparse_groups
 from archlearn_paper.baselines.l1_diagonal import add_diagonals, reduce_by_diagonals
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
-from archlearn_paper.baselines.svd_ranks import reduce_by_svd
-from archlearn_paper.baselines.torch_pruning_methods import reduce_by_torch_pruning, reduce_evenly
-from archlearn_paper.baselines.trimming import trim
+from archlearn_paper.baselines.svd import reduce_by_svd
+from archlearn_paper.baselines.torch_pruning_methods import (
+    learn_sparse_groups,
+    reduce_by_torch_pruning,
+    reduce_evenly,
+)
 from archlearn_paper.comparison.protocol import Contest
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms

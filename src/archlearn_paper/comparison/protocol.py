@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.models.registry import build_network
+from archlearn.training.checkpoint import seed_everything
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
-from archlearn.training.random_state import seed_everything
 from archlearn.training.settings import RunSettings
 from archlearn_paper.evaluation import find_dataset
+from archlearn_paper.experiment import Scale
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
-from archlearn_paper.scale import Scale
 
 FIRST_PART = 0.4
 """Part of the epochs before a network is brought to its budget; the rest comes after, for small

@@ -7,8 +7,7 @@ from archlearn_paper.baselines.interface import TOLERANCE, BudgetError, is_withi
 from archlearn_paper.comparison.methods import OURS, SCRATCH, Contender, Learnt, Pruned
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
 from archlearn_paper.comparison.strength_search import choose_strength, name_first
-from archlearn_paper.experiment import Check, Derived, Table
-from archlearn_paper.run_row import Row, group, spread_of, summarise
+from archlearn_paper.experiment import Check, Derived, Row, Table, group, spread_of, summarise
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
 LARGE = "large network"

@@ -4,12 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from archlearn_paper.baselines.from_scratch import start_anew
-from archlearn_paper.comparison.compression import (
-    Pending,
-    begin_learnt,
-    reduce_in_round,
-    start_runs,
-)
 from archlearn_paper.comparison.methods import (
     OURS,
     SCRATCH,
@@ -23,16 +17,19 @@ from archlearn_paper.comparison.protocol import Contest
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
 from archlearn_paper.comparison.strength_search import (
     N_WEAKER,
+    Pending,
+    begin_learnt,
     begin_trials,
     choose_strength,
     end_trials,
     is_enough,
     list_attempts,
     name_first,
+    reduce_in_round,
+    start_runs,
 )
-from archlearn_paper.experiment import Done, Evaluation, Stage, Work
+from archlearn_paper.experiment import Done, Evaluation, Scale, Stage, Work
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.scale import Scale
 from archlearn_paper.worker_pool import call_helpers
 
 

@@ -18,7 +18,7 @@ from archlearn.training.settings import (
     RunSettings,
     StrengthSettings,
 )
-from archlearn_paper.scale import Scale
+from archlearn_paper.experiment import Scale
 
 REFERENCE, FURTHER, ALL = "reference", "reference, trained further", "AL-all"
 LEARNING_RATE = 0.02

@@ -5,12 +5,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    correlate_ranks,
+    group,
+    measure_spread,
+)
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
-from archlearn_paper.run_row import Row, group
-from archlearn_paper.scale import Scale
-from archlearn_paper.statistics import correlate_ranks, measure_spread
 from archlearn_paper.tables import write_counts
 
 WIDTH_COSTS = (2e-4, 4e-4, 8e-4)

@@ -4,12 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    correlate_ranks,
+    group,
+    spread_of,
+)
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
-from archlearn_paper.run_row import Row, group, spread_of
-from archlearn_paper.scale import Scale
-from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import write_counts, write_spread
 
 TERMS = Terms(learn="width", cost=3e-4, freeze_for=0.3)

@@ -1,47 +1,121 @@
-"""Figure 4: how many trainings Bayesian optimisation needs to match one that learns its widths.
+"""Figure 4: trainings that Bayesian optimisation needs to match one that learns widths.
 
 (a) the width of the last hidden layer alone, (b) all three widths. Both ways are judged by the same
 number, the train loss plus a price for every neuron (the paper's equation 1).
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from archlearn_paper.baselines.bayesian_search import (
     N_TRAININGS,
+    Proposal,
+    Search,
+    Space,
     Training,
     best_so_far,
     measure_objective,
     trainings_to_reach,
     warm_up,
 )
-from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
-from archlearn_paper.experiments.search_spaces import PANELS, WIDTHS, Panel, ask_next, name_model
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    measure_spread,
+)
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
-from archlearn_paper.run_row import Row
-from archlearn_paper.scale import Scale
-from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import NOTHING, write_spread
 from archlearn_paper.worker_pool import call_helpers, count_helpers, map_helped
 
+WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One half of the figure: which widths are searched, and which are learnt."""
+
+    name: str
+    words: str
+    searched: tuple[str, ...]
+
+    def space(self) -> Space:
+        """Return what is searched."""
+        most = {layer: WIDTHS[layer] for layer in self.searched}
+        fixed = {layer: width for layer, width in WIDTHS.items() if layer not in most}
+        return Space(most=most, fixed=fixed)
+
+    def row(self, number: int | None = None) -> str:
+        """Return the row of a training of the search, or of the one that learns."""
+        return f"AL ({self.name})" if number is None else f"BO ({self.name}) {number + 1}"
+
+
+PANELS = (
+    Panel("a", "the last hidden width", ("fc1",)),
+    Panel("b", "all three widths", ("conv1", "conv2", "fc1")),
+)
+
+
+def name_model(widths: Mapping[str, int]) -> str:
+    """Return the name of the LeNet that has these widths."""
+    return "lenet:" + "-".join(str(widths[layer]) for layer in WIDTHS)
+
+
+def ask_next(known: tuple[Panel, int, Sequence[Training]]) -> Proposal:
+    """Return the next widths of one search."""
+    panel, seed, trainings = known
+    warm_up()
+    search = Search(f"{panel.name} {seed}", panel.space(), seed=seed)
+    for training in trainings:
+        search.add(training)
+    return search.propose()
+
+
 PRICE = 2.5e-3
+
+
 """What a neuron costs. The paper's 1e-5 belongs to its 300 epochs and its loss: what counts for
 gates is the product of price, rate and steps. At this one a dozen neurons of a layer are worth
 their price, on a quarter of the train data: neither all of them nor one."""
+
+
 EPOCHS, BATCH_SIZE = 20, 500
+
+
 """Every training is shorter than those of other experiments, in larger batches: there are 20 in a
 row."""
+
+
 FREEZE_FOR = 0.4
+
+
 """Last part of the run that learns in which gates stand still. They need steps to settle, and a
 short run has few."""
+
+
 N_SEEDS = 3
+
+
 N_QUICK = 4
+
+
 PAPER = 20
+
+
 """The paper's number of trainings, after which its figure ends."""
+
+
 _search_seconds: dict[tuple[str, int], float] = {}
+
+
 """How long each proposal took, until it is written down with its training."""
 
 

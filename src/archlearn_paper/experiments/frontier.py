@@ -4,12 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
-from archlearn_paper.experiments.table_1_lines import list_paper
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    group,
+    summarise,
+)
+from archlearn_paper.experiments.table_1 import list_paper
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms, learn_architecture
-from archlearn_paper.run_row import Row, group, summarise
-from archlearn_paper.scale import Scale
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
 COSTS: Mapping[str, tuple[float, ...]] = {

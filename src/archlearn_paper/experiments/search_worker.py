@@ -15,14 +15,14 @@ from archlearn_paper.baselines.bayesian_search import (
     Proposal,
     Search,
     Space,
+    find_widths,
     measure_objective,
+    start_at_widths,
 )
-from archlearn_paper.baselines.fixed_widths import find_widths, start_at_widths
 from archlearn_paper.comparison.protocol import Contest
-from archlearn_paper.experiments.figure_4 import BATCH_SIZE, EPOCHS, PRICE
-from archlearn_paper.experiments.search_spaces import PANELS
+from archlearn_paper.experiment import FULL, Scale
+from archlearn_paper.experiments.figure_4 import BATCH_SIZE, EPOCHS, PANELS, PRICE
 from archlearn_paper.parallel_runs import Run, train_team
-from archlearn_paper.scale import FULL, Scale
 
 _INTERRUPTED = 130
 Train = Callable[[Proposal], tuple[float, float]]

@@ -5,9 +5,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from archlearn_paper.baselines.svd import factorise
-from archlearn_paper.experiment import Check, Derived, Done, Evaluation, Experiment, Table, Work
-from archlearn_paper.experiments.table_1_lines import BASELINE
-from archlearn_paper.experiments.table_1_lines import LINES as TABLE_1
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Evaluation,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    group,
+    summarise,
+)
+from archlearn_paper.experiments.table_1 import BASELINE
+from archlearn_paper.experiments.table_1 import LINES as TABLE_1
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import (
     PLAIN_RATE_OF_AN_EXAMPLE,
@@ -16,8 +28,6 @@ from archlearn_paper.recipes import (
     fine_tune,
     learn_architecture,
 )
-from archlearn_paper.run_row import Row, group, summarise
-from archlearn_paper.scale import Scale
 from archlearn_paper.tables import write_counts, write_number, write_spread
 
 LAYER = "fc1"

@@ -6,11 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from archlearn.training.settings import RunSettings
-from archlearn_paper.experiment import Check, Derived, Done, Experiment, Table, Work
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Done,
+    Experiment,
+    Row,
+    Scale,
+    Table,
+    Work,
+    group,
+    spread_of,
+    summarise,
+)
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture
-from archlearn_paper.run_row import Row, group, spread_of, summarise
-from archlearn_paper.scale import Scale
 from archlearn_paper.tables import (
     join_architectures,
     write_count,

@@ -1,4 +1,7 @@
-"""Tables 4 and 5: CaffeNet, pretrained, then learnt smaller; beside it the compared methods."""
+"""Table 4: CaffeNet, pretrained, then learnt smaller; other methods beside it.
+
+Sizes and the validation part decide; the test part has no say.
+"""
 
 import copy
 import math
@@ -15,10 +18,10 @@ from archlearn.serialization import load
 from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks
-from archlearn_paper.dropout_schedule import Dropped, Relaxing
 from archlearn_paper.evaluation import best_device
-from archlearn_paper.experiment import Done, Experiment, Work
+from archlearn_paper.experiment import Done, Experiment, Row, Scale, Work, summarise
 from archlearn_paper.experiments.caffenet_recipes import (
+    ALL,
     FURTHER,
     LEARNT,
     REFERENCE,
@@ -29,19 +32,110 @@ from archlearn_paper.experiments.caffenet_recipes import (
     train_further,
     train_reference,
 )
-from archlearn_paper.experiments.table_4_choices import choose_all, choose_next, method_of, name_of
-from archlearn_paper.experiments.table_4_pages import check, tabulate
+from archlearn_paper.experiments.table_4_pages import PAPER, check, tabulate
 from archlearn_paper.forward_times import time_side_by_side
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.parameter_budget import Window
-from archlearn_paper.run_row import Row, summarise
-from archlearn_paper.scale import Scale
+from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
+
+AT = " at "
+
+
+LOSS_ALLOWED = 1.0
+
+
+"""Points of validation accuracy a row may lose before another price is tried."""
+
+
+def choose_next(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the rows of one seed that need another try, and at which price.
+
+    A row needs one that is too large, that loses too much against the reference (or the one
+    trained further, if better), or, if it learns all layers, is not above every other.
+    """
+    chosen = choose_all(rows)
+    costs: dict[str, float] = {}
+    for row, terms in LEARNT.items():
+        tried = {found.row for found in rows}
+        left = [cost for cost in terms.others if name_of(row, cost) not in tried]
+        if row in chosen and left and not _is_well(row, chosen):
+            costs[row] = left[0]
+    return costs
+
+
+def _is_well(row: str, chosen: Mapping[str, Row]) -> bool:
+    whole = max(_validation(chosen[name]) for name in (REFERENCE, FURTHER) if name in chosen)
+    needed = whole - LOSS_ALLOWED
+    found = _validation(chosen[row])
+    if row == ALL:
+        others = [_validation(chosen[name]) for name in LEARNT if name != ALL and name in chosen]
+        if found <= max(others, default=0.0):
+            return False
+    return found >= needed and chosen[row].parameters <= most_parameters(row, chosen)
+
+
+def choose(candidates: Sequence[Row], most: float) -> Row:
+    """Return the candidate that is most accurate on the validation part, of those small enough.
+
+    Where none is, the smallest one counts.
+    """
+    fitting = [row for row in candidates if row.parameters <= most]
+    best = max(fitting, key=_validation, default=None)
+    return best or min(candidates, key=lambda row: row.parameters)
+
+
+def choose_all(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return the row of every method, of one seed.
+
+    A learnt row must be as small as is asked of it; the one that learns all layers, smaller than
+    all others that learn.
+    """
+    methods: dict[str, list[Row]] = {}
+    for row in rows:
+        methods.setdefault(method_of(row), []).append(row)
+    chosen = {REFERENCE: methods[REFERENCE][0]}
+    # The one that learns all layers comes last, when the others are known.
+    for name in sorted(methods, key=lambda name: name == ALL):
+        chosen[name] = choose(methods[name], most_parameters(name, chosen))
+    return {name: chosen[name] for name in methods}
+
+
+def most_parameters(name: str, chosen: Mapping[str, Row]) -> float:
+    """Return how large a method's network may be, given those chosen already."""
+    if name == ALL:
+        others = [chosen[row].parameters for row in LEARNT if row != ALL and row in chosen]
+        return min(others, default=chosen[REFERENCE].parameters) - 1
+    return (100 - (PAPER[name].least or 0.0)) * chosen[REFERENCE].parameters / 100
+
+
+def name_of(method: str, cost: float) -> str:
+    """Return the name of a run of a method at a price."""
+    return f"{method}{AT}{cost:g}"
+
+
+def method_of(row: Row) -> str:
+    """Return the method that a row is a candidate of."""
+    return row.row.partition(AT)[0]
+
+
+def _validation(row: Row) -> float:
+    return 100 * (row.validation_accuracy or 0.0)
+
 
 PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
+
+
 PRUNED_SHARE = 0.65
+
+
 """Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
+
+
 _DROPPED = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
+
+
 FASTFOOD_SHARE = 4
+
+
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
 
 

@@ -8,17 +8,18 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn_paper.baselines.bayesian_search import Search, Space
+from archlearn_paper.baselines.bayesian_search import Search, Space, find_widths, start_at_widths
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.fixed_widths import find_widths, start_at_widths
 from archlearn_paper.baselines.from_scratch import start_anew
-from archlearn_paper.baselines.group_sparsity import learn_sparse_groups
 from archlearn_paper.baselines.interface import Method, is_within
 from archlearn_paper.baselines.l1_diagonal import add_diagonals, diagonals, reduce_by_diagonals
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
-from archlearn_paper.baselines.svd import factorise, quarter_ranks
-from archlearn_paper.baselines.svd_ranks import reduce_by_svd
-from archlearn_paper.baselines.torch_pruning_methods import reduce_by_torch_pruning, reduce_evenly
+from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
+from archlearn_paper.baselines.torch_pruning_methods import (
+    learn_sparse_groups,
+    reduce_by_torch_pruning,
+    reduce_evenly,
+)
 
 IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 

@@ -7,8 +7,13 @@ from torch import nn
 import archlearn as al
 from archlearn.models.lenet import LeNet
 from archlearn_paper.baselines.interface import BudgetError, Method, is_within
-from archlearn_paper.baselines.svd import count_factorised, factorise, quarter_ranks
-from archlearn_paper.baselines.svd_ranks import choose_ranks, reduce_by_svd
+from archlearn_paper.baselines.svd import (
+    choose_ranks,
+    count_factorised,
+    factorise,
+    quarter_ranks,
+    reduce_by_svd,
+)
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 

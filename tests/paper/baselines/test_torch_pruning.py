@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.group_sparsity import STRENGTH, GroupPenalty, learn_sparse_groups
 from archlearn_paper.baselines.interface import is_within
 from archlearn_paper.baselines.penalised_module import Penalised
 from archlearn_paper.baselines.torch_pruning_methods import (
+    STRENGTH,
+    GroupPenalty,
+    learn_sparse_groups,
     make_pruner,
     reduce_by_torch_pruning,
     reduce_evenly,

@@ -5,7 +5,7 @@ import torch
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.fixed_widths import find_widths, start_at_widths
+from archlearn_paper.baselines.bayesian_search import find_widths, start_at_widths
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
