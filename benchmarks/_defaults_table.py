@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from archlearn.training.callbacks import SilentObserver
+from archlearn.training.callbacks import SilentCallback
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import CONFIG, SUMMARY
@@ -31,7 +31,7 @@ COMMAND = "python benchmarks/_defaults_table.py"
 
 def run(model: str, data: str, what: str, folder: Path) -> dict[str, Any]:
     summary = folder / SUMMARY
-    audience = Audience(observer=SilentObserver(), command=COMMAND)
+    audience = Audience(observer=SilentCallback(), command=COMMAND)
     if not summary.exists() and (folder / CONFIG).exists():
         resume(folder, {}, audience)
     elif not summary.exists():

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from archlearn.training.__main__ import parse_value
-from archlearn.training.callbacks import EpochEnd, SilentObserver
+from archlearn.training.callbacks import EpochEnd, SilentCallback
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings
@@ -36,7 +36,7 @@ PAPER_MINUTES = 30
 RUNS = ["batch_size=500", "batch_size=500 compile=true", "batch_size=250 compile=true"]
 
 
-class Printer(SilentObserver):
+class Printer(SilentCallback):
     """Prints every twentieth epoch."""
 
     def epoch_ended(self, end: EpochEnd) -> None:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from archlearn.data.downloads import no_progress
 from archlearn.training import run_setup
 from archlearn.training.__main__ import parse_value
-from archlearn.training.callbacks import SilentObserver
+from archlearn.training.callbacks import SilentCallback
 from archlearn.training.checkpoint import Position, order_of_epoch
 from archlearn.training.config import override
 from archlearn.training.metrics import read_gates, sum_scores
@@ -82,7 +82,7 @@ def time_parts(session: Session, folder: Path) -> None:
     n_steps = session.steps_per_epoch
     print(f"\n## batch {session.work.batch_size}: {n_steps} steps, {session.stepper}")
     print(f"  a step {steps / n_steps:8.3f} ms; the steps of an epoch {steps:8.2f} ms")
-    loop = Loop(session, Position(), SilentObserver(), Interruption())
+    loop = Loop(session, Position(), SilentCallback(), Interruption())
     split = session.dataset.validation.to(session.fabric.device)
     parts: dict[str, Callable[[], object]] = {
         "order of the examples": lambda: begin(session),

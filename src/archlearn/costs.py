@@ -1,4 +1,4 @@
-"""Costs are what a network weighs and what one run of it takes."""
+"""Count parameters, multiply-adds and bytes of a model: `Costs`, `count_costs`."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.container import STORE, GateStore, find_store
+from archlearn.gating.container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import TriState
 from archlearn.tracing.instance_forward import class_forwards
-from archlearn.tracing.module_state import restoring
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.transformer_blocks import unfused
-from archlearn.tracing.weight_state import movers, untouched
+from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 
 EXAMPLE = "_archlearn_example"
 
@@ -55,7 +55,7 @@ def count_parameters(model: nn.Module) -> int:
     gates = {
         id(gate)
         for module in model.modules()
-        if isinstance(module, GateStore | TriState)
+        if isinstance(module, GateContainer | TriState)
         for name, gate in module.named_parameters()
         if not name.startswith("activation")
     }
@@ -68,8 +68,10 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)
-            stack.enter_context(untouched(gated, movers(store.choice.blueprint.traces, gated)))
-        left = (evaluating(model), restoring(model), frozen(model), torch.no_grad(), unfused())
+            stack.enter_context(
+                preserve_weights(gated, mutable_modules(store.choice.blueprint.traces, gated))
+            )
+        left = (evaluating(model), preserve_state(model), frozen(model), torch.no_grad(), unfused())
         for each in (*left, counter):
             stack.enter_context(each)
         try:

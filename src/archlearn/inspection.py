@@ -1,4 +1,4 @@
-"""An inspection lists every activation site: what is learnt there, what is not, and why."""
+"""`inspect`: list every activation site, what is learnt there, what is not, and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torch import nn
 from archlearn.analysis.sites import Site
 from archlearn.costs import known_inputs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
-from archlearn.gating.container import STORE, GateStore, find_store
-from archlearn.gating.selection import Choice, choose_by_hand
+from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate import TriState
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.example_inputs import count_examples
@@ -108,12 +108,12 @@ def inspect(
     return _inspect(choice, CostFunction(copied, choice) if choice.blueprint.groups else None)
 
 
-def _owner(model: nn.Module, store: GateStore) -> nn.Module:
+def _owner(model: nn.Module, store: GateContainer) -> nn.Module:
     """Return the module that the gates were added to."""
     return next(module for module in model.modules() if module._modules.get(STORE) is store)
 
 
-def _inspect(choice: Choice, cost: CostFunction | None = None) -> Inspection:
+def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspection:
     rows = [_row(choice, 0, site) for site in choice.blueprint.sites[0]]
     known = {row.name for row in rows}
     for place, sites in enumerate(choice.blueprint.sites):
@@ -131,7 +131,7 @@ def _count(costs: dict[str, float]) -> str:
     return f"{costs['parameters']:,.0f} parameters, {costs['multiply_adds']:,.0f} multiply-adds"
 
 
-def _row(choice: Choice, place: int, site: Site) -> SiteRow:
+def _row(choice: LearnableSites, place: int, site: Site) -> SiteRow:
     channels = choice.blueprint.channels_of(place, site)
     learnt = choice.n_learnt(place, site)
     width_reason = choice.width_reason(place, site)

@@ -14,7 +14,7 @@ from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.plain_command import carry_out
 from archlearn_paper.registry import TITLES, find_experiment
 from archlearn_paper.request_options import choose_folder, choose_scale
-from archlearn_paper.runner import Order
+from archlearn_paper.runner import RunRequest
 
 
 def main(words: list[str]) -> int:
@@ -26,12 +26,12 @@ def main(words: list[str]) -> int:
     return carry_out(lambda: _order(options, words))
 
 
-def _order(options: argparse.Namespace, words: list[str]) -> Order:
+def _order(options: argparse.Namespace, words: list[str]) -> RunRequest:
     experiment = find_experiment(options.name)
     scale = choose_scale(quick=options.quick, seeds=options.seeds, data=options.data)
     folder = choose_folder(options.out, quick=options.quick)
     check_earlier_results(folder, experiment.name, scale)
-    return Order(
+    return RunRequest(
         experiment=experiment,
         scale=scale,
         folder=folder,

@@ -1,4 +1,4 @@
-"""Comparisons are run, watched and drawn from here."""
+"""`archlearn compare`: run, show and draw a comparison of methods."""
 
 import sys
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from archlearn_paper.method_comparison import (
 from archlearn_paper.paper_command import make_watcher
 from archlearn_paper.request_options import choose_folder
 from archlearn_paper.results import Results, write_results
-from archlearn_paper.runner import Order, check_contest, conduct
+from archlearn_paper.runner import RunRequest, check_contest, conduct
 from archlearn_paper.tables import describe_results, write_page
 
 
@@ -68,7 +68,7 @@ def compare_methods(asked: Asked, *, command: str, side_by_side: int) -> None:
     check_contest(contest)
     methods = [each.name for each in contenders]
     check_earlier_comparison(asked.folder, experiment.name, contest, methods)
-    order = Order(
+    order = RunRequest(
         experiment=experiment,
         scale=contest.scale,
         folder=asked.folder,

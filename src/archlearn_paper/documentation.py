@@ -1,4 +1,4 @@
-"""The documentation's page of results is made of the results, and says what did not reproduce."""
+"""Write the documentation's page of results."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Results that are there already are added to, and never replaced by lesser ones."""
+"""Checks that earlier results are added to, never replaced by lesser ones."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A network is measured as it is: its costs, and its scores on all parts of the data."""
+"""Measure a network as it is: costs, and scores on all splits."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""FFW, fixed final width: how many neurons stay is given, and which ones is learnt.
+"""Learn which neurons stay, given how many (FFW, fixed final width).
 
 Gates learn as ever. After each epoch the gates of a layer are projected onto the nearest values
 of which exactly so many are open: the largest ones are raised to one half where they are below,

@@ -1,4 +1,4 @@
-"""Two networks are timed side by side in one process, turn by turn, on every device there is."""
+"""Time the forward passes of two networks side by side."""
 
 import copy
 import statistics

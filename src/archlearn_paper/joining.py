@@ -1,6 +1,6 @@
-"""A comparison of some methods joins an earlier one, so that those need not all be run again.
+"""Add methods to an earlier comparison: `python -m archlearn_paper.joining ADDED --to results`.
 
-    python -m archlearn_paper.joining ADDED --to results
+python -m archlearn_paper.joining ADDED --to results
 
 Methods depend on nothing but the contest, so the rows are those that one command would have made.
 """

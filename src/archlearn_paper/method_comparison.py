@@ -1,4 +1,4 @@
-"""The referee: all methods at equal parameters, equal epochs and equal order of data.
+"""Compare all methods at equal parameters, equal epochs and equal data.
 
 Every method has the same number of epochs in total: two fifths before its network is brought to
 the budget, three fifths after. Those that begin with a small network have all of them for that.
@@ -25,7 +25,7 @@ from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.plain_command import carry_out
 from archlearn_paper.request_options import choose_folder, parse_seeds
 from archlearn_paper.results import Results, read_results
-from archlearn_paper.runner import Order, check_contest
+from archlearn_paper.runner import RunRequest, check_contest
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def main(words: list[str]) -> int:
     return carry_out(lambda: _order(given, words))
 
 
-def _order(given: argparse.Namespace, words: list[str]) -> Order:
+def _order(given: argparse.Namespace, words: list[str]) -> RunRequest:
     scale, budgets = choose_contest(
         quick=given.quick,
         budgets=given.budget,
@@ -162,7 +162,7 @@ def _order(given: argparse.Namespace, words: list[str]) -> Order:
     contest = Contest(model=given.model, budgets=budgets, scale=scale)
     check_contest(contest)
     check_earlier_comparison(folder, experiment.name, contest, [each.name for each in contenders])
-    return Order(
+    return RunRequest(
         experiment=experiment,
         scale=scale,
         folder=folder,

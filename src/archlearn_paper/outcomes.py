@@ -1,4 +1,4 @@
-"""An outcome is what a run of a team came to: plain data, and the compact model."""
+"""Outcome of a run: scores, sizes, gate history, and the compact model."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ _MOST_NUMBERS = 1 << 31
 """Of all train inputs as the network sees them; of more, evenly spaced ones are scored."""
 
 
-class Recording:
+class GateHistory:
     """Keeps the gates of every epoch where they are, so that nothing waits for them."""
 
     def __init__(self, gates: Sequence[Tensor], n_epochs: int) -> None:
@@ -96,8 +96,8 @@ class Outcome:
         return table
 
 
-def sum_up(
-    row: str, sessions: tuple[Session, Session], recording: Recording, seconds: float
+def summarise_run(
+    row: str, sessions: tuple[Session, Session], recording: GateHistory, seconds: float
 ) -> Outcome:
     """Return the outcome of a run whose training has ended.
 
@@ -177,7 +177,7 @@ def compact_trained(session: Session) -> nn.Module:
     return compact(model, chosen)
 
 
-def _history(session: Session, recording: Recording) -> tuple[dict[str, Any], ...]:
+def _history(session: Session, recording: GateHistory) -> tuple[dict[str, Any], ...]:
     model = session.work.model
     width, depth = width_gates(model), depth_gates(model)
     sizes = [gate.numel() for gate in (*width.values(), *depth.values())]

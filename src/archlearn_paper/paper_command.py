@@ -1,4 +1,4 @@
-"""Experiments are run, watched and drawn from here."""
+"""`archlearn paper`: run, show and draw an experiment."""
 
 import sys
 from collections.abc import Generator
@@ -17,7 +17,7 @@ from archlearn_paper.price_trials import NAME, TRIALS, read_trials
 from archlearn_paper.progress_lines import LineWatcher, describe_row
 from archlearn_paper.registry import find_experiment
 from archlearn_paper.results import Results, read_results, write_results
-from archlearn_paper.runner import Order, Watcher, conduct
+from archlearn_paper.runner import ProgressCallback, RunRequest, conduct
 from archlearn_paper.tables import describe_results, write_page
 
 
@@ -26,7 +26,7 @@ def run_experiment(
 ) -> None:
     """Make the missing runs of an experiment, then write and show what came of them."""
     check_earlier_results(folder, name, scale)
-    order = Order(
+    order = RunRequest(
         experiment=find_experiment(name),
         scale=scale,
         folder=folder,
@@ -78,7 +78,7 @@ def _conclude(name: str, results: Results, folder: Path) -> None:
 
 
 @contextmanager
-def make_watcher() -> Generator[Watcher]:
+def make_watcher() -> Generator[ProgressCallback]:
     """Yield what fits the output: a bar on a terminal, plain lines anywhere else."""
     console = Console()
     if not console.is_terminal:

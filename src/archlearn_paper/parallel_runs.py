@@ -27,7 +27,7 @@ from archlearn.training.hardware import start_fabric
 from archlearn.training.run_setup import Session, load_dataset, open_session
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
-from archlearn_paper.outcomes import Outcome, Recording, compact_trained, sum_up
+from archlearn_paper.outcomes import GateHistory, Outcome, compact_trained, summarise_run
 
 _OF_DATA = (
     "data", "validation", "limit", "classes", "resize", "augment", "normalise", "skip_broken",
@@ -39,7 +39,7 @@ _MOST_BYTES_ON_DEVICE = 8 << 30
 
 
 @dataclass(slots=True)
-class Storeroom:
+class DatasetCache:
     """What the runs of a team have in common: data sets and orders, loaded once."""
 
     fabric: Fabric
@@ -99,7 +99,7 @@ class SilentTeamObserver:
         """Do nothing."""
 
 
-def take_turns(parts: Sequence[Iterator[int]], progress: "Progress") -> None:
+def round_robin(parts: Sequence[Iterator[int]], progress: "Progress") -> None:
     """Go through several iterators, one item of each at a time, until all have ended."""
     waiting = list(parts)
     while waiting:
@@ -184,7 +184,7 @@ class _Member:
     run: Run
     session: Session
     stream: AbstractContextManager[object]
-    recording: Recording
+    recording: GateHistory
     orders: Tensor
 
     def epochs(self, first: int, until: int) -> Iterator[int]:
@@ -233,7 +233,7 @@ def train_team(
     if not runs:
         return []
     observer = observer or SilentTeamObserver()
-    storeroom = Storeroom(start_fabric(runs[0].settings.hardware))
+    storeroom = DatasetCache(start_fabric(runs[0].settings.hardware))
     on_gpu = storeroom.fabric.device.type == "cuda"
     outcomes: list[Outcome] = []
     n_epochs = sum(storeroom.n_epochs(run.settings) for run in runs)
@@ -251,7 +251,7 @@ def _groups(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
 
 
 def _train_group(
-    runs: Sequence[Run], storeroom: Storeroom, observer: TeamObserver, place: tuple[int, int]
+    runs: Sequence[Run], storeroom: DatasetCache, observer: TeamObserver, place: tuple[int, int]
 ) -> list[Outcome]:
     """Train runs side by side: until gates stand still, and from there to the end.
 
@@ -263,7 +263,7 @@ def _train_group(
     members = [_enlist(run, storeroom) for run in runs]
     settled = [_settled_epoch(member) for member in members]
     clock.start()
-    take_turns([m.epochs(0, until) for m, until in zip(members, settled, strict=True)], progress)
+    round_robin([m.epochs(0, until) for m, until in zip(members, settled, strict=True)], progress)
     clock.stop()
     followers = [_follow(m, e, storeroom) for m, e in zip(members, settled, strict=True)]
     clock.start()
@@ -271,12 +271,12 @@ def _train_group(
         follower.epochs(first, follower.session.n_epochs)
         for follower, first in zip(followers, settled, strict=True)
     ]
-    take_turns(rest, progress)
+    round_robin(rest, progress)
     seconds = clock.stop()
     outcomes: list[Outcome] = []
     for first, last in zip(members, followers, strict=True):
         outcomes.append(
-            sum_up(first.run.row, (first.session, last.session), first.recording, seconds)
+            summarise_run(first.run.row, (first.session, last.session), first.recording, seconds)
         )
         observer.finished(outcomes[-1])
     return outcomes
@@ -290,7 +290,7 @@ def _settled_epoch(member: _Member) -> int:
     return min(session.n_epochs, -(-session.work.schedule.gates_until // session.steps_per_epoch))
 
 
-def _follow(member: _Member, epoch: int, storeroom: Storeroom) -> _Member:
+def _follow(member: _Member, epoch: int, storeroom: DatasetCache) -> _Member:
     """Return who carries a run on from an epoch: a compact one, if there is anything left."""
     session = member.session
     if epoch >= session.n_epochs:
@@ -301,13 +301,13 @@ def _follow(member: _Member, epoch: int, storeroom: Storeroom) -> _Member:
     return _enlist(run, storeroom)
 
 
-def _enlist(run: Run, storeroom: Storeroom) -> _Member:
+def _enlist(run: Run, storeroom: DatasetCache) -> _Member:
     fabric = storeroom.fabric
     dataset = storeroom.dataset(run.settings)
     session = open_session(run.settings, _NOWHERE, fabric, dataset, run.network)
     model = session.work.model
     gates = [*width_gates(model).values(), *depth_gates(model).values()]
-    recording = Recording(gates, session.n_epochs)
+    recording = GateHistory(gates, session.n_epochs)
     recording.note(0)
     stepper = session.stepper
     captured = isinstance(stepper, CapturedStepper)

@@ -1,15 +1,15 @@
-"""An experiment is carried out and told of in plain lines, without the command line's parts."""
+"""Run an experiment without cyclopts, rich and matplotlib."""
 
 import sys
 from collections.abc import Callable
 
 from archlearn.errors import ArchlearnError
 from archlearn_paper.progress_lines import LineWatcher
-from archlearn_paper.runner import Order, conduct
+from archlearn_paper.runner import RunRequest, conduct
 from archlearn_paper.tables import describe_results, write_page
 
 
-def carry_out(make_order: Callable[[], Order]) -> int:
+def carry_out(make_order: Callable[[], RunRequest]) -> int:
     """Conduct what is ordered, show and write what it came to; return the exit code."""
     try:
         order = make_order()

@@ -1,4 +1,4 @@
-"""An experiment is shown as it goes in plain lines."""
+"""Show an experiment's progress as plain lines."""
 
 import time
 from typing import TextIO

@@ -1,4 +1,4 @@
-"""How the networks of all experiments are trained: every constant that was tuned stands here.
+"""How the networks of all experiments are trained: every tuned constant.
 
 They were settled on validation data; the test data had no part in it.
 """

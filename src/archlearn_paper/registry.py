@@ -1,4 +1,4 @@
-"""The experiments by name. Nothing here imports torch, so that they can be listed at once."""
+"""The experiments by name, listed without importing torch."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""What was typed becomes a scale and a folder; what does not fit is refused with what to do.
+"""Scale and folder of an experiment from command-line options.
 
 Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""What an experiment came to lies in one JSON file, its models beside it."""
+"""Results of an experiment: one JSON file, its models beside it."""
 
 import json
 import os

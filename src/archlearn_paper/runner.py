@@ -128,7 +128,7 @@ def check_contest(contest: Contest) -> None:
             )
 
 
-class Watcher(Protocol):
+class ProgressCallback(Protocol):
     """Hears how an experiment gets on."""
 
     def began(self, n_runs: int, n_known: int) -> None:
@@ -145,7 +145,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class RunRequest:
     """What is to be carried out, and where to.
 
     Attributes:
@@ -163,7 +163,7 @@ class Order:
     within: float | None = None
 
 
-def conduct(order: Order, watcher: Watcher) -> Results:
+def conduct(order: RunRequest, watcher: ProgressCallback) -> Results:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
@@ -190,7 +190,7 @@ def conduct(order: Order, watcher: Watcher) -> Results:
 class _Conductor:
     """Keeps what is done while an experiment goes on."""
 
-    def __init__(self, order: Order, watcher: Watcher) -> None:
+    def __init__(self, order: RunRequest, watcher: ProgressCallback) -> None:
         self._order = order
         self._watcher = watcher
         self._known = _read_known(order)
@@ -329,7 +329,7 @@ class _Recorder:
         self._conductor.keep_outcome(outcome, self._waiting.pop(0))
 
 
-def _read_known(order: Order) -> dict[str, Done]:
+def _read_known(order: RunRequest) -> dict[str, Done]:
     """Return the finished runs of this experiment and of those it borrows from."""
     known: dict[str, Done] = {}
     for name in (*order.experiment.borrows, order.experiment.name):

@@ -1,4 +1,4 @@
-"""Work for the CPU alone is done by several processes, so that a GPU need not wait for it.
+"""Processes for work on the CPU, so that a GPU need not wait.
 
 Helpers are started afresh, see no GPU and have one thread each. They are kept until the end, for
 it takes seconds to start them.

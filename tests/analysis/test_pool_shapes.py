@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.analysis.shape_inference import guess_pool
+from archlearn.analysis.shape_inference import infer_pool
 
 KINDS: list[Any] = [nn.MaxPool1d, nn.AvgPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d]
 OPTIONS = [
@@ -23,7 +23,7 @@ def test_the_guess_has_the_shape_of_the_result(kind: Any, options: dict[str, Any
     pool = kind(**options)
     x = torch.randn(2, 3, *(7, 8, 9)[: int(kind.__name__[-2])])
     for given in (x, x[0]):
-        guessed = guess_pool(pool, given)
+        guessed = infer_pool(pool, given)
         assert guessed is not None
         assert guessed.shape == pool(given).shape
 
@@ -31,7 +31,7 @@ def test_the_guess_has_the_shape_of_the_result(kind: Any, options: dict[str, Any
 def test_windows_of_other_sizes_along_each_dimension() -> None:
     pool = nn.MaxPool2d((3, 2), stride=(1, 3), padding=(1, 0), dilation=(2, 1))
     x = torch.randn(1, 2, 9, 8)
-    guessed = guess_pool(pool, x)
+    guessed = infer_pool(pool, x)
     assert guessed is not None
     assert guessed.shape == pool(x).shape
 
@@ -50,4 +50,4 @@ def test_windows_of_other_sizes_along_each_dimension() -> None:
     ],
 )
 def test_what_may_fail_or_give_something_else_is_called(pool: nn.Module, x: torch.Tensor) -> None:
-    assert guess_pool(pool, x) is None
+    assert infer_pool(pool, x) is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import archlearn as al
-from archlearn.analysis.shape_inference import guess_output
+from archlearn.analysis.shape_inference import infer_output
 
 KNOWN = [
     (nn.Linear(4, 7), (2, 4)),
@@ -36,7 +36,7 @@ def guess(module: nn.Module, x: Tensor) -> Tensor | None:
     net = nn.Sequential(module).eval()
     graph = fx.Tracer().trace(net)
     node = next(n for n in graph.nodes if n.op == "call_module")
-    return guess_output(node, net, (x,), {})
+    return infer_output(node, net, (x,), {})
 
 
 @pytest.mark.parametrize(("module", "shape"), KNOWN)

@@ -10,9 +10,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from archlearn.nn.functional import (
     THRESHOLD,
-    act_gates,
     act_together,
     binarise,
+    binarised_gates,
     can_read,
     is_open,
     open_gates,
@@ -71,7 +71,7 @@ def test_whether_a_gate_is_open_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("act", [act_gates, act_together])
+@pytest.mark.parametrize("act", [binarised_gates, act_together])
 def test_all_gates_at_once_are_each_as_it_is_alone(
     act: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype
 ) -> None:
@@ -101,7 +101,7 @@ def test_all_gates_at_once_are_each_as_it_is_alone(
         assert torch.equal(gate.grad, torch.full_like(gate, 2))
 
 
-@pytest.mark.parametrize("act", [act_gates, act_together])
+@pytest.mark.parametrize("act", [binarised_gates, act_together])
 def test_gates_without_groups_may_all_be_closed(act: Callable[..., tuple[Tensor, ...]]) -> None:
     acting = act([torch.tensor(0.3), torch.tensor(0.8)], torch.zeros(0, 0, dtype=torch.long))
     assert [gate.tolist() for gate in acting] == [0.0, 1.0]

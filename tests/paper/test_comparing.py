@@ -11,7 +11,7 @@ from archlearn_paper.comparison.ranking import UNTUNED, name_result
 from archlearn_paper.experiment import Scale, group
 from archlearn_paper.method_comparison import find_comparisons, find_contenders, make_experiment
 from archlearn_paper.results import Results
-from archlearn_paper.runner import Order, conduct
+from archlearn_paper.runner import RunRequest, conduct
 from archlearn_paper.tables import describe_results
 from tests.paper.making import Counter
 
@@ -31,7 +31,7 @@ def carry_out(folder: Path) -> tuple[Results, int, str]:
     contenders = find_contenders(";".join(METHODS))
     experiment = make_experiment("lenet", TINY.data, (BUDGET,), contenders)
     counter = Counter()
-    order = Order(experiment=experiment, scale=TINY, folder=folder, command="compare")
+    order = RunRequest(experiment=experiment, scale=TINY, folder=folder, command="compare")
     results = conduct(order, counter)
     return results, counter.n, describe_results(experiment, results)
 

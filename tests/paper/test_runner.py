@@ -16,7 +16,7 @@ from archlearn_paper.experiment import FULL, Done, Evaluation, Experiment, Row, 
 from archlearn_paper.fixed_width import Given, Holder
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.results import read_results, results_path
-from archlearn_paper.runner import Order, conduct, describe_work
+from archlearn_paper.runner import RunRequest, conduct, describe_work
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
 
@@ -85,7 +85,9 @@ EXPERIMENT = Experiment(
 
 def carry_out(folder: Path, experiment: Experiment = EXPERIMENT, scale: Scale = SCALE) -> list[str]:
     notebook = Notebook()
-    conduct(Order(experiment=experiment, scale=scale, folder=folder, command="trial"), notebook)
+    conduct(
+        RunRequest(experiment=experiment, scale=scale, folder=folder, command="trial"), notebook
+    )
     return notebook.made
 
 
@@ -129,7 +131,7 @@ def test_a_network_that_is_only_measured_scores_what_it_scored_in_training(tmp_p
 
 def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_path: Path) -> None:
     partly = replace(EXPERIMENT, shows_part=True)
-    order = Order(experiment=partly, scale=SCALE, folder=tmp_path, command="trial", within=0.0)
+    order = RunRequest(experiment=partly, scale=SCALE, folder=tmp_path, command="trial", within=0.0)
     notebook = Notebook()
     results = conduct(order, notebook)
     assert notebook.made == ["plain 0"], "nothing at all is no answer"
@@ -145,7 +147,9 @@ def test_runs_of_other_settings_do_not_count_as_made_in_time(tmp_path: Path) -> 
     carry_out(tmp_path)
     partly = replace(EXPERIMENT, shows_part=True)
     longer = replace(SCALE, epochs=3)
-    order = Order(experiment=partly, scale=longer, folder=tmp_path, command="trial", within=0.0)
+    order = RunRequest(
+        experiment=partly, scale=longer, folder=tmp_path, command="trial", within=0.0
+    )
     notebook = Notebook()
     results = conduct(order, notebook)
     assert notebook.made == ["plain 0"]
@@ -153,7 +157,7 @@ def test_runs_of_other_settings_do_not_count_as_made_in_time(tmp_path: Path) -> 
 
 
 def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:
-    order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
+    order = RunRequest(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
     with pytest.raises(SettingsError, match=r"trial was asked for within 10 s.*leave the time out"):
         conduct(order, Notebook())
 
@@ -173,7 +177,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
             if len(self.made) == 3:
                 raise KeyboardInterrupt
 
-    order = Order(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
+    order = RunRequest(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
     with pytest.raises(RunInterruptedError, match="the same command goes on"):
         conduct(order, Tired())
     results = read_results(tmp_path, "trial")

@@ -16,7 +16,7 @@ from archlearn_paper.experiments import caffenet_recipes, table_4
 from archlearn_paper.experiments.caffenet_recipes import LEARNT, Plan
 from archlearn_paper.progress_lines import LineWatcher
 from archlearn_paper.results import Results, model_path
-from archlearn_paper.runner import Order, conduct
+from archlearn_paper.runner import RunRequest, conduct
 from tests.paper.making import make_row
 
 ROWS = [
@@ -183,7 +183,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             image = random.integers(60 * number, 60 * number + 90, (16, 16, 3), dtype=np.uint8)
             Image.fromarray(image).save(folder / "photos" / name / f"{place}.png")
     scale = replace(QUICK, data=f"folder:{folder / 'photos'}:16", seeds=(0,))
-    order = Order(
+    order = RunRequest(
         experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
     )
     tiny = Plan(

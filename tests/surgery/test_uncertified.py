@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.analysis.trace_check import serves, try_graph
+from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.tracing.traces import ExampleInputs, trace
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -189,8 +189,8 @@ def test_gates_may_be_added_again_and_certified_then() -> None:
 def test_layers_that_do_not_fit_are_noticed() -> None:
     net, inputs = Plain().double().eval(), ExampleInputs.of(X)
     traces = trace(net, inputs)
-    assert serves(net, traces, inputs)
+    assert forward_matches_graph(net, traces, inputs)
     net.second = nn.Linear(7, 5).double()
-    for check in (serves, try_graph):
+    for check in (forward_matches_graph, try_graph):
         with pytest.raises(al.SurgeryError, match="does not run on the example inputs"):
             check(net, traces, inputs)

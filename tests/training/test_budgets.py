@@ -11,7 +11,7 @@ import archlearn as al
 from archlearn.training.config import override
 from archlearn.training.run import learn
 from archlearn.training.run_directory import COMPACT, METRICS, read_lines
-from archlearn.training.run_setup import cut_to_budget_, read_schedule, revive
+from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_schedule
 from archlearn.training.settings import GateSettings, RunSettings
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
@@ -45,14 +45,14 @@ def test_a_run_lands_on_its_budget_and_writes_the_path(folder: Path) -> None:
 
 
 def test_a_finished_run_is_cut_further_and_opens_nothing(folder: Path) -> None:
-    revived = revive(folder)
+    revived = load_gated_model(folder)
     opened = {name: gate >= 0.5 for name, gate in al.width_gates(revived.model).items()}
     cut_to_budget_(revived, {"parameters": "30%"})
     plan = al.plan(revived.model)
     assert plan.after.parameters <= 0.3 * plan.before.parameters
     for name, gate in al.width_gates(revived.model).items():
         assert not bool(((gate >= 0.5) & ~opened[name]).any())
-    roomy = revive(folder)
+    roomy = load_gated_model(folder)
     cut_to_budget_(roomy, {"parameters": "90%"})
     assert al.plan(roomy.model).after.parameters <= 0.6 * plan.before.parameters
 
@@ -98,7 +98,7 @@ def test_a_schedule_is_read_from_the_settings() -> None:
 
 
 def test_the_compact_file_of_a_budget_loads(folder: Path) -> None:
-    revived = revive(folder)
+    revived = load_gated_model(folder)
     small = al.load(folder / COMPACT)
     costs = al.count_costs(small, revived.example)
     assert costs.parameters == al.plan(revived.model).after.parameters

@@ -17,11 +17,11 @@ from archlearn.cli.display import describe_start
 from archlearn.data.downloads import no_progress
 from archlearn.errors import RunInterruptedError
 from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn.training.callbacks import RunStart, SilentObserver
+from archlearn.training.callbacks import RunStart, SilentCallback
 from archlearn.training.checkpoint import LATEST
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import COMPACT
-from archlearn.training.run_setup import Session, prepare, revive
+from archlearn.training.run_setup import Session, load_gated_model, prepare
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from tests.models.caffe_files import as_caffe_has_them, network
 
@@ -126,7 +126,7 @@ def test_network_that_was_saved_compact_is_learnt_further(photos: Path, tmp_path
     assert_same_at_step_0(session, small)
     summary = learn(asked, tmp_path / "again")
     assert summary["before"]["parameters"] == sum(p.numel() for p in small.parameters())
-    revived = revive(tmp_path / "again")
+    revived = load_gated_model(tmp_path / "again")
     final = al.load(tmp_path / "again" / "compact.safetensors").eval()
     with torch.no_grad():
         x = revived.example
@@ -137,7 +137,7 @@ def test_a_run_ends_although_the_file_it_started_from_is_gone(photos: Path, tmp_
     path = tmp_path / "net.safetensors"
     al.save(pretrained(), path)
 
-    class Mover(SilentObserver):
+    class Mover(SilentCallback):
         def started(self, start: RunStart) -> None:
             path.unlink()
 
@@ -157,7 +157,7 @@ def test_network_for_other_data_is_refused(photos: Path, tmp_path: Path) -> None
         begin(settings(photos, tmp_path / "linear.safetensors"), tmp_path)
 
 
-class Impatient(SilentObserver):
+class Impatient(SilentCallback):
     """Presses Ctrl-C after the third step."""
 
     def stepped(self, step: int) -> None:
@@ -211,7 +211,7 @@ def test_a_run_and_its_checkpoint_are_answered_with_its_compact_network(
             begin(settings(photos, found), tmp_path)
 
 
-class Heading(SilentObserver):
+class Heading(SilentCallback):
     """Keeps what the display would say first."""
 
     text = ""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from archlearn.errors import RunInterruptedError, SettingsError
-from archlearn.training.callbacks import SilentObserver
+from archlearn.training.callbacks import SilentCallback
 from archlearn.training.checkpoint import read_checkpoint
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
@@ -28,7 +28,7 @@ ASKED = {
 STEPS_PER_EPOCH = 10
 
 
-class Impatient(SilentObserver):
+class Impatient(SilentCallback):
     """Presses Ctrl-C after a step."""
 
     def __init__(self, at_step: int) -> None:

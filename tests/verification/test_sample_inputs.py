@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import archlearn as al
-from archlearn.analysis.receptive_field import Watch
+from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.tracing.traces import ExampleInputs
-from archlearn.verification.precision import exchanging, widen
-from archlearn.verification.sample_inputs import Trial, plain_trials, quick_trials
+from archlearn.verification.precision import exchanging, to_float64
+from archlearn.verification.sample_inputs import SampleInput, plain_samples, quick_samples
 
 
-def shapes(trials: list[Trial]) -> list[tuple[int, ...]]:
+def shapes(trials: list[SampleInput]) -> list[tuple[int, ...]]:
     return [tuple(trial.inputs.args[0].shape) for trial in trials]
 
 
 def watch(layer: nn.Module, *shape: int) -> float:
-    with Watch() as seen:
+    with KernelCoverage() as seen:
         layer(torch.randn(shape))
     return seen.shrink
 
@@ -52,14 +52,14 @@ def test_without_an_image_nothing_is_seen() -> None:
 
 def test_random_images_are_small_and_in_one_batch() -> None:
     inputs = ExampleInputs.of(torch.randn(2, 3, 224, 224))
-    trials = quick_trials(inputs, 3.5)
+    trials = quick_samples(inputs, 3.5)
     assert shapes(trials) == [(2, 3, 224, 224), (3, 3, 64, 64)]
     assert [trial.n_inputs for trial in trials] == [1, 3]
 
 
 def test_images_that_cannot_be_smaller_go_with_the_example() -> None:
     inputs = ExampleInputs.of(torch.randn(2, 3, 32, 32))
-    (trial,) = quick_trials(inputs, 1.0)
+    (trial,) = quick_samples(inputs, 1.0)
     assert trial.inputs.args[0].shape == (5, 3, 32, 32)
     assert torch.equal(trial.inputs.args[0][:2], inputs.args[0])
     assert trial.n_inputs == 4
@@ -68,7 +68,7 @@ def test_images_that_cannot_be_smaller_go_with_the_example() -> None:
 @pytest.mark.parametrize(("size", "expected"), [(224, [8, 3]), (32, [11])])
 def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: list[int]) -> None:
     inputs = ExampleInputs.of(torch.randn(64, 3, size, size))
-    trials = quick_trials(inputs, 3.5 if size == 224 else 1.0, most_rows=8)
+    trials = quick_samples(inputs, 3.5 if size == 224 else 1.0, most_rows=8)
     assert [len(trial.inputs.args[0]) for trial in trials] == expected
     assert trials[0].n_rows == expected[0]
     assert torch.equal(trials[0].inputs.args[0][:8], inputs.args[0][:8])
@@ -77,7 +77,7 @@ def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: list[in
 @pytest.mark.parametrize("n_rows", [1, 8])
 def test_a_small_batch_is_whole(n_rows: int) -> None:
     inputs = ExampleInputs.of(torch.randn(n_rows, 3, 32, 32))
-    (trial,) = quick_trials(inputs, 1.0, most_rows=8)
+    (trial,) = quick_samples(inputs, 1.0, most_rows=8)
     assert trial.n_rows is None
     assert torch.equal(trial.inputs.args[0][:n_rows], inputs.args[0])
 
@@ -138,13 +138,13 @@ def test_whoever_asks_for_a_certificate_means_every_row() -> None:
 
 def test_inputs_without_a_common_batch_are_run_one_by_one() -> None:
     inputs = ExampleInputs.of((torch.randn(2, 3), torch.randn(5, 3)))
-    assert quick_trials(inputs, float("inf")) == []
-    assert shapes(plain_trials(inputs)) == [(2, 3)] * 4
+    assert quick_samples(inputs, float("inf")) == []
+    assert shapes(plain_samples(inputs)) == [(2, 3)] * 4
 
 
 def test_whole_numbers_stay_in_the_range_of_the_example_and_booleans_as_they_are() -> None:
     tokens, mask = torch.tensor([[3, 9], [4, 4]]), torch.tensor([[True, False], [False, False]])
-    (trial,) = quick_trials(ExampleInputs.of((tokens, mask)), float("inf"))
+    (trial,) = quick_samples(ExampleInputs.of((tokens, mask)), float("inf"))
     drawn, masks = trial.inputs.args
     assert drawn.shape == (5, 2)
     assert drawn.min() >= 3
@@ -153,7 +153,7 @@ def test_whole_numbers_stay_in_the_range_of_the_example_and_booleans_as_they_are
 
 
 def test_random_inputs_differ_from_each_other() -> None:
-    drawn = [trial.inputs.args[0] for trial in plain_trials(ExampleInputs.of(torch.zeros(1, 4)))]
+    drawn = [trial.inputs.args[0] for trial in plain_samples(ExampleInputs.of(torch.zeros(1, 4)))]
     assert len({tuple(each.flatten().tolist()) for each in drawn}) == 4
 
 
@@ -229,9 +229,9 @@ def test_a_model_gets_its_own_numbers_back() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
     held = model[0].weight
-    with exchanging(widen(model)):
+    with exchanging(to_float64(model)):
         assert held.dtype is model[1].running_mean.dtype is torch.float64
-    with pytest.raises(RuntimeError, match="dtype"), exchanging(widen(model)):
+    with pytest.raises(RuntimeError, match="dtype"), exchanging(to_float64(model)):
         model(torch.randn(3, 2))
     assert held is model[0].weight
     for name, tensor in model.state_dict().items():

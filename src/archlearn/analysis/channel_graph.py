@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.constraints import Ledger, Reason
+from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.labels import FIXED
-from archlearn.analysis.propagation import Followed, follow
+from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.sites import Site, find_sites, find_trained
 from archlearn.module_utils import evaluating
-from archlearn.tracing.module_state import restoring
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.traces import ExampleInputs, Leaf, Traces, trace
 
@@ -127,7 +127,7 @@ TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothin
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class ChannelGraph:
     """All that is known of a network's channels. It is never changed, and copies share it.
 
     Attributes:
@@ -148,7 +148,7 @@ class Blueprint:
     inputs: ExampleInputs
     traces: Traces
     sites: tuple[tuple[Site, ...], ...]
-    followed: tuple[Followed, ...]
+    followed: tuple[PropagationResult, ...]
     root: Tensor
     dims: Dims
     elements: dict[str, Tensor]
@@ -159,7 +159,7 @@ class Blueprint:
     fixed: dict[int, Reason]
     sharing: frozenset[str]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Blueprint":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ChannelGraph":
         return self
 
     @property
@@ -189,14 +189,14 @@ class Blueprint:
         return None if found is None else self.root[found.ids]
 
 
-def draw_blueprint(
+def build_channel_graph(
     net: nn.Module,
     inputs: ExampleInputs,
     may_gate: Callable[[Site], bool],
     leaves: Iterable[Leaf] = (),
     *,
     trained_only: bool = True,
-) -> Blueprint:
+) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
     Args:
@@ -207,7 +207,7 @@ def draw_blueprint(
         trained_only: Whether channels stay whose gates no gradient would reach in training mode.
     """
     traces = trace(net, inputs, leaves)
-    with evaluating(net), restoring(net), putting_back(inputs):
+    with evaluating(net), preserve_state(net), putting_back(inputs):
         return _draw(net, inputs, traces, may_gate, trained_only=trained_only)
 
 
@@ -218,7 +218,7 @@ def _draw(
     may_gate: Callable[[Site], bool],
     *,
     trained_only: bool,
-) -> Blueprint:
+) -> ChannelGraph:
     sites = tuple(find_sites(graph, net) for graph in traces.graphs)
 
     def gated(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
@@ -259,7 +259,7 @@ def _draw(
     for _, channels in by_name:
         for channel in channels[group_of[channels] < 0].tolist():
             reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
-    return Blueprint(
+    return ChannelGraph(
         inputs=inputs,
         traces=traces,
         sites=sites,
@@ -290,7 +290,7 @@ def _find_roots(root: Tensor, dims: Dims) -> Dims:
 
 def _lonely_squashing(
     root: Tensor,
-    followed: tuple[Followed, ...],
+    followed: tuple[PropagationResult, ...],
     sites: tuple[tuple[Site, ...], ...],
     chosen: dict[int, frozenset[str]],
 ) -> frozenset[str]:
@@ -309,7 +309,7 @@ def _lonely_squashing(
 
 
 def _find_reasons(
-    ledger: Ledger, root: Tensor, followed: tuple[Followed, ...]
+    ledger: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
 ) -> dict[int, Reason]:
     at_a_site = torch.zeros(len(root), dtype=torch.bool)
     for each in followed:
@@ -323,7 +323,9 @@ def _find_reasons(
     return reasons
 
 
-def _find_fixed(ledger: Ledger, root: Tensor, followed: tuple[Followed, ...]) -> dict[int, Reason]:
+def _find_fixed(
+    ledger: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
+) -> dict[int, Reason]:
     """Return why each atom at a site stays that is tied to something fixed.
 
     Whatever is tied to that is one channel, so the reasons of all its atoms would be one, too.
@@ -360,7 +362,7 @@ def _keep_untrained_(
             reasons.setdefault(channel, NO_GRADIENT if called[channel] else NOT_IN_TRAINING)
 
 
-def _parts(followed: tuple[Followed, ...], root: Tensor) -> Iterable[Tensor]:
+def _parts(followed: tuple[PropagationResult, ...], root: Tensor) -> Iterable[Tensor]:
     """Yield the channels of each part that a tensor is split into.
 
     A part is a home of its own, so that no part is ever left without a channel.

@@ -1,4 +1,4 @@
-"""A ledger collects, call by call, which channels are tied and which must stay.
+"""Ties between channels and channels that must stay, collected by union-find.
 
 Every index of every dimension of every parameter is an atom. Atoms tied to one another form a
 channel: it stays or goes as one.
@@ -39,7 +39,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Ledger:
+class ChannelConstraints:
     """What has been learnt about atoms so far.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The cost of a network is a polynomial in the numbers of channels kept in each group."""
+"""Parameters and multiply-adds as a polynomial in the channels kept of each group."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import Labels
 from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
 from archlearn.module_utils import first_names
@@ -42,7 +42,7 @@ def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tens
     return table.first.T @ (coefficients * second) + table.second.T @ (coefficients * first)
 
 
-def build_cost_table(blueprint: Blueprint, net: nn.Module) -> CostTable:
+def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
     positions = count_positions(blueprint, net)
     sizes = blueprint.group_sizes()
@@ -76,7 +76,7 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def count_positions(blueprint: Blueprint, net: nn.Module) -> dict[str, int]:
+def count_positions(blueprint: ChannelGraph, net: nn.Module) -> dict[str, int]:
     """Return how often each weight is applied in one run on the example inputs."""
     positions: dict[str, int] = {}
     names = first_names(net)
@@ -100,7 +100,7 @@ def _places(op: LinearOp, labels: Any) -> int:
 class _Counts:
     """Counts channels by group, once for all dimensions with the same channels."""
 
-    def __init__(self, blueprint: Blueprint, sizes: Tensor) -> None:
+    def __init__(self, blueprint: ChannelGraph, sizes: Tensor) -> None:
         self.blueprint, self.sizes = blueprint, sizes
         self.known: dict[int, tuple[Tensor, int]] = {}
 

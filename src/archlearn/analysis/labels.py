@@ -1,4 +1,4 @@
-"""A label says, for each element of a tensor, which channel it belongs to.
+"""Channel labels: which channel each element of a tensor depends on, and how.
 
 Labels have the shape of the tensor they describe. Whatever only moves data (a view, a
 permutation, a concat) is understood by doing the same to the labels. Dimensions along which

@@ -1,4 +1,4 @@
-"""A link is a layer, its activation and the layer behind: what could become one layer."""
+"""Pairs of layers that could merge into one if the activation between them is linear."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MergeablePair:
     """Two layers that merge exactly if the activation between them is linear.
 
     Attributes:
@@ -41,7 +41,9 @@ class Link:
     nodes: tuple[tuple[str, ...], ...]
 
 
-def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]) -> Link | str:
+def find_link(
+    graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[str]
+) -> MergeablePair | str:
     """Return the link that a site stands in, or why a merge could not follow."""
     node = next(n for n in graph.nodes if n.name == site.node)
     before = _walk_back(node, net)
@@ -59,7 +61,7 @@ def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[st
     if refusal:
         return refusal
     norms = [n for n in between if _is_norm(n, net)]
-    return Link(
+    return MergeablePair(
         site=site.name,
         first=str(first.target),
         second=str(second.target),
@@ -68,14 +70,16 @@ def find_link(graph: fx.Graph, net: nn.Module, site: Site, sharing: frozenset[st
     )
 
 
-def join_links(graphs: Sequence[fx.Graph], found: Mapping[int, Link | str]) -> Link | str:
+def join_links(
+    graphs: Sequence[fx.Graph], found: Mapping[int, MergeablePair | str]
+) -> MergeablePair | str:
     """Return the link that a site stands in wherever its layers are called, or why there is none.
 
     Args:
         graphs: The evaluation graph and, where it differs, the training graph.
         found: What was found in each graph that has the site.
     """
-    links: list[Link] = []
+    links: list[MergeablePair] = []
     for link in found.values():
         if isinstance(link, str):
             return link
@@ -90,9 +94,11 @@ def join_links(graphs: Sequence[fx.Graph], found: Mapping[int, Link | str]) -> L
     nodes: list[tuple[str, ...]] = []
     for place, graph in enumerate(graphs):
         link = found.get(place)
-        if not isinstance(link, Link) and any(str(n.target) in layers for n in graph.nodes):
+        if not isinstance(link, MergeablePair) and any(
+            str(n.target) in layers for n in graph.nodes
+        ):
             return OTHERWISE
-        nodes.append(link.nodes[0] if isinstance(link, Link) else ())
+        nodes.append(link.nodes[0] if isinstance(link, MergeablePair) else ())
     if len(graphs) - 1 not in found:
         return "called in evaluation mode only, where no gate learns"
     return replace(one, nodes=tuple(nodes))

@@ -1,4 +1,4 @@
-"""A linear op is any call that multiplies by a weight: Linear, convolution, transposed."""
+"""Linear layers and convolutions, called as modules or as functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

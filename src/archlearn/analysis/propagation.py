@@ -10,18 +10,18 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
-from archlearn.analysis.constraints import Ledger, Reason
+from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
 from archlearn.analysis.linear_ops import read_linear_op
-from archlearn.analysis.receptive_field import Watch
-from archlearn.analysis.rule_api import Rule, Step, fixed_out, hooked_reason, opaque
+from archlearn.analysis.receptive_field import KernelCoverage
+from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.linear import linear
 from archlearn.analysis.rules.pooling import pool
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import as_selection, attribute, call_on_places, move, pick
-from archlearn.analysis.shape_inference import guess_output
+from archlearn.analysis.shape_inference import infer_output
 from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
@@ -49,7 +49,7 @@ class Runner(fx.Interpreter):
         self.rules = find_rules(net, graph)
         self.may_guess = not any(_is_unknown(node, net, rule) for node, rule in self.rules.items())
         self.other_multiply_adds = 0
-        self.watch = Watch()
+        self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
@@ -84,7 +84,7 @@ class Runner(fx.Interpreter):
         rule = self.rules.get(n)
         if self.may_guess and rule is not None:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            guessed = guess_output(n, self.net, args, kwargs)
+            guessed = infer_output(n, self.net, args, kwargs)
             if guessed is not None:
                 if rule is linear:
                     self.watch.note_module(find_module(self.net, str(n.target)), args[0])
@@ -193,7 +193,7 @@ def _name_of(node: fx.Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class PropagationResult:
     """What became of labels in one graph.
 
     Attributes:
@@ -217,7 +217,7 @@ class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
-        self, net: nn.Module, graph: fx.Graph, ledger: Ledger, gated: frozenset[str]
+        self, net: nn.Module, graph: fx.Graph, ledger: ChannelConstraints, gated: frozenset[str]
     ) -> None:
         super().__init__(net, graph)
         self.ledger, self.gated = ledger, gated
@@ -228,12 +228,12 @@ class _Follower(Runner):
         self.hidden: dict[str, Reason] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
 
-    def result(self) -> Followed:
+    def result(self) -> PropagationResult:
         """Return what became of labels in this graph, without what cannot be pickled."""
         limits = [
             n for n, value in self.values.items() if isinstance(value, torch.finfo | torch.iinfo)
         ]
-        return Followed(
+        return PropagationResult(
             self.values | dict.fromkeys(limits),
             self.sites,
             self.other_multiply_adds,
@@ -293,16 +293,16 @@ class _Follower(Runner):
             return Labels(fixed.ids, fixed.state, str(n.target))
         return self.ledger.raw(str(n.target))
 
-    def _step(self, n: fx.Node, out: Any) -> Step:
+    def _step(self, n: fx.Node, out: Any) -> OpCall:
         labelled = map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
         real_args, real_kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = labelled
-        return Step(
+        return OpCall(
             n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
             gated=n.name in self.gated,
         )  # fmt: skip
 
-    def _guard_in_place(self, n: fx.Node, step: Step) -> None:
+    def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
         if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
         same = find_views(n.args[0], self.rules, self.values)
@@ -315,7 +315,7 @@ class _Follower(Runner):
                     "use the result of the call, or set inplace=False",
                 )
 
-    def _guard_scrambled(self, n: fx.Node, step: Step) -> None:
+    def _guard_scrambled(self, n: fx.Node, step: OpCall) -> None:
         """Let only a run of moves see channels that lie along several dimensions at once.
 
         Anything else must be able to lose them along one: those at one index are tied.
@@ -327,13 +327,13 @@ class _Follower(Runner):
             if len(dims) > 1:
                 self.ledger.read(labels, dims[0])
 
-    def _note_parts(self, step: Step, made: Any) -> None:
+    def _note_parts(self, step: OpCall, made: Any) -> None:
         n_before = sum(labels.ids.numel() for labels in step.labels)
         for labels in leaves_of(made):
             if isinstance(labels, Labels) and labels.ids.numel() < n_before:
                 self.parts.append(torch.unique(without_repeats(labels.ids)))
 
-    def _note_run(self, n: fx.Node, step: Step, made: Any) -> None:
+    def _note_run(self, n: fx.Node, step: OpCall, made: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""
         if len(step.labels) != 1 or not isinstance(made, Labels):
             return
@@ -370,7 +370,7 @@ def follow(
     graphs: Sequence[fx.Graph],
     inputs: ExampleInputs,
     gated: Mapping[int, frozenset[str]],
-) -> tuple[Ledger, tuple[Followed, ...]]:
+) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
     Args:
@@ -382,8 +382,8 @@ def follow(
     Raises:
         InputError: If the network does not run on the inputs.
     """
-    ledger = Ledger(net)
-    followed: list[Followed] = []
+    ledger = ChannelConstraints(net)
+    followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
             follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
@@ -393,7 +393,7 @@ def follow(
     return ledger, tuple(followed)
 
 
-def _keep_ambiguous_parameters(ledger: Ledger) -> None:
+def _keep_ambiguous_parameters(ledger: ChannelConstraints) -> None:
     """A parameter used in two ways, or by something unknown, keeps all it has."""
     twice = set(ledger.elements) & {name for name, _ in ledger.dims}
     for name in twice | ledger.opaque_uses:

@@ -1,4 +1,4 @@
-"""An image may be smaller than the example, and still every weight has a part in the result."""
+"""How small an image may be so that every kernel weight still takes part."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "group
 _ADAPTIVE = "adaptive_"
 
 
-class Watch(TorchFunctionMode):
+class KernelCoverage(TorchFunctionMode):
     """Sees while a model runs how much smaller its images may be.
 
     A weight of a convolution has a part in the result if it meets an element of the map, and

@@ -1,4 +1,4 @@
-"""A step is one call of a trace, with its arguments as labels and as they really were."""
+"""What a rule sees of a call (`OpCall`), and what it does with calls it does not know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from archlearn.analysis.constraints import Ledger, Reason
+from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.labels import Labels, fixed_like
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.fx_utils import call_node, leaves_of
@@ -15,7 +15,7 @@ from archlearn.tracing.source_location import source_of
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OpCall:
     """One call while labels are followed through a network.
 
     Attributes:
@@ -28,7 +28,7 @@ class Step:
 
     node: fx.Node
     net: nn.Module
-    ledger: Ledger
+    ledger: ChannelConstraints
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     real_args: tuple[Any, ...]
@@ -62,7 +62,7 @@ class Step:
         return call_node(self.node, self.net, args, kwargs)
 
 
-Rule = Callable[[Step], Any]
+Rule = Callable[[OpCall], Any]
 
 
 def fixed_out(out: Any) -> Any:
@@ -70,7 +70,7 @@ def fixed_out(out: Any) -> Any:
     return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
 
 
-def opaque(step: Step, text: str | None = None, fix: str | None = None) -> Any:
+def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any:
     """Keep every channel that a call reads, and know nothing of what it returns."""
     hooked = hooked_reason(step.node, step.net)
     if text is None and hooked is not None:

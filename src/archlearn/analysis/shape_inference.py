@@ -1,4 +1,4 @@
-"""A call whose result is known but for its numbers need not be made.
+"""Shape and dtype of a call's result, without computing it.
 
 Labels are followed beside a run of the network, of which only shapes and types matter wherever
 no call is unknown. The costly calls of that run are left out: their results are empty tensors.
@@ -28,7 +28,7 @@ _FUNCTIONS = {F.relu, torch.relu, F.gelu, F.silu, F.hardswish}
 _SUMS = {operator.add, operator.iadd, torch.add}
 
 
-def guess_output(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
+def infer_output(node: fx.Node, net: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
     """Return a tensor like what a call would return, or None if it must be made.
 
     It must be made wherever it might fail, so that it fails as it would.
@@ -50,7 +50,7 @@ def _guess_module(module: nn.Module, x: Tensor) -> Tensor | None:
         return None
     if type(module) in _ACTIVATIONS:
         return x
-    return guess_layer(module, x) if module._parameters else guess_pool(module, x)
+    return infer_layer(module, x) if module._parameters else infer_pool(module, x)
 
 
 def is_pool(module: nn.Module) -> bool:
@@ -58,7 +58,7 @@ def is_pool(module: nn.Module) -> bool:
     return type(module) in _POOLS
 
 
-def guess_pool(module: Any, x: Tensor) -> Tensor | None:
+def infer_pool(module: Any, x: Tensor) -> Tensor | None:
     """Return a tensor like what a pool would return, or None if it must be called."""
     n_space = _POOLS.get(type(module))
     if n_space is None or not x.is_floating_point() or x.dim() not in (n_space + 1, n_space + 2):
@@ -76,7 +76,7 @@ def guess_pool(module: Any, x: Tensor) -> Tensor | None:
     return None if min(sizes) < 1 else x.new_empty(*x.shape[:-n_space], *sizes)
 
 
-def guess_layer(module: nn.Module, x: Tensor) -> Tensor | None:
+def infer_layer(module: nn.Module, x: Tensor) -> Tensor | None:
     """Return a tensor like what a layer would return, or None if it must be called."""
     kind: Any = type(module)
     weight = module._parameters.get("weight")

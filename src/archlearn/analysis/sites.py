@@ -1,4 +1,4 @@
-"""Sites have the name of the layer whose neurons they activate."""
+"""Activation sites of a graph, named after the layer in front of them."""
 
 from dataclasses import dataclass
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.propagation import is_all_known, run_graph
-from archlearn.analysis.shape_inference import guess_layer, guess_pool, is_pool
+from archlearn.analysis.shape_inference import infer_layer, infer_pool, is_pool
 from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.module_utils import evaluating, has_hooks
 from archlearn.tracing.example_inputs import ExampleInputs, values_for
-from archlearn.tracing.module_state import Remnants, look_at, restoring
+from archlearn.tracing.module_state import ModuleState, look_at, preserve_state
 from archlearn.tracing.output_types import structure_of, tensors_in
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.traces import Traces
@@ -84,7 +84,7 @@ def _stand_in(
     module: Any, name: str, place: int, shared: tuple[Notes, _Patterns]
 ) -> Callable[..., Any]:
     notes, patterns = shared
-    guess = guess_layer if module._parameters else guess_pool
+    guess = infer_layer if module._parameters else infer_pool
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args and set(kwargs) == {"input"}:
@@ -139,7 +139,7 @@ _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 _TIMES = 10
 
 
-def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
+def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
     """Run a model and its graphs on the example inputs, without computing its layers.
 
     The model is left as it was: its mode, its buffers, and random numbers still to be drawn.
@@ -154,7 +154,7 @@ def rehearse(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
             _rehearse_mode(_Stage(net.train(), traces.graphs[-1], inputs))
 
 
-def serves(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
+def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
     """Return whether a compact model's own `forward` is known to do what its graphs do.
 
     It is not known of a model that calls something unknown, which is not run at all. The model is
@@ -222,7 +222,7 @@ class _Stage:
     graph: fx.Graph
     inputs: ExampleInputs
     is_bare: bool = field(init=False)
-    before: Remnants = field(init=False)
+    before: ModuleState = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_bare = is_all_known(self.net, self.graph)
@@ -239,7 +239,7 @@ class _Stage:
         return self._run(lambda given: self.net(*given.args, **given.kwargs))
 
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
-        with restoring(self.net, self.before):
+        with preserve_state(self.net, self.before):
             return _run(self.net, call, self.inputs, is_bare=self.is_bare)
 
 

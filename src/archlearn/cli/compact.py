@@ -33,11 +33,11 @@ def compact(
     from archlearn.surgery.compaction import compact as compact_model
     from archlearn.surgery.planning import plan
     from archlearn.training.run_directory import COMPACT
-    from archlearn.training.run_setup import cut_to_budget_, read_pairs, revive
+    from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_pairs
 
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)
-    revived = revive(run)
+    revived = load_gated_model(run)
     if asked:
         cut_to_budget_(revived, asked)
     with writing(target):

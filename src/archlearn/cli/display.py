@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.data.downloads import Progress as Callback
-from archlearn.training.callbacks import EpochEnd, Observer, RunStart, SilentObserver
+from archlearn.training.callbacks import Callback as Observer
+from archlearn.training.callbacks import EpochEnd, RunStart, SilentCallback
 from archlearn.training.settings import RunSettings
 
 
@@ -78,7 +79,7 @@ _MOST_NAMES = 4
 def make_display() -> Generator[Observer]:
     """Yield the display that fits the output; only the first of several processes shows one."""
     if os.environ.get("RANK", "0") != "0":
-        yield SilentObserver()
+        yield SilentCallback()
         return
     console = Console()
     if not console.is_terminal:

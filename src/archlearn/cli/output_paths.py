@@ -1,4 +1,4 @@
-"""A file that is to be written is looked at first: what cannot be written is refused at once."""
+"""Fail early if an output path cannot be written."""
 
 import tempfile
 from collections.abc import Generator

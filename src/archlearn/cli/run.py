@@ -1,4 +1,4 @@
-"""Runs are started, watched and reported on from here."""
+"""Start or resume a training run with its display, and write its report."""
 
 import importlib
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.downloads import Progress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Observer, Several, TensorBoard
+from archlearn.training.callbacks import Callback, Several, TensorBoard
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
@@ -62,7 +62,7 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _audience(display: Observer, progress: Progress, *, tensorboard: bool) -> Audience:
+def _audience(display: Callback, progress: Progress, *, tensorboard: bool) -> Audience:
     observers = [display]
     if tensorboard and os.environ.get("RANK", "0") == "0":
         observers.append(TensorBoard())

@@ -1,1 +1,1 @@
-"""Data: every set ends as tensors in memory, in three splits, ready to be normalised."""
+"""Data sets by name, as tensors in memory in three splits."""

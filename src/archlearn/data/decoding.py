@@ -1,4 +1,4 @@
-"""Image files become bytes; as a program, this module does so for its share of a long list.
+"""Decode image files; `python -m archlearn.data.decoding` does so for a worker process.
 
 A worker is a process of its own that knows nothing of torch, so that it starts at once. It reads
 its job as JSON, writes images into a file that the caller has made, and says line by line how far

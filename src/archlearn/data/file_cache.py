@@ -1,4 +1,4 @@
-"""Fetched files are kept in one folder and written there whole or not at all."""
+"""The folder of downloaded files; files are written atomically."""
 
 import errno
 import os

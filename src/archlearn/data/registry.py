@@ -1,4 +1,4 @@
-"""A data set is chosen by name: `mnist`, `idx:DIR`, or `mypackage.data:build`."""
+"""Data sets by name: `mnist`, `idx:DIR`, or a user's `mypackage.data:build`."""
 
 import difflib
 import logging

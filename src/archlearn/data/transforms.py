@@ -1,4 +1,4 @@
-"""Images are enlarged, and varied at random, batch by batch on the device that trains.
+"""Resizing and random augmentation of image batches on the training device.
 
 So the images that are kept stay small, and a step costs the host nothing. Everything random
 comes from torch's generator of that device, whose state a checkpoint holds.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.analysis.cost_model import build_cost_table
-from archlearn.analysis.trace_check import rehearse
+from archlearn.analysis.trace_check import check_trace
 from archlearn.errors import (
     LARGEST,
     ArchlearnError,
@@ -20,11 +20,11 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.container import GateKind, GateStore, add_store_, find_store
+from archlearn.gating.container import GateContainer, GateKind, add_store_, find_store
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
-from archlearn.gating.selection import Choice, choose
+from archlearn.gating.selection import LearnableSites, choose
 from archlearn.module_utils import copy_model, find_reference
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate import DEPTH_START, WIDTH_START, TriState
@@ -43,7 +43,7 @@ from archlearn.tracing.rng import putting_back
 from archlearn.tracing.trace_context import frozen, without_autocast
 from archlearn.tracing.traces import ExampleInputs, Leaf
 from archlearn.tracing.transformer_blocks import BLOCKS, has_blocks
-from archlearn.tracing.weight_state import put_weights_back_
+from archlearn.tracing.weight_state import restore_weights_
 
 
 def check_net(net: Any) -> None:
@@ -148,7 +148,7 @@ def follow_copy(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
-) -> tuple[nn.Module, Choice]:
+) -> tuple[nn.Module, LearnableSites]:
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
     Their fused kernel may compute something else than their layers, and so may a subclass.
@@ -176,7 +176,7 @@ def _rehearse_with_blocks(
     leaves: tuple[Leaf, ...],
     *,
     must_learn: bool,
-) -> tuple[nn.Module, Choice]:
+) -> tuple[nn.Module, LearnableSites]:
     try:
         return _rehearse(net, inputs, learn, leaves, must_learn=must_learn)
     except TracingError:
@@ -192,7 +192,7 @@ def _rehearse(
     leaves: tuple[Leaf, ...],
     *,
     must_learn: bool,
-) -> tuple[nn.Module, Choice]:
+) -> tuple[nn.Module, LearnableSites]:
     copied = copy_model(without_graph_module(net))
     for module in copied.modules():
         remove_wrapper_(module)
@@ -200,14 +200,14 @@ def _rehearse(
     choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
     if not is_bound(net):
         with noticing_calls(net) as called:
-            rehearse(copied, choice.blueprint.traces, choice.blueprint.inputs)
+            check_trace(copied, choice.blueprint.traces, choice.blueprint.inputs)
         if called:
             raise TracingError(
                 f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
                 "something that is not copied holds it, such as a lambda or a hook made from it; "
                 "let that use the module that it is called with (self), or remove it"
             )
-        put_weights_back_(copied, net, choice.blueprint.traces)
+        restore_weights_(copied, net, choice.blueprint.traces)
     return copied, choice
 
 
@@ -333,7 +333,7 @@ def add_gates(
                 "learn=, or leave kind out"
             )
         find_writers(choice.blueprint, gated)
-    store = GateStore(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
+    store = GateContainer(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
     store.set_cost_table(build_cost_table(choice.blueprint, gated))
     reference = find_reference(gated)
     assert reference is not None  # or nothing could be learnt

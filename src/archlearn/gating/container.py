@@ -1,4 +1,4 @@
-"""A gate store holds all gates of a model, and what is needed to price them."""
+"""`GateContainer`: the submodule `archlearn_gates` that holds all gates of a model."""
 
 import functools
 from typing import Any, Literal
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import CostTable
 from archlearn.errors import InputError
-from archlearn.gating.selection import Choice
-from archlearn.nn.functional import act_gates
+from archlearn.gating.selection import LearnableSites
+from archlearn.nn.functional import binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
@@ -18,7 +18,7 @@ GateKind = Literal["binary", "l0"]
 _HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
 
 
-class GateStore(nn.Module):
+class GateContainer(nn.Module):
     """The gates of a model: one vector a group of channels, one number a depth site.
 
     Attributes:
@@ -40,7 +40,7 @@ class GateStore(nn.Module):
 
     def __init__(
         self,
-        choice: Choice,
+        choice: LearnableSites,
         width_start: float,
         depth_start: float,
         *,
@@ -77,7 +77,7 @@ class GateStore(nn.Module):
         """The module that holds the width gates."""
         return getattr(self, self._home)
 
-    def _keep_prices(self, choice: Choice, sizes: Tensor) -> None:
+    def _keep_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
         """Keep what goes with each gate. All depth gates count as one more group.
 
         "prices" has two rows: the neurons of each gate, none for a depth gate, and whether it is
@@ -122,10 +122,12 @@ class GateStore(nn.Module):
         """Return the gates as they act, in the order of `gates`."""
         gates = self.gates()
         if self.kind == "binary":
-            return act_gates(gates, self.rows)
+            return binarised_gates(gates, self.rows)
         n_groups = len(self.rows)
         widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
-        return widths + (act_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ())
+        return widths + (
+            binarised_gates(gates[n_groups:], self.rows[:0]) if gates[n_groups:] else ()
+        )
 
     def gates(self) -> list[Tensor]:
         """Return the width gates by group, then the depth gates by site.
@@ -209,15 +211,15 @@ def gate_key(name: str) -> str:
     return f"{key}_" if hasattr(nn.Module, key) or key in vars(nn.Module()) else key
 
 
-def find_store(model: nn.Module) -> GateStore | None:
+def find_store(model: nn.Module) -> GateContainer | None:
     """Return the model's gate store, or None if add_gates has not been called on it."""
     store: Any = getattr(model, STORE, None)
     if store is None:
-        store = next((m for m in model.modules() if isinstance(m, GateStore)), None)
+        store = next((m for m in model.modules() if isinstance(m, GateContainer)), None)
     return store
 
 
-def add_store_(model: nn.Module, store: GateStore) -> None:
+def add_store_(model: nn.Module, store: GateContainer) -> None:
     """Give a model its gates, in the mode that it is in."""
     model.add_module(STORE, store.train(model.training))
     model.register_load_state_dict_pre_hook(prepare_loading)
@@ -241,12 +243,12 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
         InputError: If it holds some.
     """
     store: Any = module._modules.get(STORE)
-    own = store._home if isinstance(store, GateStore) else None
+    own = store._home if isinstance(store, GateContainer) else None
     for kind, home in _HOMES.items():
         if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
             raise InputError(
                 f"the state_dict has width gates of the kind {kind!r}, but the model was made "
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
-    if isinstance(store, GateStore):
+    if isinstance(store, GateContainer):
         store.refill_()

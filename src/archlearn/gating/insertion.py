@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import ZERO, Labels, core
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.rules.normalization import local_response
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import Site
-from archlearn.gating.container import STORE, GateStore
+from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import gate_channels, mix_linear
 from archlearn.tracing.block_hooks import mark_blocks_
@@ -47,7 +47,7 @@ class Reader:
     channels: Tensor
 
 
-def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, list[Reader]]:
+def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int, list[Reader]]:
     """Return the groups whose gates act on weights, with the layers that carry them.
 
     A group is left out, and its gates stand behind its activations, where a reader is no plain
@@ -77,13 +77,13 @@ def place_gates(blueprint: Blueprint, net: nn.Module, place: int) -> dict[int, l
     }
 
 
-def _groups_in(blueprint: Blueprint, labels: object) -> list[int]:
+def _groups_in(blueprint: ChannelGraph, labels: object) -> list[int]:
     if not isinstance(labels, Labels):
         return []
     return blueprint.groups_among(blueprint.root[labels.ids])
 
 
-def _groups_at_sites(blueprint: Blueprint, place: int) -> dict[str, list[int]]:
+def _groups_at_sites(blueprint: ChannelGraph, place: int) -> dict[str, list[int]]:
     """Return the groups that pass each gated site, by the name of its call."""
     found: dict[str, list[int]] = {}
     for site in blueprint.sites[place]:
@@ -94,7 +94,7 @@ def _groups_at_sites(blueprint: Blueprint, place: int) -> dict[str, list[int]]:
 
 
 def _read(
-    blueprint: Blueprint, net: nn.Module, place: int, node: fx.Node
+    blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.Node
 ) -> tuple[list[int], Reader | None]:
     """Return the groups that a layer reads, and the layer, if it can carry their gates."""
     op = read_linear_op(node, net)
@@ -116,7 +116,7 @@ def _read(
 
 
 def _count_activations(
-    blueprint: Blueprint, place: int, at_sites: dict[str, list[int]]
+    blueprint: ChannelGraph, place: int, at_sites: dict[str, list[int]]
 ) -> Counter[int]:
     """Return how many numbers each group's gates would act on behind its activations."""
     counts: Counter[int] = Counter()
@@ -136,7 +136,7 @@ _OUT_OF_PLACE: dict[Any, Any] = {
 }  # fmt: skip
 
 
-def insert_gates(net: nn.Module, store: GateStore, place: int) -> fx.Graph:
+def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """Return a copy of one of the model's graphs, with its gates.
 
     Activations in front of a depth gate no longer work in place.
@@ -200,7 +200,7 @@ def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:
 class _Writer:
     """Writes gates into a graph."""
 
-    def __init__(self, graph: fx.Graph, net: nn.Module, store: GateStore) -> None:
+    def __init__(self, graph: fx.Graph, net: nn.Module, store: GateContainer) -> None:
         self.graph, self.net, self.store = graph, net, store
         start = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(start):

@@ -1,4 +1,4 @@
-"""A real gate becomes part of the layer that writes its channel.
+"""Fold real (L0) gates into the weights of the layer that writes their channel.
 
 For a number s of zero or more, `act(s x) = s act(x)` holds for ReLU and its leaky relatives, and
 for pooling. So a gate behind the activation can be multiplied into the weights in front of it, and
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.sites import Site
 from archlearn.errors import InputError
@@ -50,7 +50,7 @@ class Writer:
     gate: Tensor
 
 
-def find_writers(blueprint: Blueprint, net: nn.Module) -> list[Writer]:
+def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[Writer]:
     """Return the layers into which real gates can go, one for each gated site.
 
     Raises:
@@ -78,7 +78,7 @@ def find_writers(blueprint: Blueprint, net: nn.Module) -> list[Writer]:
 
 
 @torch.no_grad()
-def fold_scales(model: nn.Module) -> nn.Module:
+def fold_gates_into_weights(model: nn.Module) -> nn.Module:
     """Return a copy with binary gates that computes what the model computes in evaluation mode.
 
     The model's own gates are real numbers; they are multiplied into the layers in front.
@@ -103,7 +103,7 @@ def fold_scales(model: nn.Module) -> nn.Module:
     return made
 
 
-def _find_writer(node: fx.Node, site: Site, blueprint: Blueprint, net: nn.Module) -> str:
+def _find_writer(node: fx.Node, site: Site, blueprint: ChannelGraph, net: nn.Module) -> str:
     if site.activation not in _ACTIVATIONS:
         raise _refusal(site.name, f"its activation is {site.activation}")
     source = node.all_input_nodes[0]
@@ -127,7 +127,7 @@ def _passes(node: fx.Node, net: nn.Module) -> bool:
     return node.op == "call_function" and node.target in _PASSING_FUNCTIONS
 
 
-def _check_covered(blueprint: Blueprint, covered: Tensor) -> None:
+def _check_covered(blueprint: ChannelGraph, covered: Tensor) -> None:
     parts = covered.split(blueprint.group_sizes().tolist())
     for group, times in zip(blueprint.groups, parts, strict=True):
         if not bool((times == 1).all()):

@@ -1,4 +1,4 @@
-"""What is learnt at a layer: its width, its depth, both or nothing."""
+"""`Learn`: what is learnt at a layer, its width, its depth, both or nothing."""
 
 from enum import Flag, auto
 

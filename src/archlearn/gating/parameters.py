@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
-from archlearn.gating.container import GateStore
+from archlearn.gating.container import GateContainer
 from archlearn.nn.tristate import TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
@@ -100,19 +100,19 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if id(p) not in known]
 
 
-def find_holders(model: nn.Module) -> list[GateStore | TriState]:
+def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
     """Return the parts of a model that hold gates. Once a step, so it must be quick.
 
     Raises:
         InputError: If there are none.
     """
-    found: list[GateStore | TriState] = []
+    found: list[GateContainer | TriState] = []
     waiting: list[nn.Module | None] = [model]
     seen: set[nn.Module | None] = set()
     for module in waiting:
         if module is None or module in seen:
             continue
-        if isinstance(module, GateStore) or (isinstance(module, TriState) and module.gates()):
+        if isinstance(module, GateContainer) or (isinstance(module, TriState) and module.gates()):
             found.append(module)
             seen.add(module)
         if module._modules:  # others need not be remembered
@@ -132,7 +132,7 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
     for name, module in model.named_modules():
-        if isinstance(module, GateStore):
+        if isinstance(module, GateContainer):
             yield from getattr(module, f"{kind}_gates")().items()
         elif isinstance(module, TriState) and getattr(module, kind) is not None:
             yield name, getattr(module, kind)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import marginal_costs
 from archlearn.errors import InputError, with_article
-from archlearn.gating.container import GateStore
+from archlearn.gating.container import GateContainer
 from archlearn.gating.parameters import find_holders
 from archlearn.gating.strengths import Price, Strengths
 from archlearn.nn.functional import THRESHOLD, can_read, is_open, join_gates, open_flat
@@ -30,7 +30,7 @@ class Prices(NamedTuple):
     bow: Tensor
 
 
-def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
+def gate_coefficients(store: GateContainer, gates: Tensor, strengths: Strengths) -> Prices:
     """Return what each gate pays now. None of it has a gradient.
 
     Prices by neurons change only when a layer becomes linear or ceases to be. Where that can be
@@ -51,7 +51,7 @@ def find_prices(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices
     return kept[1]
 
 
-def _work_out(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
+def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Prices:
     neurons, is_depth = store.numbers("prices", gates.dtype)
     linear = store.numbers("linear_neurons", gates.dtype)
     price, paid = neurons, neurons
@@ -68,7 +68,7 @@ def _work_out(store: GateStore, gates: Tensor, strengths: Strengths) -> Prices:
     return Prices(torch.sub(line, is_depth, alpha=strengths.depth_cost), bow)
 
 
-def _marginal_price(store: GateStore, gates: Tensor, price: Price) -> Tensor:
+def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
     table = store.cost_table(gates.dtype)
     by_parameters = price is Price.PARAMETERS
@@ -97,14 +97,14 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
         )
     terms: list[Tensor] = []
     for holder in find_holders(model):
-        if isinstance(holder, GateStore):
+        if isinstance(holder, GateContainer):
             terms.append(_price_store(holder, strengths))
         else:
             terms.extend(_price_by_hand(holder, strengths))
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
 
-def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
+def _price_store(store: GateContainer, strengths: Strengths) -> Tensor:
     """Return the penalty of all gates `g` of a store at once, as `Σ g·(a + b − a·g)`.
 
     For a width gate `a` is λ1 times its neurons (or their price), and `b` is λ3 times those that
@@ -115,7 +115,7 @@ def _price_store(store: GateStore, strengths: Strengths) -> Tensor:
     gates = _in_single(gates)
     if store.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
-    line, bow = find_prices(store, gates.detach(), strengths)
+    line, bow = gate_coefficients(store, gates.detach(), strengths)
     if store.kind == "l0":
         width, depth = gates.tensor_split([store.n_width])
         gates = torch.cat([count_expected(width), depth])

@@ -13,12 +13,12 @@ from archlearn.analysis.channel_graph import (
     NO_CHANNELS,
     NO_GRADIENT,
     NOT_ASKED,
-    Blueprint,
-    draw_blueprint,
+    ChannelGraph,
+    build_channel_graph,
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.labels import FIXED
-from archlearn.analysis.layer_pairs import Link, find_link, join_links
+from archlearn.analysis.layer_pairs import MergeablePair, find_link, join_links
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.sites import Site, find_trained
 from archlearn.errors import InputError
@@ -29,7 +29,7 @@ from archlearn.tracing.traces import ExampleInputs, Leaf
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LearnableSites:
     """What is learnt in a model, and why the rest is not.
 
     Attributes:
@@ -39,12 +39,12 @@ class Choice:
         rows: For each linear op, the channels that it writes.
     """
 
-    blueprint: Blueprint
-    links: dict[str, Link]
+    blueprint: ChannelGraph
+    links: dict[str, MergeablePair]
     no_link: dict[str, Reason]
     rows: tuple[tuple[str, Tensor], ...]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Choice":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LearnableSites":
         return self
 
     def width_reason(self, place: int, site: Site) -> Reason | None:
@@ -99,7 +99,7 @@ def choose(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
-) -> Choice:
+) -> LearnableSites:
     """Return what is learnt in `net`.
 
     Raises:
@@ -107,16 +107,18 @@ def choose(
             be learnt at all.
     """
     wishes = _Wishes(learn)
-    blueprint = draw_blueprint(net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves)
+    blueprint = build_channel_graph(
+        net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves
+    )
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
-    choice = Choice(blueprint, links, no_link, _find_rows(net, blueprint))
+    choice = LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
     wishes.check(choice)
     if must_learn and not blueprint.groups and not links:
         raise InputError(_nothing(choice, net))
     return choice
 
 
-def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
+def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
     """Return what the `TriState` activations that a user placed can learn."""
 
     def has_gates(site: Site) -> bool:
@@ -127,9 +129,9 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> Choice:
         module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
-    blueprint = draw_blueprint(net, inputs, has_gates, trained_only=False)
+    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False)
     links, no_link = _find_links(net, blueprint, has_depth)
-    return Choice(blueprint, links, no_link, _find_rows(net, blueprint))
+    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
 
 
 class _Wishes:
@@ -158,7 +160,7 @@ class _Wishes:
                 asked = wish
         return asked
 
-    def check(self, choice: Choice) -> None:
+    def check(self, choice: LearnableSites) -> None:
         """Raise if a key meets no site, or names one site and asks for what is not exact."""
         for key, sites in self.met.items():
             if not sites:
@@ -166,7 +168,7 @@ class _Wishes:
             if not any(sign in key for sign in "*?["):
                 self._check_exact(key, choice)
 
-    def _check_exact(self, key: str, choice: Choice) -> None:
+    def _check_exact(self, key: str, choice: LearnableSites) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
         for site in choice.blueprint.sites[0]:
@@ -201,9 +203,9 @@ def _names(site: Site) -> set[str]:
 
 
 def _find_links(
-    net: nn.Module, blueprint: Blueprint, wanted: Callable[[Site], bool]
-) -> tuple[dict[str, Link], dict[str, Reason]]:
-    found: dict[str, dict[int, Link | str]] = {}
+    net: nn.Module, blueprint: ChannelGraph, wanted: Callable[[Site], bool]
+) -> tuple[dict[str, MergeablePair], dict[str, Reason]]:
+    found: dict[str, dict[int, MergeablePair | str]] = {}
     trained = find_trained(blueprint.graphs[-1])
     for place, graph in enumerate(blueprint.graphs):
         for site in blueprint.sites[place]:
@@ -213,7 +215,7 @@ def _find_links(
             if site.activation.lower() == "glu":
                 link = "a gated linear unit halves its channels"
             if (
-                isinstance(link, Link)
+                isinstance(link, MergeablePair)
                 and link.norms
                 and not _fits_norm(graph, net, blueprint, link)
             ):
@@ -221,18 +223,20 @@ def _find_links(
             if place == len(blueprint.graphs) - 1 and site.node not in trained:
                 link = NO_GRADIENT.text
             found.setdefault(site.name, {})[place] = link
-    links: dict[str, Link] = {}
+    links: dict[str, MergeablePair] = {}
     reasons: dict[str, Reason] = {}
     for name, each in found.items():
         joined = join_links(blueprint.graphs, each)
-        if isinstance(joined, Link):
+        if isinstance(joined, MergeablePair):
             links[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
     return links, reasons
 
 
-def _fits_norm(graph: fx.Graph, net: nn.Module, blueprint: Blueprint, link: Link) -> bool:
+def _fits_norm(
+    graph: fx.Graph, net: nn.Module, blueprint: ChannelGraph, link: MergeablePair
+) -> bool:
     """A Linear's features lie along the last dimension, a BatchNorm's along the second."""
     if not isinstance(find_module(net, link.first), nn.Linear):
         return True
@@ -242,7 +246,7 @@ def _fits_norm(graph: fx.Graph, net: nn.Module, blueprint: Blueprint, link: Link
     return labels.ids.dim() == 2
 
 
-def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor], ...]:
+def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
     rows: dict[str, tuple[str, Tensor]] = {}
     for place, graph in enumerate(blueprint.graphs):
         for node in graph.nodes:
@@ -256,7 +260,7 @@ def _find_rows(net: nn.Module, blueprint: Blueprint) -> tuple[tuple[str, Tensor]
     return tuple(rows.values())
 
 
-def _nothing(choice: Choice, net: nn.Module) -> str:
+def _nothing(choice: LearnableSites, net: nn.Module) -> str:
     sites, opaque = choice.blueprint.sites[0], choice.blueprint.traces.opaque
     inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
     if not sites:

@@ -1,4 +1,4 @@
-"""Strengths say how hard each term of the penalty pulls, and what a neuron's price follows."""
+"""`Strengths` and `Price`: coefficients of the penalty, and what a neuron pays for."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""A network is chosen by name and made to fit the data: `lenet`, or `mypackage.net:build`."""
+"""Networks by name, fitted to the data: `lenet`, or a user's `mypackage.net:build`."""
 
 import difflib
 import inspect

@@ -1,4 +1,4 @@
-"""A user's own model or data is named `package.module:function`."""
+"""Import a user's model or data set, given as `package.module:function`."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Gates are real numbers while they learn and binary whenever they act."""
+"""Straight-through binarisation of gates: real while they learn, 0 or 1 when they act."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
     return _set(gate, is_kept)
 
 
-def act_gates(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+def binarised_gates(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act, in the shapes they have.
 
     Args:

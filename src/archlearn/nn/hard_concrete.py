@@ -1,4 +1,4 @@
-"""Hard concrete gates: random numbers in [0, 1] that are often exactly 0 or 1.
+"""Hard concrete gates (L0 regularisation): in [0, 1], often exactly 0 or 1.
 
 The other known way of learning widths: a gate is drawn anew in each training step, with a gradient
 towards the odds of its being open, and the penalty is the expected number of open gates (Louizos,

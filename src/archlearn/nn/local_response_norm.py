@@ -1,4 +1,4 @@
-"""Local response normalisation by one product: squares times the matrix of who neighbours whom.
+"""Local response normalisation that keeps the original distances between channels.
 
 Torch pads and averages in three dimensions, which costs more than the convolutions around it on
 a GPU. The product computes the same sums. It also lets a channel keep its distance from others

@@ -1,4 +1,4 @@
-"""The tri-state activation is zero, the activation, or the identity, as its gates say."""
+"""`TriState`: an activation with a width gate (zero) and a depth gate (identity)."""
 
 import math
 from enum import Enum

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from archlearn.analysis.labels import CONSTANT, Labels, core
-from archlearn.analysis.layer_pairs import Link
+from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import count_parameters
-from archlearn.gating.selection import Choice
+from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes
@@ -36,7 +36,7 @@ class CostFunction:
         group: The group of each width gate.
     """
 
-    def __init__(self, model: nn.Module, choice: Choice) -> None:
+    def __init__(self, model: nn.Module, choice: LearnableSites) -> None:
         """Take down what each gate touches.
 
         Args:
@@ -239,7 +239,7 @@ class _Segment(NamedTuple):
 class _Builder:
     """Writes the tables of a cost function."""
 
-    def __init__(self, model: nn.Module, choice: Choice) -> None:
+    def __init__(self, model: nn.Module, choice: LearnableSites) -> None:
         self.model, self.choice, self.blueprint = model, choice, choice.blueprint
         self.sizes = PlannedSizes(model, self.blueprint)
         self.n_gates = sum(len(group.channels) for group in self.blueprint.groups)
@@ -470,7 +470,7 @@ class _Builder:
         chains = chain_links(list(self.choice.links.values()))
         site_of = {site: place for place, site in enumerate(self.choice.links)}
         layers: list[str] = []
-        links: list[Link | None] = []
+        links: list[MergeablePair | None] = []
         segments: list[_Segment] = []
         longest = max(len(chain) for chain in chains) + 1
         table = torch.full((longest, len(chains), longest), -1)
@@ -526,7 +526,7 @@ class _Builder:
         return merged_kernel(layers, self.sizes)
 
     def _segment(
-        self, chain: list[Link], names: list[str], first: int, last: int, start: int
+        self, chain: list[MergeablePair], names: list[str], first: int, last: int, start: int
     ) -> _Segment | None:
         """Return the segment of these layers, or None if merging them is never exact."""
         layers = tuple(names[first : last + 1])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in
-from archlearn.gating.container import STORE, GateStore
+from archlearn.gating.container import STORE, GateContainer
 from archlearn.optim.budgets import Budget, check_reachable, fill_up, fit, rank_gates, read_budget
 from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
 from archlearn.tracing.example_inputs import count_examples
@@ -116,7 +116,7 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If the model has no gates of ours, or the budget cannot be reached.
         """
         owner = _find_gated(model)
-        self._store: GateStore = getattr(owner, STORE)
+        self._store: GateContainer = getattr(owner, STORE)
         _check(total_steps, budget, width_cost, least_width, largest_cut)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
@@ -446,7 +446,7 @@ def _check(
 
 
 def _least_widths(
-    store: GateStore, protect: Iterable[str], least_width: int, largest_cut: float
+    store: GateContainer, protect: Iterable[str], least_width: int, largest_cut: float
 ) -> Tensor:
     """Return how many gates of each group must stay open.
 

@@ -1,4 +1,4 @@
-"""The architecture before and after: one bar a layer, from the input down to the output."""
+"""Diagram of the architecture before and after: one bar a layer."""
 
 # Methods of matplotlib are annotated in part only.
 # pyright: reportUnknownMemberType=false

@@ -1,4 +1,4 @@
-"""Each colour has a role, one shade for a light page and one for a dark page.
+"""Colours of figures and page, for light and for dark mode.
 
 The series are told apart by people with any kind of colour vision (after Okabe and Ito), and by
 their dashes besides.

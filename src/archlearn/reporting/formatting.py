@@ -1,4 +1,4 @@
-"""Numbers are written for reading: grouped, rounded to what matters, with their unit."""
+"""Format numbers for reading: counts, percentages, durations, bytes."""
 
 import math
 

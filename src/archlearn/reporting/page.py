@@ -1,4 +1,4 @@
-"""A report is one HTML file that needs nothing else: no network, no script, no second file."""
+"""`write_report`: one HTML file without scripts, network or other files."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What happened over the epochs, a figure for each question."""
+"""Sections of the report about training: losses, scores, widths, gates."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The operations that a file may name; whatever is not here is neither written nor read."""
+"""Operations that a file may call; others are neither written nor read."""
 
 import math
 import operator

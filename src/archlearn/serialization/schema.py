@@ -1,4 +1,4 @@
-"""A description says everything about a model but its numbers, as plain data."""
+"""JSON schema of a saved model: modules, tensors, calls, with all checks."""
 
 import json
 from collections.abc import Callable, Mapping

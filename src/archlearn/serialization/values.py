@@ -1,4 +1,4 @@
-"""Arguments of calls travel as JSON; what JSON lacks is written as an object with one key."""
+"""Encode and decode the arguments of calls as JSON."""
 
 import math
 import re

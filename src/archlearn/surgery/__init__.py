@@ -1,1 +1,1 @@
-"""A plan says what will change; carrying it out is mechanical."""
+"""Plan what becomes smaller, then do it: exact compaction."""

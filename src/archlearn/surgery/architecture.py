@@ -1,4 +1,4 @@
-"""An architecture is the width of every layer, after narrowing and merging."""
+"""`read_architecture`: the width of every layer after compaction."""
 
 from dataclasses import dataclass
 

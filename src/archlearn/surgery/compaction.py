@@ -1,4 +1,4 @@
-"""A plan is carried out on a copy; the result must compute what the gated model computes."""
+"""`compact`: apply a plan to a copy of the model, and certify the result."""
 
 import logging
 import math
@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
-from archlearn.analysis.trace_check import differs, serves, try_graph
+from archlearn.analysis.trace_check import differs, forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.gating.container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks
-from archlearn.gating.l0_folding import fold_scales
+from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.module_utils import (
     copy_model,
     evaluating,
@@ -23,7 +23,7 @@ from archlearn.module_utils import (
 )
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
-    Carrier,
+    MergeApplier,
     find_shifts,
     narrowed_tensors,
     shift_biases_,
@@ -37,9 +37,9 @@ from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, 
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.traces import ExampleInputs, Traces
-from archlearn.tracing.weight_state import movers, untouched
+from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 from archlearn.verification.certificate import Certificate, Comparison
-from archlearn.verification.precision import cast_, exchanging, widen
+from archlearn.verification.precision import cast_, exchanging, to_float64
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _make(
     traces = replace(
         blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
     )
-    moving = movers(traces, small)
+    moving = mutable_modules(traces, small)
     if certified:
         shrink = blueprint.followed[0].shrink
         comparison = Comparison(
@@ -142,7 +142,7 @@ def _make(
         )
         certificate = _finish_(small, comparison, traces, changed)
     else:
-        with untouched(small, moving):
+        with preserve_weights(small, moving):
             certificate = _finish_uncertified_(small, inputs, traces, changed)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
@@ -153,7 +153,7 @@ def _compact_scaled(
     model: nn.Module, plan: Plan | None, inputs: ExampleInputs, *, certified: bool
 ) -> nn.Module:
     """Return the compact model of one with real gates: they go into the weights first."""
-    small = compact(fold_scales(copy_model(model).double()), plan, certified=certified)
+    small = compact(fold_gates_into_weights(copy_model(model).double()), plan, certified=certified)
     doubles = cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     if certified:
         with evaluating(model, small):
@@ -171,7 +171,7 @@ def _carry_out(
     What surgery computes is in double precision still.
     """
     blueprint = decision.choice.blueprint
-    with untouched(gated, movers(blueprint.traces, gated)):
+    with preserve_weights(gated, mutable_modules(blueprint.traces, gated)):
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     rewriters = [
@@ -186,7 +186,7 @@ def _carry_out(
         rewriter.narrow_special(done)
     update_sizes_(small)
     shift_biases_(small, shifts, plan.narrowings)
-    carrier = Carrier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
+    carrier = MergeApplier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
     carrier.run()
     store = find_store(gated)
     was_bound = store.was_bound if store is not None else is_bound(gated)
@@ -203,14 +203,14 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
     """
     computed = computed_tensors(gated, plan)
     if computed:
-        with exchanging(widen(gated)):
+        with exchanging(to_float64(gated)):
             gated = copy_model(gated)
         for name in dict.fromkeys(name.rpartition(".")[0] for name in computed):
             make_plain_(find_module(gated, name))
     memo = narrowed_tensors(gated, plan.narrowings)
     small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
     for name in _computed_layers(plan):
-        for tensor, wide in widen(find_module(small, name)).items():
+        for tensor, wide in to_float64(find_module(small, name)).items():
             tensor.data = wide
     small.__class__ = user_class(small)
     remove_store_(small)
@@ -231,7 +231,7 @@ def _finish_(
     The user's own `forward` serves wherever it computes the same; else a generated one does.
     """
     if not changed:
-        with untouched(small, comparison.movers):
+        with preserve_weights(small, comparison.movers):
             changed = differs(small, traces, comparison.inputs)
     certificate = None if changed else _certify_own(comparison)
     if certificate is None:
@@ -249,7 +249,7 @@ def _finish_uncertified_(
     """
     if changed:
         try_graph(small, traces, inputs)
-    if changed or not serves(small, traces, inputs):
+    if changed or not forward_matches_graph(small, traces, inputs):
         bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import Labels, without_repeats
 from archlearn.analysis.rule_api import opaque
 from archlearn.analysis.rules import reshape
@@ -25,8 +25,8 @@ from archlearn.analysis.rules.registry import rule_for
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
     Cuts,
+    DeferredPermutation,
     Move,
-    Scrambled,
     Selections,
     cannot_narrow,
     rewrite_move,
@@ -125,7 +125,7 @@ class Rewriter:
     """
 
     net: nn.Module
-    blueprint: Blueprint
+    blueprint: ChannelGraph
     place: int
     dropped: Tensor
     graph: fx.Graph
@@ -173,7 +173,10 @@ class Rewriter:
     def _erase_dead(self) -> None:
         for node in reversed(list(self.graph.nodes)):
             value = self.narrowed.get(node)
-            idle = isinstance(value, int | float | Scrambled | torch.Size) or node in self.replaced
+            idle = (
+                isinstance(value, int | float | DeferredPermutation | torch.Size)
+                or node in self.replaced
+            )
             is_read = any(user.target not in MARKS for user in node.users)
             if idle and not is_read and node.op.startswith("call"):
                 erase_marks_of_(node)
@@ -190,7 +193,7 @@ class Rewriter:
         if not has_labels:
             return self._visit_number(old, node, full)
         for source in node.all_input_nodes:
-            if isinstance(self.narrowed.get(source), Scrambled):
+            if isinstance(self.narrowed.get(source), DeferredPermutation):
                 raise SurgeryError(cannot_narrow(source))
         self._bake_numbers(old, node)
         return self.cuts.reduce_all(full) if self._is_looked_at(old) else None
@@ -219,7 +222,7 @@ class Rewriter:
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = map_leaves(self.cuts.reduce_labels, full)
         is_whole = not any(
-            isinstance(self.narrowed.get(n), Scrambled) for n in node.all_input_nodes
+            isinstance(self.narrowed.get(n), DeferredPermutation) for n in node.all_input_nodes
         )
         read = [full, *[self.values[n.name] for n in old.all_input_nodes]]
         if is_whole and not self.cuts.touches(read):
@@ -260,7 +263,7 @@ class Rewriter:
         start = 0
         for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
             labels = self.values[before.name]
-            if isinstance(self.narrowed.get(now), Scrambled):
+            if isinstance(self.narrowed.get(now), DeferredPermutation):
                 return None
             if isinstance(labels, Labels):
                 n = labels.ids.numel()

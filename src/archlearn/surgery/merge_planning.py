@@ -1,11 +1,11 @@
-"""Layers merge where that pays: the paper's human-guided step, done by arithmetic."""
+"""Decide which layers merge: those where it saves parameters or multiply-adds."""
 
 import math
 from typing import Any, Protocol
 
 from torch import nn
 
-from archlearn.analysis.layer_pairs import Link
+from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.costs import Costs
 from archlearn.module_utils import find_module
 from archlearn.surgery.plan import Merge
@@ -30,7 +30,7 @@ class Sizes(Protocol):
 
 
 def plan_merges(
-    links: dict[str, Link], linear: tuple[str, ...], sizes: Sizes, pay: str
+    links: dict[str, MergeablePair], linear: tuple[str, ...], sizes: Sizes, pay: str
 ) -> tuple[Merge, ...]:
     """Return for each run of linear links the cheapest way to merge its layers.
 
@@ -84,11 +84,11 @@ def merged_kernel(layers: tuple[str, ...], sizes: Sizes) -> list[int]:
     return kernel
 
 
-def chain_links(links: list[Link]) -> list[list[Link]]:
+def chain_links(links: list[MergeablePair]) -> list[list[MergeablePair]]:
     """Return links that follow on one another as runs."""
     by_first = {link.first: link for link in links}
     seconds = {link.second for link in links}
-    runs: list[list[Link]] = []
+    runs: list[list[MergeablePair]] = []
     for link in links:
         if link.first not in seconds:
             run = [link]
@@ -98,7 +98,7 @@ def chain_links(links: list[Link]) -> list[list[Link]]:
     return runs
 
 
-def _split(run: list[Link], sizes: Sizes, pay: str) -> list[Merge]:
+def _split(run: list[MergeablePair], sizes: Sizes, pay: str) -> list[Merge]:
     """Return the partition of a run with the least cost, by dynamic programming."""
     n = len(run) + 1
     best: list[tuple[int, list[tuple[int, int]]]] = [(0, [])]
@@ -119,14 +119,14 @@ def _split(run: list[Link], sizes: Sizes, pay: str) -> list[Merge]:
     return merges or [_merge(run, 0, n, sizes, pay, made=False)]
 
 
-def _segment_cost(run: list[Link], start: int, end: int, sizes: Sizes, pay: str) -> int:
+def _segment_cost(run: list[MergeablePair], start: int, end: int, sizes: Sizes, pay: str) -> int:
     merge = _merge(run, start, end, sizes, pay, made=True)
     norms_behind = run[end - 1].norms if end <= len(run) else ()
     kept = separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes)
     return (merge.after if end - start > 1 else merge.before) + getattr(kept, pay)
 
 
-def _may_merge(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
+def _may_merge(run: list[MergeablePair], start: int, end: int, sizes: Sizes) -> bool:
     """Return whether a merge is exact and raises neither of the two costs."""
     if not _is_exact(run, start, end, sizes):
         return False
@@ -135,7 +135,7 @@ def _may_merge(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
     return new.parameters <= old.parameters and new.multiply_adds <= old.multiply_adds
 
 
-def _is_exact(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
+def _is_exact(run: list[MergeablePair], start: int, end: int, sizes: Sizes) -> bool:
     """A padded convolution merges with what is in front only if that is a 1×1 without bias."""
     layers = _layers(run)[start:end]
     for place in range(1, len(layers)):
@@ -152,11 +152,13 @@ def _is_exact(run: list[Link], start: int, end: int, sizes: Sizes) -> bool:
     return True
 
 
-def _layers(run: list[Link]) -> list[str]:
+def _layers(run: list[MergeablePair]) -> list[str]:
     return [run[0].first, *[link.second for link in run]]
 
 
-def _merge(run: list[Link], start: int, end: int, sizes: Sizes, pay: str, made: bool) -> Merge:
+def _merge(
+    run: list[MergeablePair], start: int, end: int, sizes: Sizes, pay: str, made: bool
+) -> Merge:
     inside = run[start : end - 1]
     draft = Merge(
         layers=tuple(_layers(run)[start:end]),

@@ -1,4 +1,4 @@
-"""Two affine layers with nothing between them are one: the algebra, in the wider dtype."""
+"""Merge two Linear layers or two convolutions into one; fold BatchNorm."""
 
 import copy
 import math

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.layer_pairs import Link
-from archlearn.gating.selection import Choice
+from archlearn.analysis.layer_pairs import MergeablePair
+from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.nn.tristate import TriState
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
 from archlearn.tracing.traces import ExampleInputs
-from archlearn.verification.precision import exchanging, widen
+from archlearn.verification.precision import exchanging, to_float64
 
 _NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
@@ -124,7 +124,7 @@ def find_shifts(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str
     """Return in double precision what constants of dropped channels add to biases."""
     if not plan.folds:
         return {}
-    with exchanging(widen(gated)):
+    with exchanging(to_float64(gated)):
         wide = inputs.to(torch.float64, floating_only=True)
         return read_shifts(gated, plan.folds, _read_constants(gated, plan, wide))
 
@@ -152,7 +152,7 @@ def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict
 
 
 @dataclass(slots=True)
-class Carrier:
+class MergeApplier:
     """Carries out what a plan says of depth.
 
     Where all calls concerned are modules called once, `nn.Identity` takes their place, and the
@@ -164,7 +164,7 @@ class Carrier:
 
     net: nn.Module
     plan: Plan
-    choice: Choice
+    choice: LearnableSites
     graphs: list[fx.Graph]
     changed: bool = False
 
@@ -195,7 +195,7 @@ class Carrier:
             self._leave_out(graph, [by_name[name] for name in names if name in by_name])
         self._set(links[0].first, layer)
 
-    def _join(self, layer: Any, link: Link) -> Any:
+    def _join(self, layer: Any, link: MergeablePair) -> Any:
         for norm in link.norms:
             layer = fold_batch_norm(layer, find_module(self.net, norm))
         second: Any = find_module(self.net, link.second)

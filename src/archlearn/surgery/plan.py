@@ -1,4 +1,4 @@
-"""A plan is plain data: what will be kept, folded and merged, and what that costs."""
+"""`Plan`: what is kept, folded and merged, and what that costs, as plain data."""
 
 import json
 from dataclasses import asdict, dataclass

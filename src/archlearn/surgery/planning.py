@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.labels import CONSTANT, Labels, core
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.container import STORE, GateStore, find_store
-from archlearn.gating.selection import Choice, choose_by_hand
+from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.module_utils import evaluating, find_module, find_tensor, first_names
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate import TriState, check_gate
@@ -34,7 +34,7 @@ class Decision:
         linear: Sites that have become linear.
     """
 
-    choice: Choice
+    choice: LearnableSites
     dropped: Tensor
     linear: tuple[str, ...]
 
@@ -45,7 +45,7 @@ def check_gates(model: nn.Module) -> None:
     Raises:
         InputError: If so.
     """
-    if not any(isinstance(module, GateStore | TriState) for module in model.modules()):
+    if not any(isinstance(module, GateContainer | TriState) for module in model.modules()):
         raise InputError("the model has no gates; call add_gates on it first")
 
 
@@ -119,7 +119,7 @@ def _is_linear(site: TriState) -> bool:
 
 
 def _check_by_hand(
-    blueprint: Blueprint, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
+    blueprint: ChannelGraph, kept: Tensor, closed: Tensor, closed_by: dict[int, str]
 ) -> None:
     for channel in torch.nonzero(kept & closed).flatten().tolist():
         raise SurgeryError(
@@ -207,7 +207,7 @@ class PlannedSizes:
     def __init__(
         self,
         model: nn.Module,
-        blueprint: Blueprint,
+        blueprint: ChannelGraph,
         narrowings: tuple[Narrowing, ...] = (),
         folds: tuple[Fold, ...] = (),
     ) -> None:
@@ -235,7 +235,7 @@ class PlannedSizes:
         return self.positions.get(f"{layer}.weight", 0)
 
 
-def _narrowings(blueprint: Blueprint, dropped: Tensor) -> list[Narrowing]:
+def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
     found: list[Narrowing] = []
     known: dict[int, tuple[int, ...]] = {}  # many dimensions have one tensor of channels
     for (name, dim), channels in blueprint.dims.items():
@@ -254,7 +254,7 @@ def _narrowings(blueprint: Blueprint, dropped: Tensor) -> list[Narrowing]:
     return found
 
 
-def _folds(model: nn.Module, blueprint: Blueprint, dropped: Tensor) -> list[Fold]:
+def _folds(model: nn.Module, blueprint: ChannelGraph, dropped: Tensor) -> list[Fold]:
     found: dict[str, Fold] = {}
     for place, graph in enumerate(blueprint.graphs):
         values = blueprint.followed[place].values

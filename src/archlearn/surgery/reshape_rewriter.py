@@ -290,7 +290,7 @@ def _plain(move: Move, part: slice) -> slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Scrambled:
+class DeferredPermutation:
     """A tensor whose narrowed form is no box: it lives only inside a run of moves.
 
     Attributes:
@@ -324,7 +324,7 @@ class Selections:
         if source is None:
             return None
         known = self.narrowed.get(source)
-        if isinstance(known, Scrambled):
+        if isinstance(known, DeferredPermutation):
             return known.source, known.places
         full = self.values[old.all_input_nodes[0].name]
         if not isinstance(full, Labels):
@@ -343,13 +343,13 @@ class Selections:
             moved = call_node(old, self.net, (places.double(), *args[1:]), kwargs)
             return moved.long() if isinstance(moved, Tensor) else None
 
-    def scramble(self, old: fx.Node, node: fx.Node) -> Scrambled:
+    def scramble(self, old: fx.Node, node: fx.Node) -> DeferredPermutation:
         """Go on with a run of moves whose narrowed form is no box yet."""
         found = self._source(old, node)
         moved = None if found is None else self._moved_places(old, found[1])
         if found is None or not isinstance(moved, Tensor):
             raise SurgeryError(cannot_narrow(node))
-        return Scrambled(found[0], moved)
+        return DeferredPermutation(found[0], moved)
 
     def select(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
         """Return the selection of channels that a run of moves amounts to, if it is one."""

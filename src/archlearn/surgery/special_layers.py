@@ -1,4 +1,4 @@
-"""Calls whose channels show in no parameter: grouped convolutions and local response."""
+"""Narrow grouped convolutions and local response normalisation."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Example inputs are the arguments of one call; those that hold no tensor are fixed by it."""
+"""`ExampleInputs`: bind a call's arguments, and check later calls against them."""
 
 import inspect as python_inspect
 from collections.abc import Callable, Mapping

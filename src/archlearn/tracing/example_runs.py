@@ -1,4 +1,4 @@
-"""Questions about shapes are answered in the middle of a trace, by the calls traced so far.
+"""Run the calls traced so far on the example, to answer questions about shapes.
 
 Those calls are run on the example inputs, and on batches of other sizes to see whether the answer
 hangs on that; each call is run once. Meanwhile nothing is traced: `untraced` says so.
@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.fx_utils import call_node
-from archlearn.tracing.module_state import restoring
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.shape_guards import SIZES, Answer, is_own, topic_of, with_rows
 
@@ -145,7 +145,7 @@ class _Run:
         module = find_module(self.net, str(node.target))
         if type(module).__module__.startswith("torch.nn."):
             return module(*args, **kwargs)
-        with restoring(module):  # it may count its calls
+        with preserve_state(module):  # it may count its calls
             return module(*args, **kwargs)
 
     def _read(self, target: str) -> Any:

@@ -1,4 +1,4 @@
-"""GELU that is written out, by tanh or by erf, becomes one call of `F.gelu`.
+"""Replace GELU that is written out, by tanh or by erf, with one call of `F.gelu`.
 
 GPT-2, ALBERT and Phi write `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`. Call by
 call, a closed gate behind the tanh would leave half of x; as one activation it leaves zero.

@@ -1,4 +1,4 @@
-"""A graph travels between processes as plain tuples; torch's own cannot be pickled."""
+"""Pickle torch.fx graphs as plain tuples."""
 
 import importlib
 import operator

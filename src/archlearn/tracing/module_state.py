@@ -109,7 +109,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Remnants:
+class ModuleState:
     """What modules hold, to be compared with what they hold later, and to be put back."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -210,13 +210,13 @@ class _Holding:
         self.module._buffers.update(self.buffers)
 
 
-def look_at(net: nn.Module) -> Remnants:
+def look_at(net: nn.Module) -> ModuleState:
     """Return what all modules of a network hold."""
-    return Remnants(net.modules())
+    return ModuleState(net.modules())
 
 
 @contextmanager
-def restoring(net: nn.Module, before: Remnants | None = None) -> Generator[Remnants]:
+def preserve_state(net: nn.Module, before: ModuleState | None = None) -> Generator[ModuleState]:
     """Put back whatever calls leave behind.
 
     Args:

@@ -1,4 +1,4 @@
-"""A number that Python draws while a model is traced would be the same number ever after."""
+"""Random numbers drawn while tracing would become constants: detect and refuse them."""
 
 import operator
 import random
@@ -52,7 +52,7 @@ def counting_draws() -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class RngState:
     """Where the generators of torch (on the CPU), Python and numpy stand at one time."""
 
     torch: bytes
@@ -61,7 +61,7 @@ class Stand:
     is_alone: bool
 
     @classmethod
-    def now(cls) -> "Stand":
+    def now(cls) -> "RngState":
         """Return where they stand now, and what this thread has drawn so far."""
         others: tuple[Any, ...] = (random.getstate(),)
         numpy: Any = sys.modules.get("numpy")
@@ -73,7 +73,7 @@ class Stand:
 
     def has_moved(self) -> bool:
         """Return whether anything was drawn since, as far as is known by this thread."""
-        now = Stand.now()
+        now = RngState.now()
         if now.others != self.others or now.n_drawn != self.n_drawn:
             return True
         return now.torch != self.torch and now.is_alone and self.is_alone
@@ -83,7 +83,7 @@ def _n_drawn() -> int:
     return getattr(_DRAWN, "n", 0)
 
 
-def check_draws(before: Stand) -> None:
+def check_draws(before: RngState) -> None:
     """Raise if anything was drawn since.
 
     Raises:

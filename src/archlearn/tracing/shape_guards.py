@@ -155,7 +155,7 @@ class Asking:
         return self.tracer.ask(self, "text")
 
 
-class AskingProxy(Asking, fx.Proxy):
+class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
@@ -177,7 +177,7 @@ class AskingAttribute(Asking, Attribute):
         own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None
         if own is None:
             made = super().__call__(*args, **kwargs)
-            if not _is_in_place(self.attr) or type(self.root) is not AskingProxy:
+            if not _is_in_place(self.attr) or type(self.root) is not GuardedProxy:
                 return made
             self.root.node = made.node  # whoever reads the tensor by its name reads the result
             return self.root

@@ -1,4 +1,4 @@
-"""A call is named after the line that made it, in code that is not torch's nor ours."""
+"""The user's line that made a call, for messages."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""What `forward` runs under is no call, and no part of a trace: gradients, and mixed precision.
+"""Gradient mode, autocast and patched torch functions while a model is traced.
 
 A part that switches gradients off, or asks for autocast, is called as it is.
 """

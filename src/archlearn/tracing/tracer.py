@@ -1,4 +1,4 @@
-"""A tracer follows every call of a model, and asks the example inputs where Python must decide."""
+"""`ArchTracer`: torch.fx tracer that asks the example where Python must decide."""
 
 import threading
 import weakref
@@ -31,14 +31,14 @@ from archlearn.tracing.example_runs import ExampleRuns, is_untraced
 from archlearn.tracing.gelu_fusion import fuse_gelu_
 from archlearn.tracing.graph_packing import BLOCK_CALLS
 from archlearn.tracing.huggingface import config_flags, is_pretrained
-from archlearn.tracing.module_state import Remnants
+from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
-from archlearn.tracing.rng import DRAWN, SKIPPED, Stand, check_draws, find_sure_answer, is_drawn
+from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     REFUSALS,
     Answer,
-    AskingProxy,
     Guard,
+    GuardedProxy,
     Refusal,
     may_ask,
     parts_of,
@@ -60,7 +60,7 @@ class UntraceableError(Exception):
         self.name, self.module, self.reason = name, module, reason
 
 
-class Follower(fx.Tracer):
+class ArchTracer(fx.Tracer):
     """Follows everything but torch's own layers, tri-state activations and leaves."""
 
     proxy_buffer_attributes = True  # or what is computed from buffers would be a constant
@@ -137,7 +137,7 @@ class Follower(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a traced value that can be asked about its shape."""
-        made = AskingProxy(node, self)
+        made = GuardedProxy(node, self)
         self.note_proxy(made)
         return made
 
@@ -274,7 +274,7 @@ class Follower(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
-        before = (Stand.now(), Remnants([m])) if self._is_strict else None
+        before = (RngState.now(), ModuleState([m])) if self._is_strict else None
         try:
             with self._noting_block(m, args, kwargs) as note_output:
                 out = super().call_module(m, forward, args, kwargs)

@@ -1,4 +1,4 @@
-"""A trace is the list of calls that a model's `forward` makes, in order.
+"""`trace`: the graphs of a model, for training and for evaluation mode.
 
 A model is traced twice, in evaluation and in training mode, because tracing bakes in whatever
 Python decides from `self.training`. A submodule whose `forward` cannot be followed becomes an
@@ -19,13 +19,13 @@ from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument
 from archlearn.tracing.example_inputs import values_for as values_for
 from archlearn.tracing.graph_packing import Packed, pack_graph, unpack_graph
-from archlearn.tracing.module_state import look_at, restoring
-from archlearn.tracing.rng import Stand, check_draws, counting_draws, putting_back
+from archlearn.tracing.module_state import look_at, preserve_state
+from archlearn.tracing.rng import RngState, check_draws, counting_draws, putting_back
 from archlearn.tracing.shape_guards import Refusal
 from archlearn.tracing.source_location import describe_failure
 from archlearn.tracing.source_location import source_of as source_of
 from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
-from archlearn.tracing.tracer import Follower, UntraceableError
+from archlearn.tracing.tracer import ArchTracer, UntraceableError
 from archlearn.tracing.tracer import Leaf as Leaf
 from archlearn.tracing.transformer_blocks import describe_fix
 
@@ -124,14 +124,14 @@ def _trace_mode(
     inputs: ExampleInputs | None,
     marked: list[Leaf],
     opaque: dict[str, str],
-) -> tuple[fx.Graph, Follower]:
+) -> tuple[fx.Graph, ArchTracer]:
     """Return the graph of a model in its present mode, and the tracer that made it."""
     is_strict, held, is_settled = False, look_at(net), False
     while True:
-        tracer = Follower([*marked, *opaque], inputs, is_strict=is_strict)
+        tracer = ArchTracer([*marked, *opaque], inputs, is_strict=is_strict)
         try:
-            with restoring(net, held) as before, plain_context(tracer), counting_draws():
-                generators = Stand.now()
+            with preserve_state(net, held) as before, plain_context(tracer), counting_draws():
+                generators = RngState.now()
                 graph = tracer.trace(net)
                 if not generators.has_moved() and not before.find_changed():
                     return graph, tracer

@@ -1,4 +1,4 @@
-"""Torch's own transformer blocks are made of layers, so that they are followed like a user's."""
+"""Trace through torch's own transformer layers."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager

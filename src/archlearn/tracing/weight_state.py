@@ -1,4 +1,4 @@
-"""A gated model has the weights of the user's model, whatever `forward` does to them.
+"""Restore weights, buffers and attributes that a call changes.
 
 Some models move one network a little towards another at each call. A trace would pass over that,
 so only a leaf may do it; what a leaf did while it was looked at is put back. So is what calls for
@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from archlearn.errors import TracingError
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.computed_weights import computes_weights
-from archlearn.tracing.module_state import LEFT, Remnants, holds
+from archlearn.tracing.module_state import LEFT, ModuleState, holds
 from archlearn.tracing.traces import Traces
 
 _MOVE_STATISTICS: tuple[Any, ...] = (
@@ -28,7 +28,7 @@ _MANY = 2**12
 
 
 @torch.no_grad()
-def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None:
+def restore_weights_(copied: nn.Module, net: nn.Module, traces: Traces) -> None:
     """Give a copy that was traced and run the weights of the model it was made from.
 
     Raises:
@@ -48,7 +48,7 @@ def put_weights_back_(copied: nn.Module, net: nn.Module, traces: Traces) -> None
         copies[name].data.copy_(own[name])
 
 
-def movers(traces: Traces, net: nn.Module) -> tuple[str, ...]:
+def mutable_modules(traces: Traces, net: nn.Module) -> tuple[str, ...]:
     """Return the modules that may change when a model is called, "" for the whole of it."""
     if any(has_hooks(m) or computes_weights(m) for m in net.modules()):
         return ("",)  # whatever they do
@@ -67,7 +67,7 @@ def _learning_norms(graph: fx.Graph, net: nn.Module) -> set[str]:
 
 
 @contextmanager
-def untouched(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
+def preserve_weights(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
     """Put back whatever calls change in modules: weights, buffers, attributes.
 
     Args:
@@ -78,7 +78,7 @@ def untouched(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
     modules = {m: None for name in names if name in known for m in known[name].modules()}
     weights = [p for m in modules for p in m._parameters.values() if p is not None]
     numbers = [p.detach().clone() for p in weights]
-    before = Remnants(modules)
+    before = ModuleState(modules)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.errors import ArchlearnError
-from archlearn.training.callbacks import SilentObserver
+from archlearn.training.callbacks import SilentCallback
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     command = " ".join(["python -m archlearn.training", *words])
     try:
         settings = override(RunSettings(), given)
-        audience = Audience(observer=SilentObserver(), command=command)
+        audience = Audience(observer=SilentCallback(), command=command)
         summary = learn(settings, Path(words[0]), audience)
     except ArchlearnError as error:
         sys.stderr.write(f"error: {error}\n")

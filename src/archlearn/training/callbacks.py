@@ -48,7 +48,7 @@ class EpochEnd:
     seconds_left: float
 
 
-class Observer(Protocol):
+class Callback(Protocol):
     """Watches a run."""
 
     def started(self, start: RunStart) -> None:
@@ -68,7 +68,7 @@ class Observer(Protocol):
         ...
 
 
-class SilentObserver:
+class SilentCallback:
     """Watches and says nothing."""
 
     def started(self, start: RunStart) -> None:
@@ -142,7 +142,7 @@ class TensorBoard:
 class Several:
     """Tells several observers, in order."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[Callback]) -> None:
         self._observers = observers
 
     def started(self, start: RunStart) -> None:

@@ -1,4 +1,4 @@
-"""At the end of a run the network is compacted, tested once, saved and summed up."""
+"""End of a run: compact, test once, save, and write the summary."""
 
 import copy
 import dataclasses

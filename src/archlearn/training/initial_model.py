@@ -1,4 +1,4 @@
-"""A run starts from a fresh network or from a pretrained one, which comes with its own inputs.
+"""The network a run starts from: fresh, pretrained, or of an earlier run.
 
 Gates start open for width and non-linear for depth, so the function at the first step is the
 pretrained function. Weights learnt elsewhere expect inputs normalised as they were there; the

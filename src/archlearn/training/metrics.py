@@ -155,7 +155,7 @@ def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
     return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
 
 
-class Observatory:
+class GateMonitor:
     """Measures gates on a copy of the model on the CPU, so that training is not disturbed."""
 
     def __init__(self, model: nn.Module, example: Tensor, pay: str) -> None:

@@ -1,4 +1,4 @@
-"""Loss and score of a batch: cross-entropy of classes or of next tokens, or squared error."""
+"""Loss and score: cross-entropy of classes or next tokens, squared error."""
 
 from dataclasses import dataclass
 

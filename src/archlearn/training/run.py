@@ -1,4 +1,4 @@
-"""A run from its settings to its summary, or from wherever it was stopped."""
+"""`learn` and `resume`: a run from its settings to its summary."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ from archlearn.data.dataset import fingerprint
 from archlearn.data.downloads import Progress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
-from archlearn.training.callbacks import Observer, RunStart, SilentObserver
+from archlearn.training.callbacks import Callback, RunStart, SilentCallback
 from archlearn.training.checkpoint import (
     Position,
     read_checkpoint,
@@ -46,7 +46,7 @@ from archlearn.training.trainer import Interruption, Loop
 class Audience:
     """Who watches a run, and the command that started it."""
 
-    observer: Observer
+    observer: Callback
     progress: Progress = no_progress
     command: str = ""
 
@@ -61,7 +61,7 @@ def learn(
         RunStoppedError: If the run stops before its end; it can be resumed.
     """
     with explaining_full_disks(folder), open_new_folder(folder) if _is_first() else nullcontext():
-        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+        return _run(settings, folder, audience or Audience(observer=SilentCallback()))
 
 
 def resume(
@@ -85,7 +85,7 @@ def resume(
             f"{', '.join(changed)} cannot be changed when a run is resumed; start another one"
         )
     with explaining_full_disks(folder), lock_folder(folder) if _is_first() else nullcontext():
-        return _run(settings, folder, audience or Audience(observer=SilentObserver()))
+        return _run(settings, folder, audience or Audience(observer=SilentCallback()))
 
 
 def _is_first() -> bool:

@@ -320,7 +320,7 @@ class Revived:
     earned: dict[str, Tensor]
 
 
-def revive(folder: Path) -> Revived:
+def load_gated_model(folder: Path) -> Revived:
     """Return the gated model of a run at its last checkpoint, on the CPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A run is described by frozen dataclasses; what is left at None follows from the data.
+"""Settings of a run, as frozen dataclasses.
 
 Nothing here imports torch, so that the command line can show its help at once.
 """

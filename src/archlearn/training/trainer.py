@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archlearn.data.dataset import Split
 from archlearn.errors import RunInterruptedError, RunStoppedError
-from archlearn.training.callbacks import EpochEnd, Observer
+from archlearn.training.callbacks import Callback, EpochEnd
 from archlearn.training.checkpoint import (
     RANDOM,
     Position,
@@ -27,8 +27,8 @@ from archlearn.training.checkpoint import (
 )
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.metrics import (
+    GateMonitor,
     Gates,
-    Observatory,
     Score,
     Snapshot,
     read_gates,
@@ -109,10 +109,10 @@ class Entry:
 class Journal:
     """Writes entries into the run's folder and tells the observer, in order, when told to."""
 
-    def __init__(self, session: Session, observer: Observer) -> None:
+    def __init__(self, session: Session, observer: Callback) -> None:
         self._session = session
         self._observer = observer
-        self._observatory = Observatory(
+        self._observatory = GateMonitor(
             session.work.model, session.example, session.settings.strengths.pay
         )
         self._waiting: list[Entry] = []
@@ -195,7 +195,7 @@ class Loop:
     """Carries a session from a position to its end."""
 
     def __init__(
-        self, session: Session, position: Position, observer: Observer, stop: Interruption
+        self, session: Session, position: Position, observer: Callback, stop: Interruption
     ) -> None:
         self._session = session
         self._observer = observer

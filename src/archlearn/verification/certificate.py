@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.receptive_field import Watch
+from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.errors import CertificateError, InputError, first_line
-from archlearn.gating.container import GateStore
+from archlearn.gating.container import GateContainer
 from archlearn.module_utils import evaluating
 from archlearn.nn.tristate import TriState
 from archlearn.tracing.generated_forward import unwrap
@@ -21,9 +21,9 @@ from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import cuda_devices
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.traces import ExampleInputs
-from archlearn.tracing.weight_state import untouched
-from archlearn.verification.precision import exchanging, widen
-from archlearn.verification.sample_inputs import Trial, plain_trials, quick_trials
+from archlearn.tracing.weight_state import preserve_weights
+from archlearn.verification.precision import exchanging, to_float64
+from archlearn.verification.sample_inputs import SampleInput, plain_samples, quick_samples
 
 
 def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
@@ -156,12 +156,12 @@ def certify(
     inputs = ExampleInputs.of(example_inputs)
     first, second = unwrap(first), unwrap(second)
     modules = (*first.modules(), *second.modules())
-    has_gates = any(isinstance(module, GateStore | TriState) for module in modules)
+    has_gates = any(isinstance(module, GateContainer | TriState) for module in modules)
     shrink = math.inf
     with class_forwards(first, second):
         for place, model in (("first", first), ("second", second)):
             try:
-                with evaluating(model), Watch() as watch:
+                with evaluating(model), KernelCoverage() as watch:
                     _run(model, inputs)
                 shrink = min(shrink, watch.shrink)
             except Exception as error:
@@ -208,11 +208,11 @@ class Comparison:
         self._check_memory()
         with evaluating(*self.models):
             first, second = self.models
-            doubles = {**widen(first), **widen(second, self.doubles), **self.doubles}
+            doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
             found = self._try_quick(doubles, limits)
             if found is None:
                 found = [
-                    self._measure(trial, doubles, allowed) for trial in plain_trials(self.inputs)
+                    self._measure(trial, doubles, allowed) for trial in plain_samples(self.inputs)
                 ]
         own, wide = max(gap.own for gap in found), max(gap.wide for gap in found)
         name = str(dtype).removeprefix("torch.")
@@ -229,8 +229,8 @@ class Comparison:
         try:
             found: list[_Gap] = []
             most_rows = _ROWS if self.is_derived else None  # who asks for certify means them all
-            for trial in quick_trials(self.inputs, self.shrink, most_rows):
-                watch = Watch()
+            for trial in quick_samples(self.inputs, self.shrink, most_rows):
+                watch = KernelCoverage()
                 with watch if trial.is_small else nullcontext():
                     found.append(self._measure(trial, doubles, limits[0]))
                 if not watch.is_met:
@@ -240,7 +240,7 @@ class Comparison:
         settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)
         return found if found and settled else None
 
-    def _measure(self, trial: Trial, doubles: Doubles, allowed: float) -> _Gap:
+    def _measure(self, trial: SampleInput, doubles: Doubles, allowed: float) -> _Gap:
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
@@ -287,7 +287,7 @@ class Comparison:
 
 def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
     devices = cuda_devices(inputs)
-    with untouched(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
+    with preserve_weights(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(0)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(0)

@@ -1,4 +1,4 @@
-"""A model runs in double precision for a while, and gets its own numbers back.
+"""Run a model in double precision for a while, in place.
 
 Only the numbers are exchanged: no module is copied, and whoever holds a parameter still does.
 """
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from archlearn.module_utils import EXCHANGES_UNDER_WAY, tensors_of
 
 
-def widen(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
+def to_float64(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
     """Return the numbers of each real or complex parameter and buffer that is not double yet.
 
     Args:

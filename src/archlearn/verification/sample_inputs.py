@@ -1,4 +1,4 @@
-"""Two models are compared on the example inputs and on random ones, at little cost.
+"""Random inputs like the example, for certificates.
 
 Random inputs are small images where the model takes them and each weight still has a part in
 the result, and they go into one batch with each other, or with the example, where they can.
@@ -21,7 +21,7 @@ _FEW = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SampleInput:
     """Arguments for one call of both models.
 
     Attributes:
@@ -36,14 +36,16 @@ class Trial:
     n_rows: int | None = None
 
 
-def plain_trials(inputs: ExampleInputs) -> list[Trial]:
+def plain_samples(inputs: ExampleInputs) -> list[SampleInput]:
     """Return the example inputs, and random ones of the same shapes."""
     n = N_RANDOM if N_RANDOM * _size(inputs) <= _FEW else 1
     drawn = [draw_like(inputs, seed) for seed in range(n)]
-    return [Trial(trial, 1) for trial in (inputs, *drawn)]
+    return [SampleInput(trial, 1) for trial in (inputs, *drawn)]
 
 
-def quick_trials(inputs: ExampleInputs, shrink: float, most_rows: int | None = None) -> list[Trial]:
+def quick_samples(
+    inputs: ExampleInputs, shrink: float, most_rows: int | None = None
+) -> list[SampleInput]:
     """Return fewer calls that compare more; none if the inputs do not look like batches.
 
     Args:
@@ -62,9 +64,9 @@ def quick_trials(inputs: ExampleInputs, shrink: float, most_rows: int | None = N
     if small is None:
         n = N_RANDOM if N_RANDOM * row <= _FEW else 1
         drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
-        return [Trial(_join(inputs, drawn), 1 + n, n_rows=n_cut and n_cut + n)]
+        return [SampleInput(_join(inputs, drawn), 1 + n, n_rows=n_cut and n_cut + n)]
     drawn = draw_like(inputs, 0, lambda shape: (N_RANDOM, shape[1], *small))
-    return [Trial(inputs, 1, n_rows=n_cut), Trial(drawn, N_RANDOM, is_small=True)]
+    return [SampleInput(inputs, 1, n_rows=n_cut), SampleInput(drawn, N_RANDOM, is_small=True)]
 
 
 def draw_like(

@@ -1,1 +1,1 @@
-"""What the paper compares with: one method a file, all behind one small interface."""
+"""The methods compared with: one a file, all behind one small interface."""

@@ -1,4 +1,4 @@
-"""A learnt architecture is trained again from scratch: the paper's NN column."""
+"""Train a learnt architecture from scratch: the paper's NN column."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""A method makes a trained model smaller, to a number of parameters that is asked for."""
+"""`Method`: make a trained model smaller, to a number of parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A real diagonal in front of each activation learns which neurons count.
+"""L1-regularised diagonal in front of each activation.
 
 A layer computes `act(D (W x + b))`; the penalty `strength * sum |D|` draws entries of D to zero,
 and neurons below a threshold go (Kulkarni, Zepeda, Jurie, Perez and Chevallier 2015, "Learning the

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.channel_graph import Blueprint
+from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.errors import InputError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.container import GateStore, find_store
+from archlearn.gating.container import GateContainer, find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
@@ -180,11 +180,11 @@ def _homes(gated: nn.Module, group: str) -> list[tuple[str, int]]:
     ]
 
 
-def _channels(blueprint: Blueprint, group: str) -> Tensor:
+def _channels(blueprint: ChannelGraph, group: str) -> Tensor:
     return next(each.channels for each in blueprint.groups if each.name == group)
 
 
-def _store(gated: nn.Module) -> GateStore:
+def _store(gated: nn.Module) -> GateContainer:
     store = find_store(gated)
     assert store is not None
     return store

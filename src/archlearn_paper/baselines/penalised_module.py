@@ -1,4 +1,4 @@
-"""A penalty rides on a model's output, so that any training loop adds it to the loss.
+"""Autograd trick: add a penalty's gradient without touching the caller's loss.
 
 The outputs are returned as they are; on the way back, the penalty takes a gradient of one, just as
 if it had been added to the loss. So a method that is a penalty needs no loop of its own.

@@ -1,4 +1,4 @@
-"""A weight matrix of low rank is two thin layers, one behind the other.
+"""Low-rank factorisation of weight matrices by SVD.
 
 The singular value decomposition `W = U S V` cut at a rank is the nearest matrix of that rank; the
 first thin layer is `sqrt(S) V`, the second `U sqrt(S)` with the bias. A convolution is taken as

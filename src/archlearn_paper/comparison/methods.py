@@ -1,4 +1,4 @@
-"""The methods that meet in the comparison, each as a few functions of a contest.
+"""The methods of the comparison, and how each is trained and compressed.
 
 `Pruned` ones take the trained large network and make it smaller. `Learnt` ones change how the large
 network is trained, by a strength that is chosen on validation data, and then bring it to the budget

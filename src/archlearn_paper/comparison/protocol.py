@@ -1,4 +1,4 @@
-"""A contest holds for all methods alike: network, data, order of data, epochs and budgets."""
+"""What all methods share: network, data, order of data, epochs, budgets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

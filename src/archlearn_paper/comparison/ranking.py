@@ -1,4 +1,4 @@
-"""Who is first at each budget, and by how much: numbers, checks and tables of the comparison."""
+"""Who is first at each budget, and by how much: checks and tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The stages of the comparison: what is trained first, brought to its budget, and trained on."""
+"""Stages of the comparison: train, compress to the budget, fine-tune."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,1 +1,1 @@
-"""Each table and figure of the paper is data: named runs, and the numbers that follow from them."""
+"""Each table and figure of the paper as data: runs, and numbers derived from them."""

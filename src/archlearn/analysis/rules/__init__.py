@@ -1,1 +1,1 @@
-"""What each call does to labels: one family of calls a file."""
+"""Rules: how channel labels pass each operation, one family a file."""

@@ -1,4 +1,4 @@
-"""A site is the output of an activation: where width and depth gates may stand."""
+"""Rule of activations, the sites where gates may be."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.labels import ZERO, Labels, pointwise
-from archlearn.analysis.rule_api import Step, opaque
+from archlearn.analysis.rule_api import OpCall, opaque
 from archlearn.analysis.rules.elementwise import prelu, unary
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
@@ -43,7 +43,7 @@ def activation_name(node: fx.Node, net: nn.Module) -> str:
     return name.rstrip("_")
 
 
-def activate(step: Step) -> Any:
+def activate(step: OpCall) -> Any:
     """Follow an activation; where it is gated, a dropped channel is zero behind it."""
     out = _activate(step)
     if not step.gated or not isinstance(out, Labels):
@@ -51,7 +51,7 @@ def activate(step: Step) -> Any:
     return Labels(out.ids, torch.tensor(ZERO).expand(out.shape))
 
 
-def _activate(step: Step) -> Any:
+def _activate(step: OpCall) -> Any:
     name = activation_name(step.node, step.net)
     module = step.module if step.node.op == "call_module" else None
     known = (*ACTIVATION_MODULES, *SQUASHING_MODULES, nn.Identity)
@@ -66,7 +66,7 @@ def _activate(step: Step) -> Any:
     return _glu(step) if name.lower() == "glu" else unary(step)
 
 
-def _glu(step: Step) -> Any:
+def _glu(step: OpCall) -> Any:
     dim = step.module.dim if step.node.op == "call_module" else step.argument(1, "dim", -1)
     if not isinstance(dim, int):
         return opaque(step)

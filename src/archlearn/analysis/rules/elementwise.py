@@ -1,4 +1,4 @@
-"""Calls that treat every element alike, alone or with those at the same place."""
+"""Rules of elementwise operations, with one or several operands."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
-from archlearn.analysis.rule_api import Step, fixed_out, opaque
+from archlearn.analysis.rule_api import OpCall, fixed_out, opaque
 from archlearn.module_utils import has_hooks
 
 _SIMPLE = frozenset({nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, F.relu, torch.relu, F.gelu, F.silu})
 StateRule = Callable[[list[Tensor]], Tensor]
 
 
-def keep(step: Step) -> Any:
+def keep(step: OpCall) -> Any:
     """Return the labels as they are (dropout, casts, clones)."""
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
     return Labels(step.x.ids, step.x.state)
 
 
-def unary(step: Step) -> Any:
+def unary(step: OpCall) -> Any:
     """Return the labels of a function of each element."""
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
@@ -36,7 +36,7 @@ def unary(step: Step) -> Any:
     return Labels(step.x.ids, state)
 
 
-def prelu(step: Step) -> Any:
+def prelu(step: OpCall) -> Any:
     """A slope for each channel or for all; zero stays zero."""
     if step.node.op == "call_module":
         inner = ".activation" if hasattr(step.module, "activation") else ""
@@ -52,27 +52,27 @@ def prelu(step: Step) -> Any:
     return Labels(step.x.ids, step.x.state)
 
 
-def product(step: Step) -> Any:
+def product(step: OpCall) -> Any:
     """Zero times anything is zero."""
     return combine(step, _multiply)
 
 
-def quotient(step: Step) -> Any:
+def quotient(step: OpCall) -> Any:
     """Zero over anything (but zero) is zero."""
     return combine(step, _divide)
 
 
-def total(step: Step) -> Any:
+def total(step: OpCall) -> Any:
     """A sum, a difference, a maximum: zero where all are zero."""
     return combine(step, _worst)
 
 
-def mixed(step: Step) -> Any:
+def mixed(step: OpCall) -> Any:
     """Any other function of elements at the same place."""
     return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
 
 
-def lerp(step: Step) -> Any:
+def lerp(step: OpCall) -> Any:
     """`lerp(x, end, weight)` is zero where both ends are, whatever the weight."""
 
     def state_rule(states: list[Tensor]) -> Tensor:
@@ -82,7 +82,7 @@ def lerp(step: Step) -> Any:
     return combine(step, state_rule)
 
 
-def plus_product(step: Step) -> Any:
+def plus_product(step: OpCall) -> Any:
     """`addcmul(x, a, b)` and `addcdiv(x, a, b)`: zero where x is, and a times or over b."""
     is_product = "addcmul" in str(getattr(step.node.target, "__name__", step.node.target))
 
@@ -94,7 +94,7 @@ def plus_product(step: Step) -> Any:
     return combine(step, state_rule)
 
 
-def _by_name(step: Step, states: list[Tensor], names: tuple[str, ...]) -> list[Tensor]:
+def _by_name(step: OpCall, states: list[Tensor], names: tuple[str, ...]) -> list[Tensor]:
     """Return states in the order of a call's parameters, some of which may be given by name."""
     known = dict(zip([*names[: len(step.args)], *step.kwargs], states, strict=True))
     return [known[name] for name in names]
@@ -106,7 +106,7 @@ def _zero_where(state: Tensor, states: list[Tensor]) -> Tensor:
     return torch.where(state == ZERO, ZERO, worst)
 
 
-def where(step: Step) -> Any:
+def where(step: OpCall) -> Any:
     """Elements of one tensor or another: zero where both are, and else not known."""
     of_mask = 0 if getattr(step.node.target, "__name__", "") == "where" else 1
 
@@ -117,7 +117,7 @@ def where(step: Step) -> Any:
     return combine(step, state_rule)
 
 
-def like(step: Step) -> Any:
+def like(step: OpCall) -> Any:
     """Zeros or ones in the shape of a tensor."""
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
@@ -125,7 +125,7 @@ def like(step: Step) -> Any:
     return Labels(step.x.ids, torch.tensor(ZERO if is_zero else CONSTANT).expand(step.x.shape))
 
 
-def combine(step: Step, state_rule: StateRule) -> Any:
+def combine(step: OpCall, state_rule: StateRule) -> Any:
     """Tie what stands at the same place; what is broadcast along channels must stay."""
     if not isinstance(step.out, Tensor):
         return step.out if not step.labels else fixed_out(step.out)
@@ -162,7 +162,7 @@ def _is(value: Any) -> bool:
     return isinstance(value, Labels)
 
 
-def _arguments(step: Step) -> list[tuple[Any, Any]]:
+def _arguments(step: OpCall) -> list[tuple[Any, Any]]:
     """Return the arguments of a call, each with the node that it comes from, or itself."""
     values = [*step.args, *step.kwargs.values()]
     return list(zip(values, [*step.node.args, *step.node.kwargs.values()], strict=True))
@@ -201,7 +201,7 @@ def _divide(states: list[Tensor]) -> Tensor:
     return torch.where(below == ZERO, UNKNOWN, safe)
 
 
-def _is_simple(step: Step) -> bool:
+def _is_simple(step: OpCall) -> bool:
     """Return at once whether zero stays zero, for what most networks have."""
     if step.node.op != "call_module":
         return step.node.target in _SIMPLE
@@ -209,7 +209,7 @@ def _is_simple(step: Step) -> bool:
     return is_plain and type(step.module) in _SIMPLE
 
 
-def _maps_zero_to_zero(step: Step) -> bool:
+def _maps_zero_to_zero(step: OpCall) -> bool:
     def zero(leaf: Any) -> Any:
         return torch.zeros(1) if isinstance(leaf, Labels) else leaf
 

@@ -1,4 +1,4 @@
-"""Linear ops end the channels they read and begin new ones."""
+"""Rule of Linear and convolution layers: they end channels and begin new ones."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, along
 from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import Step, opaque
+from archlearn.analysis.rule_api import OpCall, opaque
 
 
-def linear(step: Step) -> Any:
+def linear(step: OpCall) -> Any:
     """Read the input's channels and return those of the weight's rows."""
     op = read_linear_op(step.node, step.net)
     if op is None:
@@ -37,14 +37,14 @@ def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:
     return op.groups >= min(n_in, n_out) // op.groups
 
 
-def _dense(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     step.ledger.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
     rows = step.ledger.dim(op.weight, op.out_dim)
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
-def _whole_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _whole_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     n_out = step.out.shape[step.out.dim() + op.channel_dim]
     groups = step.ledger.new_atoms(op.groups)
     n_in = len(ids) // op.groups
@@ -59,7 +59,7 @@ def _whole_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple
     return rows, out.repeat_interleave(n_out // op.groups)
 
 
-def _within_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     n_out = step.out.shape[step.out.dim() + op.channel_dim]
     first, second = step.ledger.dim(op.weight, 0), step.ledger.dim(op.weight, 1)
     if op.kind == TRANSPOSED:
@@ -75,7 +75,7 @@ def _within_groups(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> tupl
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
-def _check_reader(step: Step, op: LinearOp, ids: Tensor, state: Tensor) -> None:
+def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> None:
     if bool((state == ZERO).all()):
         return
     step.ledger.block(

@@ -1,16 +1,16 @@
-"""Normalisation: within a channel it is harmless, across channels it is not."""
+"""Rules of BatchNorm, LayerNorm, GroupNorm and local response normalisation."""
 
 from typing import Any
 
 from torch import Tensor
 
 from archlearn.analysis.labels import CONSTANT, ZERO, Labels, replaced
-from archlearn.analysis.rule_api import Step, opaque
+from archlearn.analysis.rule_api import OpCall, opaque
 
 _OF_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 
 
-def within_channel(step: Step) -> Any:
+def within_channel(step: OpCall) -> Any:
     """BatchNorm and InstanceNorm modules: a dropped channel becomes a constant."""
     module = step.module
     if not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
@@ -22,7 +22,7 @@ def within_channel(step: Step) -> Any:
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
-def functional_batch_norm(step: Step) -> Any:
+def functional_batch_norm(step: OpCall) -> Any:
     """`F.batch_norm` with raw parameters."""
     if not isinstance(step.out, Tensor):
         return opaque(step)
@@ -34,7 +34,7 @@ def functional_batch_norm(step: Step) -> Any:
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
 
-def across_channels(step: Step) -> Any:
+def across_channels(step: OpCall) -> Any:
     """LayerNorm, GroupNorm, RMSNorm: all channels they read stay."""
     name = step.node.target if step.node.op == "call_module" else step.node.name
     return opaque(
@@ -44,7 +44,7 @@ def across_channels(step: Step) -> Any:
     )
 
 
-def local_response(step: Step) -> Any:
+def local_response(step: OpCall) -> Any:
     """Neighbours are summed at their original distance, so a channel that is zero may go."""
     step.ledger.block(
         step.x.ids[step.x.state != ZERO],
@@ -56,7 +56,7 @@ def local_response(step: Step) -> Any:
     return Labels(step.x.ids, step.x.state)
 
 
-def _channel_dim(step: Step, class_name: str) -> int:
+def _channel_dim(step: OpCall, class_name: str) -> int:
     n_space = {"1d": 1, "2d": 2, "3d": 3}.get(class_name[-2:], 0)
     batched = step.x.ids.dim() > n_space + 1 or "Batch" in class_name or n_space == 0
     return 1 if batched else 0

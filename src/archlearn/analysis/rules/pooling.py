@@ -1,17 +1,17 @@
-"""Calls that work within each channel: pooling, resizing, means over space."""
+"""Rules of pooling, interpolation, softmax and reductions."""
 
 from typing import Any
 
 from torch import Tensor
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
-from archlearn.analysis.rule_api import Step, describe_call, opaque
+from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 # Where the dimensions and keepdim stand in a call, if not second and third.
 _PLACES = {"var": (1, 3), "std": (1, 3), "norm": (2, 3), "linalg_vector_norm": (2, 3)}
 
 
-def pool(step: Step) -> Any:
+def pool(step: OpCall) -> Any:
     """Pool over space; zero stays zero, and a constant stays one unless zeros are counted in."""
     if not isinstance(step.out, Tensor):
         return opaque(step)
@@ -25,23 +25,23 @@ def pool(step: Step) -> Any:
     return along(ids, state, step.out.shape, dim)
 
 
-def resize(step: Step) -> Any:
+def resize(step: OpCall) -> Any:
     """Interpolate over space, for (batch, channels, space...)."""
     ids, state = step.ledger.read(step.x, 1)
     return along(ids, state, step.out.shape, 1)
 
 
-def mean(step: Step) -> Any:
+def mean(step: OpCall) -> Any:
     """Reduce over dimensions within a channel; a constant stays one."""
     return _reduce(step, keeps_constants=True)
 
 
-def reduce(step: Step) -> Any:
+def reduce(step: OpCall) -> Any:
     """Reduce over dimensions within a channel; only zero is sure to stay what it was."""
     return _reduce(step, keeps_constants=False)
 
 
-def along_dim(step: Step) -> Any:
+def along_dim(step: OpCall) -> Any:
     """A function along one dimension (softmax, cumsum) that channels must not lie along.
 
     A sum of constants differs from place to place, and a softmax of them with the image's size.
@@ -59,7 +59,7 @@ def along_dim(step: Step) -> Any:
     return Labels(step.x.ids, replaced(state, CONSTANT, UNKNOWN))
 
 
-def _reduce(step: Step, keeps_constants: bool) -> Any:
+def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     of_dims, of_keepdim = _PLACES.get(_name_of(step), (1, 2))
     dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
     keepdim = bool(step.argument(of_keepdim, "keepdim", False))
@@ -83,13 +83,13 @@ def _are_dims(dims: Any) -> bool:
     return len(each) > 0 and all(type(dim) is int for dim in each)
 
 
-def _name_of(step: Step) -> str:
+def _name_of(step: OpCall) -> str:
     if step.node.op == "call_module":
         return type(step.module).__name__
     return getattr(step.node.target, "__name__", str(step.node.target))
 
 
-def _n_space(step: Step) -> int:
+def _n_space(step: OpCall) -> int:
     name = _name_of(step)
     for n in (1, 2, 3):
         if f"{n}d" in name:
@@ -97,7 +97,7 @@ def _n_space(step: Step) -> int:
     return step.x.ids.dim() - 2
 
 
-def _keeps_constants(step: Step) -> bool:
+def _keeps_constants(step: OpCall) -> bool:
     if step.node.op == "call_module":
         module = step.module
         padding = getattr(module, "padding", 0)

@@ -1,4 +1,4 @@
-"""Which rule follows which call. A call that is not listed here is opaque."""
+"""Which rule an operation has; one that is not listed here is opaque."""
 
 import functools
 import operator
@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from archlearn.analysis.labels import fixed_like
 from archlearn.analysis.linear_ops import is_linear_op
-from archlearn.analysis.rule_api import Rule, Step, fixed_out, opaque
+from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, opaque
 from archlearn.analysis.rules import elementwise, normalization, pooling, reshape
 from archlearn.analysis.rules.activations import activate, is_site
 from archlearn.analysis.rules.linear import linear
@@ -19,17 +19,17 @@ from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.output_types import is_construction, tensors_in
 
 
-def _number(step: Step) -> Any:
+def _number(step: OpCall) -> Any:
     return step.out
 
 
-def _construct(step: Step) -> Any:
+def _construct(step: OpCall) -> Any:
     """A container that `forward` returns, or gives to a leaf."""
     opaque(step, "part of the model's output", "the output is never narrowed")
     return tuple(fixed_like(tensor) for tensor in tensors_in((step.real_args, step.real_kwargs)))
 
 
-def _creation(step: Step) -> Any:
+def _creation(step: OpCall) -> Any:
     return fixed_out(step.out)
 
 

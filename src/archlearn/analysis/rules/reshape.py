@@ -1,4 +1,4 @@
-"""Calls that only move data: the same is done to the labels."""
+"""Rules of view, permute, cat, split and indexing: the same is done to the labels."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, varying  # fmt: skip
-from archlearn.analysis.rule_api import Step, fixed_out, opaque, tree_map
+from archlearn.analysis.rule_api import OpCall, fixed_out, opaque, tree_map
 from archlearn.tracing.fx_utils import leaves_of, map_leaves
 
 _CONSTANT_PADS = (
@@ -17,7 +17,7 @@ _CONSTANT_PADS = (
 )  # fmt: skip
 
 
-def move(step: Step) -> Any:
+def move(step: OpCall) -> Any:
     """Do to the labels what the call does to the tensor."""
     if not step.labels:
         return step.out
@@ -28,7 +28,7 @@ def move(step: Step) -> Any:
     return _zip_labels(ids, state)
 
 
-def pick(step: Step) -> Any:
+def pick(step: OpCall) -> Any:
     """Index a tuple, a list, a dict, a size or a tensor."""
     holder = step.args[0]
     if isinstance(holder, Labels):
@@ -36,7 +36,7 @@ def pick(step: Step) -> Any:
     return holder[step.args[1]]
 
 
-def attribute(step: Step) -> Any:
+def attribute(step: OpCall) -> Any:
     """Read an attribute: of a tensor only its description, or its transpose."""
     holder, name = step.args[0], step.args[1]
     if not isinstance(holder, Labels):
@@ -46,7 +46,7 @@ def attribute(step: Step) -> Any:
     return move(step) if name in ("T", "mT", "data") else opaque(step)
 
 
-def pad(step: Step) -> Any:
+def pad(step: OpCall) -> Any:
     """Pad: along space the channel stays what it is; along channels zeros join in."""
     x, amounts, mode, value = _pad_arguments(step)
     dims = varying(x.ids)
@@ -60,7 +60,7 @@ def pad(step: Step) -> Any:
     return _pad_channels(step, x, amounts, value, dims[0])
 
 
-def call_on_places(step: Step, places: Tensor) -> Tensor:
+def call_on_places(step: OpCall, places: Tensor) -> Tensor:
     """Move the places of a single tensor's elements as the call moves the elements."""
     return _call_on(step, lambda _: places)
 
@@ -87,7 +87,7 @@ def as_selection(
     return None
 
 
-def _pad_space(step: Step, x: Labels, mode: str, value: float, dims: list[int]) -> Labels:
+def _pad_space(step: OpCall, x: Labels, mode: str, value: float, dims: list[int]) -> Labels:
     dim = dims[0] if dims else min(1, x.ids.dim() - 1)
     ids, state = step.ledger.read(x, dim)
     if mode == "constant":
@@ -96,7 +96,7 @@ def _pad_space(step: Step, x: Labels, mode: str, value: float, dims: list[int]) 
     return along(ids, state, step.out.shape, dim)
 
 
-def _pad_channels(step: Step, x: Labels, amounts: Any, value: float, dim: int) -> Labels:
+def _pad_channels(step: OpCall, x: Labels, amounts: Any, value: float, dim: int) -> Labels:
     ids, state = step.ledger.read(x, dim)
     place = 2 * (x.ids.dim() - 1 - dim)
     before, after = amounts[place], amounts[place + 1]
@@ -106,7 +106,7 @@ def _pad_channels(step: Step, x: Labels, amounts: Any, value: float, dim: int) -
     return along(joined, states, step.out.shape, dim)
 
 
-def _pad_arguments(step: Step) -> tuple[Labels, tuple[int, ...], str, float]:
+def _pad_arguments(step: OpCall) -> tuple[Labels, tuple[int, ...], str, float]:
     if step.node.op == "call_module":
         module: Any = step.module
         is_constant = isinstance(module, _CONSTANT_PADS)
@@ -117,7 +117,7 @@ def _pad_arguments(step: Step) -> tuple[Labels, tuple[int, ...], str, float]:
     return step.x, tuple(amounts), mode, step.argument(3, "value") or 0.0
 
 
-def _call_on(step: Step, view: Callable[[Labels], Tensor]) -> Any:
+def _call_on(step: OpCall, view: Callable[[Labels], Tensor]) -> Any:
     def swap(leaf: Any) -> Any:
         return view(leaf) if isinstance(leaf, Labels) else leaf
 
@@ -144,7 +144,7 @@ def _zip_labels(ids: Any, state: Any) -> Any:
     return ids
 
 
-def _pairs(step: Step) -> list[tuple[Any, Any]]:
+def _pairs(step: OpCall) -> list[tuple[Any, Any]]:
     real = leaves_of((step.real_args, step.real_kwargs))
     return list(zip(real, leaves_of((step.args, step.kwargs)), strict=True))
 
