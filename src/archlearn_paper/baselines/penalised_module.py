@@ -46,7 +46,7 @@ class Penalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the network returns."""
-        outputs = self.network(x)
+        outputs: Any = self.network(x)
         # While the model is traced, outputs are no tensors, and the penalty is no part of it.
         is_traced = isinstance(outputs, fx.Proxy)
         if is_traced or not (self.training and torch.is_grad_enabled()):
