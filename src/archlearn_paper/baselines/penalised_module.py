@@ -46,9 +46,9 @@ class Penalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the network returns."""
-        outputs: Any = self.network(x)
+        outputs = self.network(x)
         # While the model is traced, outputs are no tensors, and the penalty is no part of it.
         is_traced = isinstance(outputs, fx.Proxy)
         if is_traced or not (self.training and torch.is_grad_enabled()):
-            return outputs
+            return outputs  # pyright: ignore[reportReturnType]
         return _Ride.apply(outputs, self.penalty(self.network))
