@@ -166,6 +166,9 @@ def page(results: list[Result], circumstances: dict[str, str]) -> str:
     verdict = f"not met by {', '.join(over)}" if over else "met everywhere"
     turns = " or ".join(str(n) for n in dict.fromkeys(result.turns for result in results))
     rows = "\n".join(result.row() for result in results)
+    done = {(result.case, result.mode) for result in results}
+    missing = [f"{case} {mode}" for case in CASES for mode in MODES if (case, mode) not in done]
+    left = f"\nNot measured in this run: {', '.join(missing)}.\n" if missing else ""
     return (
         "# What a gated training step costs beside the plain one\n\n"
         f"Written by {as_markdown(circumstances)}\n\n"
@@ -175,7 +178,7 @@ def page(results: list[Result], circumstances: dict[str, str]) -> str:
         "every 13 steps (the mean, not the median).\n"
         '"noise" is a second plain network over the first; "naive" is the paper\'s equation '
         "written down as it\nstands, in three passes over the activations. "
-        f"The aim is at most {BOUND}: **{verdict}**.\n\n{HEAD}{rows}\n"
+        f"The aim is at most {BOUND}: **{verdict}**.\n\n{HEAD}{rows}\n{left}"
     )
 
 
