@@ -124,7 +124,8 @@ NOTES = {
     "grid": "From these the power 3 was chosen, by the sum of both validation columns; the "
     "pretrained weights had seen the validation images, and test numbers were printed beside. Two "
     "earlier starts of the grid were lost with their machine, unfinished; two variants (power 1, "
-    "an end at half of the run) were left out after that. All other networks were run once, unseen.",
+    "an end at half of the run) were left out after that. All other networks were run once, "
+    "unseen.",
     "ablation": "ResNet-20 from scratch, one part left out at a time. `all` has the settings and "
     "the seed of the learnt row below: on a GPU two such runs differ.",
     "vgg": "At f2ed5ed a cost without a budget counted, too, once the budget was reached: VGG lost "
@@ -230,7 +231,8 @@ def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
     lines += [
         "Made by `python -m benchmarks.learning`, which holds the settings of every row; seeds and",
         "bounds were fixed before the runs, no finished row was run again, and the test set was",
-        f"read once a run, after its last epoch. On {', '.join(hardware)}; commits {', '.join(commits)}.",
+        "read once a run, after its last epoch.",
+        f"On {', '.join(hardware)}; commits {', '.join(commits)}.",
         "",
     ]
     for group, members in GROUPS.items():
