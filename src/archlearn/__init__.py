@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from archlearn.inspection import inspect
     from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.optim.shrinking import shrink_
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compaction import compact
@@ -76,6 +77,7 @@ _HOMES = {
         "GateOptimizer",
         "GateSchedule",
     ),
+    "archlearn.optim.shrinking": ("shrink_",),
     "archlearn.serialization": (
         "load",
         "save",
@@ -128,6 +130,7 @@ __all__ = [
     "plan",
     "read_architecture",
     "save",
+    "shrink_",
     "weights",
     "width_gates",
 ]
