@@ -153,8 +153,8 @@ def choose_again(
     is_same = len(channels) == n_learnt and bool((channels >= 0).all())
     if not is_same or not bool((new.group_of[channels] >= 0).all()) or [*links] != [*choice.links]:
         raise SurgeryError(
-            f"cannot shrink {type(net).__name__}: in the smaller network {n_learnt} width gates and "
-            f"{len(links)} depth gates could be learnt, but {len(channels)} and "
+            f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
+            f"width gates and {len(links)} depth gates, but {len(channels)} and "
             f"{len(choice.links)} are left; train on without shrink_, and report the model"
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))

@@ -209,9 +209,7 @@ def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, T
         gate.requires_grad_(store.depth_gates()[name].requires_grad)
 
 
-def _check_optimizers(
-    owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]
-) -> None:
+def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
     """Raise if an optimiser that is needed was not given, or cannot follow."""
     for optimizer in optimizers:
         if type(optimizer).__name__ in _MIXING:
