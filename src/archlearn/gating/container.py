@@ -32,6 +32,8 @@ class GateContainer(nn.Module):
         n_loads: How often a `state_dict` was loaded.
         kept: Where the gates that are left stood at first, once some have been cut out.
         original_costs: What the network cost with all its gates, once some have been cut out.
+        original_sizes: How many gates each group had at first.
+        original_widths: How wide each layer was at first.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -73,6 +75,8 @@ class GateContainer(nn.Module):
         self.n_loads = 0
         self.kept = nn.Module()
         self.original_costs: dict[str, float] | None = None
+        self.original_sizes = {group.name: len(group.channels) for group in groups}
+        self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
         self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
@@ -171,14 +175,23 @@ class GateContainer(nn.Module):
         whole = {name: torch.arange(len(gate), device=gate.device) for name, gate in gates.items()}
         return {name: getattr(self.kept, gate_key(name), place) for name, place in whole.items()}
 
-    def note_cut_(self, places: dict[str, Tensor], n_shrinks: int) -> None:
+    def whole_width_gates(self) -> dict[str, Tensor]:
+        """Return the width gates by group as if none had been cut out: those are 0."""
+        found: dict[str, Tensor] = {}
+        places = self.original_places()
+        for name, gate in self.width_gates().items():
+            whole = gate.detach().new_zeros(self.original_sizes[name])
+            found[name] = whole.index_copy_(0, places[name], gate.detach())
+        return found
+
+    def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:
         """Take down which gates of each group, by their first places, are left.
 
         A `state_dict` holds it, so that another model can be cut in the same way.
         """
         for name, place in places.items():
             self.kept.register_buffer(gate_key(name), place)
-        self.register_buffer("shrinks", torch.tensor(n_shrinks))
+        self.register_buffer("shrinks", n_shrinks)
 
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""

@@ -23,8 +23,10 @@ from archlearn.module_utils import evaluating, find_module, find_tensor, modes_o
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
+from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept
+from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
@@ -103,11 +105,13 @@ class _Cut:
 
     Attributes:
         small: The smaller model, with gates; a copy.
+        plan: What was narrowed in it.
         kept: What is kept of each tensor that loses something, by name.
         places: The places of the gates that stay, by group.
     """
 
     small: nn.Module
+    plan: Plan
     kept: dict[str, Kept]
     places: dict[str, Tensor]
 
@@ -197,7 +201,7 @@ def _prepare(
         if len(places[name]) < len(gate):
             key = f"{STORE}.{store.home_name}.{gate_key(name)}"
             kept[key] = {0: places[name].to(gate.device)}
-    return _Cut(small, kept, places)
+    return _Cut(small, plan, kept, places)
 
 
 def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, Tensor]) -> None:
@@ -284,9 +288,9 @@ def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> N
         end = f"{STORE}.shrinks"
         n_shrinks = next((int(v) for key, v in like.items() if key.endswith(end)), n_shrinks)
     device = old.gates()[0].device
-    new.note_cut_(places, n_shrinks)
-    new.shrinks.data = new.shrinks.to(device)  # pyright: ignore
+    new.note_cut_(places, torch.tensor(n_shrinks, device=device))
     new.original_costs = old.original_costs or CostFunction(owner, old.choice).extremes()[0]
+    new.original_sizes, new.original_widths = old.original_sizes, old.original_widths
     new.budget, new.n_loads = old.budget, old.n_loads
 
 
@@ -300,7 +304,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
             own: Any = getattr(home, key)
             own.copy_(gate)
             new_home.register_parameter(key, own)
-    vars(store).update(vars(gates))
+    own_attributes: dict[str, Any] = store.__dict__
+    own_attributes.update(vars(gates))
     modules = dict(target.named_modules())
     for name, new in cut.small.named_modules():
         old = modules.get(name)
@@ -316,6 +321,7 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     for key, buffer in cut.small._buffers.items():
         if key not in target._buffers and buffer is not None:
             target.register_buffer(key, buffer.clone())
+    setattr(target, KEPT, cut.plan.kept(getattr(target, KEPT, None)))
     target.__class__ = type(cut.small)
 
 
