@@ -64,7 +64,7 @@ class GateSchedule:
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
-    patience: int = 10
+    patience: int = 20
     signal: Literal["square", "size", "signed"] = "square"
     cost_power: float = 1.0
 
@@ -156,6 +156,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Learn what the network costs, and which channels can be cut out while it is trained."""
         blueprint = self._store.choice.blueprint
         self._cost = CostFunction(self._owner, self._store.choice)
+        self._computed, _ = self._cost.extremes()
         can_go = find_sliceable(self._owner, blueprint)
         gates = [group.channels for group in blueprint.groups]
         self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
@@ -310,11 +311,17 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return what each cost with a budget may be now, and the price; waits for the device.
 
         The price is what the next channel to go earned for what it costs, at the last decision.
+        What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
+        rows = {"parameters": 1, "multiply_adds": self._n_examples}
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
-        return {"budget_path": path, "price": 0.0 if price is None else price.item()}
+        return {
+            "budget_path": path,
+            "price": 0.0 if price is None else price.item(),
+            "trained": {name: cost / rows[name] for name, cost in self._computed.items()},
+        }
 
     def fits(self) -> bool:
         """Return whether the network is within its budget now; waits for the device."""

@@ -51,7 +51,12 @@ def write_progress(run: Run) -> Html:
         _figure("widths", "Widths.", "Layers that never change are left out.", width_lines(run)),
         _depth(run),
         _figure("size", "Size.", "If compacted at that epoch.", parameter_lines(run)),
-        _figure("budget", "Budget.", "The cost, and what it may be.", budget_lines(run)),
+        _figure(
+            "budget",
+            "Budget.",
+            "The cost, what it may be, and what a step computes.",
+            budget_lines(run),
+        ),
         _figure("price", "Price.", "Channels that earn less are closed.", price_lines(run)),
         _figure("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run)),
     )

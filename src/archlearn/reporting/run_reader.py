@@ -73,6 +73,7 @@ class Epoch:
         gap: Mean distance of a gate from its nearer binary value.
         budget_path: What each cost with a budget may be at this moment.
         price: What the next channel to go earns for what it costs.
+        trained: What the network costs that a step computes; less, once channels are cut out.
     """
 
     epoch: int
@@ -90,6 +91,7 @@ class Epoch:
     seconds: float | None
     budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
     price: float | None = None
+    trained: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,6 +254,7 @@ def _epoch(number: int, row: Table) -> Epoch:
         seconds=as_number(row.get("seconds")),
         budget_path={name: round(as_number(limit) or 0) for name, limit in path.items()},
         price=as_number(row.get("price")),
+        trained=counts_by_name(row.get("trained")),
     )
 
 

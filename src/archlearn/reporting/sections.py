@@ -328,6 +328,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
         if key in summary:
             yield name, say(summary[key])
+    cut = as_table(summary.get("shrinking"))
+    if cut:
+        epochs = ", ".join(say(epoch) for epoch in as_items(cut.get("epochs")))
+        share = 100 * (as_number(cut.get("multiply_adds")) or 0.0)
+        yield "Channels cut out", f"in the epochs {epochs}"
+        yield "Computed by a step", f"{share:.0f} % of the original's multiply-adds, on average"
     for key in ("hardware", "versions"):
         for name, value in as_table(summary.get(key)).items():
             yield name, say(value)

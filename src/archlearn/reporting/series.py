@@ -186,8 +186,14 @@ def budget_lines(run: Run) -> Lines:
             limit = epoch.budget_path.get(name)
             return None if limit is None else limit / start
 
+        def trained(epoch: Epoch, name: str = name, start: int = start) -> float | None:
+            computed = epoch.trained.get(name)
+            return None if computed is None else computed / start
+
         words = name.replace("_", "-")
         lines += [_line(run, words, cost), _line(run, f"{words} allowed", allowed)]
+        if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
+            lines.append(_line(run, f"{words} in training", trained))
     return _lines(run, "part of the start", "share", tuple(lines))
 
 

@@ -143,6 +143,11 @@ class CapturedStepper:
             if body.work.gate_optimizer is not None:
                 body.work.gate_optimizer.accept_gates()
 
+    def renew(self) -> None:
+        """Capture anew: the graphs hold the model's tensors as they were."""
+        self._graphs.clear()
+        self._capture(self._chunk)
+
     def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
         """Take the examples in this order from now on; the sums are those so far."""
         self._body.order.copy_(order, non_blocking=True)

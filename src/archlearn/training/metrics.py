@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
+from archlearn.gating.container import find_store
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
@@ -145,8 +146,13 @@ class Snapshot:
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width and depth gates on the CPU, in one transfer."""
-    width, depth = width_gates(model), depth_gates(model)
+    """Return copies of width and depth gates on the CPU, in one transfer.
+
+    Gates that have been cut out are 0, so that an epoch can be set against those before it.
+    """
+    store = find_store(model)
+    width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
+    depth = depth_gates(model)
     everything = [*width.values(), *depth.values()]
     if not everything:
         return {}, {}
@@ -213,9 +219,12 @@ class GateMonitor:
 
     @torch.no_grad()
     def _set_gates_(self, width: Gates, depth: Gates) -> None:
-        for own, given in ((width_gates(self._copy), width), (depth_gates(self._copy), depth)):
-            for name, gate in own.items():
-                gate.copy_(given[name].reshape(gate.shape))
+        store = find_store(self._copy)
+        places = {} if store is None else store.original_places()
+        for name, gate in width_gates(self._copy).items():
+            gate.copy_(width[name][places[name]] if places else width[name])
+        for name, gate in depth_gates(self._copy).items():
+            gate.copy_(depth[name].reshape(gate.shape))
 
     def _count(self) -> Costs:
         return per_example(plan(self._copy, self._example, pay=self._pay).after, self._example)

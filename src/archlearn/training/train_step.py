@@ -5,6 +5,7 @@ Otherwise the one large tensor that small networks have keeps most of the GPU wa
 The paper's supplement assumes such a bound, the "maximum step size (due to gradient clipping)".
 """
 
+import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -228,6 +229,10 @@ class Stepper(Protocol):
         """Return the sums of losses and penalties over the epoch's steps so far."""
         ...
 
+    def renew(self) -> None:
+        """Go on with a model that channels have been cut out of."""
+        ...
+
 
 class EagerStepper:
     """Does one step at a time, in as many parts and processes as asked for."""
@@ -244,6 +249,16 @@ class EagerStepper:
         self._order = order
         self._sums = self._sums.new_tensor([loss_sum, penalty_sum])
         self._module.train()
+
+    def renew(self) -> None:
+        """Wrap the model anew: what synchronises gradients holds their shapes."""
+        is_training = self._module.training
+        del self._module
+        gc.collect()  # hooks of the old wrapper on the parameters would fire still
+        self._module, *self._optimisers = self._fabric.setup(
+            self._work.model, *self._work.optimisers
+        )
+        self._module.train(is_training)
 
     def sums(self) -> tuple[float, float]:
         """Return the sums over the epoch's steps so far, the mean over all processes."""

@@ -4,6 +4,7 @@ It can be left at any moment. What is on the disk is then the state after some f
 and going on from there gives, bit for bit, what never stopping would have given.
 """
 
+import logging
 import math
 import signal
 import threading
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
-from archlearn.errors import RunInterruptedError, RunStoppedError
+from archlearn.errors import RunInterruptedError, RunStoppedError, SurgeryError
+from archlearn.optim.shrinking import shrink_
 from archlearn.training.callbacks import Callback, EpochEnd
 from archlearn.training.checkpoint import (
     RANDOM,
@@ -44,6 +46,8 @@ from archlearn.training.run_directory import (
     sync_lines,
 )
 from archlearn.training.run_setup import Session
+
+_log = logging.getLogger(__name__)
 
 
 class Interruption:
@@ -232,12 +236,26 @@ class Loop:
             done = session.stepper.advance(place, self.position.step)
             place += done
             self.position = replace(self.position, step=self.position.step + done)
+            self._shrink()
             self._journal.write()
             self._observer.stepped(self.position.step)
             self._look_after(place)
         if self._is_ahead_of_device():
             self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
         self._end_epoch()
+
+    def _shrink(self) -> None:
+        """Cut out what is closed for good, where that pays."""
+        session = self._session
+        gates = session.work.gate_optimizer
+        if gates is None or not session.settings.hardware.shrink or not gates.can_shrink():
+            return
+        try:
+            shrink_(session.work.model, *session.work.optimisers)
+        except SurgeryError as error:
+            _log.warning("the network stays as large as it is while it is trained: %s", error)
+            return
+        session.stepper.renew()
 
     def _order_of(self, epoch: int) -> Tensor:
         """Return the order of an epoch, drawn now if it was not drawn ahead."""
