@@ -97,10 +97,11 @@ class Attention(nn.Module):
 
 
 def test_layers_with_heads_are_found_for_torch_pruning_and_told_their_size() -> None:
-    net = nn.Sequential(Attention(), nn.Linear(8, 8))
-    assert find_heads(net) == {net[0].qkv: 2}
-    net[0].qkv.out_features = 12
+    attention = Attention()
+    net = nn.Sequential(attention, nn.Linear(8, 8))
+    assert find_heads(net) == {attention.qkv: 2}
+    attention.qkv.out_features = 12
     set_head_sizes_(net, find_heads(net))
-    assert net[0].head_dim == 2
+    assert attention.head_dim == 2
     entry = {"call": OWN + "LeNet", "inputs": ["normal 2 1 28 28"]}
     assert measure("LeNet", entry, "torch-pruning heads")["result"] == "no heads"
