@@ -1,10 +1,6 @@
 """A run of Lightning learns gates by one callback."""
 
 import logging
-import os
-import socket
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ import lightning.pytorch as L
 
 from archlearn.integrations.lightning import LightningGateCallback
 from tests.integrations.lightning_modules import QUIET, Classifier, digits, loader
+from tests.integrations.processes import check_same, run_two
 
 BUDGET = {"multiply_adds": "40%"}
 
@@ -114,28 +111,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "NODE_RANK": "0",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.integrations.lightning_worker", str(tmp_path)]
-    running = [
-        subprocess.Popen(
-            command, env=shared | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
-            cwd=Path(__file__).parents[2], stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
+    first, second = run_two("tests.integrations.lightning_worker", tmp_path)
+    check_same(first, second)
     small = al.load(tmp_path / "small.safetensors")
     assert sum(p.numel() for p in small.parameters()) < 0.45 * 5_018

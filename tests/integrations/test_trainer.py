@@ -1,9 +1,5 @@
 """The stock Trainer of transformers learns gates by one callback."""
 
-import os
-import socket
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ if find_spec("transformers") is None:
 if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 from archlearn.integrations.transformers import TrainerGateCallback
+from tests.integrations.processes import check_same, run_two
 from tests.integrations.trainer_runs import BUDGET, accelerate_run, example, hf, make_trainer
 
 
@@ -74,28 +71,7 @@ def test_accelerate_prepares_the_gates_like_any_optimiser(tmp_path: Path) -> Non
 
 
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.integrations.trainer_runs", str(tmp_path)]
-    running = [
-        subprocess.Popen(
-            command, env=shared | {"LOCAL_RANK": str(rank), "RANK": str(rank)},
-            cwd=Path(__file__).parents[2], stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
+    first, second = run_two("tests.integrations.trainer_runs", tmp_path)
+    check_same(first, second)
     assert len(first) > 40
     assert al.load(tmp_path / "small.safetensors").eval()(**example())["logits"].shape == (4, 2)

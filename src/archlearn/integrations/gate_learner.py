@@ -2,9 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from archlearn.errors import InputError
 from archlearn.gating.container import STORE
@@ -58,8 +59,9 @@ class GateLearner:
 
     def step(self) -> None:
         """Let the gates learn from their gradients, and leave none of these to others."""
-        self.gates.step()
-        self.gates.zero_grad(set_to_none=True)
+        gates = cast(Optimizer, self.gates)
+        gates.step()
+        gates.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the model."""

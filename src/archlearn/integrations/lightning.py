@@ -1,7 +1,7 @@
 """`LightningGateCallback`: learn gates in a run of Lightning, with automatic optimisation."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -9,10 +9,13 @@ from archlearn.errors import InputError
 from archlearn.integrations.gate_learner import GateLearner
 from archlearn.optim.gate_optimizer import GateOptimizer
 
-try:
+if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    from pytorch_lightning import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+    except ImportError:
+        from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class LightningGateCallback(Callback):
