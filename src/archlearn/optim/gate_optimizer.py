@@ -45,7 +45,8 @@ class GateSchedule:
         stay_linear: The same for a layer that has become linear.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
-        per_cost: Whether earnings are set against costs.
+        cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
+            not count.
     """
 
     begin: float = 0.1
@@ -56,7 +57,7 @@ class GateSchedule:
     stay: float = 1.2
     stay_linear: float = 4.0
     signal: Literal["square", "size", "signed"] = "square"
-    per_cost: bool = True
+    cost_power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -68,7 +69,8 @@ class GateSchedule:
             )
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
-        for name, least in (("power", 0), ("decisions", 1), ("stay", 1), ("stay_linear", 1)):
+        bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
+        for name, least in bounds.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; give a number from {least} on"
@@ -332,7 +334,7 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.cat([prices, (curved - straight).mv(weights)])
             overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
             earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
-        return prices if self.schedule.per_cost else (prices > 0).double()
+        return torch.where(prices > 0, prices.abs() ** self.schedule.cost_power, prices)
 
     def _neurons(self, opened: Tensor, linear: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""

@@ -259,7 +259,7 @@ def read_schedule(gates: GateSettings) -> GateSchedule:
         if kind is type(None):
             known = ", ".join(item.name for item in fields(GateSchedule))
             raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
-        given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
+        given[name] = kind(value)
     return GateSchedule(**given)
 
 
