@@ -404,7 +404,8 @@ def main() -> None:
     if given.seeds is not None:
         rows = {n: w for n, w in rows.items() if int(n.rpartition(" ")[2]) in given.seeds}
     rows = {name: words for name, words in rows.items() if re.search(given.match, name)}
-    rows = {name: f"{words} {given.also}".strip() for name, words in rows.items()}
+    by_seed = sorted(rows, key=lambda name: int(name.rpartition(" ")[2]))
+    rows = {name: f"{rows[name]} {given.also}".strip() for name in by_seed}
     if rows:
         places = {"weights": given.weights, "text": given.text, "out": str(given.out)}
         run_rows(rows, places, given.side_by_side, given.out)
