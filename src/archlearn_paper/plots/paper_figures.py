@@ -290,7 +290,8 @@ def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Pa
 
     An experiment without a drawing has none.
     """
-    return save_figure(DRAWINGS[name](derived), name, folder) if name in DRAWINGS else []
+    draw = draw_comparison if name.startswith("compare-") else DRAWINGS.get(name)
+    return [] if draw is None else save_figure(draw(derived), name, folder)
 
 
 def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:

@@ -1,10 +1,21 @@
-"""Stages of the comparison: train, compress to the budget, fine-tune."""
+"""Stages of the comparison: train, compress to the budget, fine-tune; all methods alike.
 
+Every method has the same number of epochs in total: two fifths before its network is brought to
+the budget, three fifths after. Those that begin with a small network have all of them for that.
+Strengths are chosen on validation data of another seed, and what that took is counted apart.
+"""
+
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
+from archlearn.errors import SettingsError
 from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.comparison.methods import (
+    CONTENDERS,
     OURS,
     SCRATCH,
     Contender,
@@ -13,8 +24,8 @@ from archlearn_paper.comparison.methods import (
     Pruned,
     Strength,
 )
-from archlearn_paper.comparison.protocol import Contest
-from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
+from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
+from archlearn_paper.comparison.ranking import LARGE, UNTUNED, Verdict, name_result
 from archlearn_paper.comparison.strength_search import (
     N_WEAKER,
     Pending,
@@ -28,9 +39,9 @@ from archlearn_paper.comparison.strength_search import (
     reduce_in_round,
     start_runs,
 )
-from archlearn_paper.experiment import Done, Evaluation, Scale, Stage, Work
+from archlearn_paper.experiment import Done, Evaluation, Experiment, Scale, Stage, Work, parse_seeds
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.worker_pool import call_helpers
+from archlearn_paper.results import Results, read_results
 
 
 class Referee:
@@ -70,7 +81,6 @@ class Referee:
     def _begin_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
         del done
         contest = self._contest(scale)
-        call_helpers(contest.example)
         return begin_trials(contest, self._contenders)
 
     def _end_trials(self, scale: Scale, done: Sequence[Done]) -> list[Work]:
@@ -228,3 +238,121 @@ def _name_round(contest: Contest, each: Learnt | Pruned, budget: int, number: in
     row = name_result(each.name, budget)
     last = number == _count_rounds(contest, each) - 1
     return row if last else f"{row}, round {number + 1}"
+
+
+logger = logging.getLogger(__name__)
+
+COMPARISON = "compare-"
+BUDGETS = (5_000, 10_000, 20_000, 40_000)
+FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=30, batch_size=500)
+QUICK = Scale(
+    name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=2, batch_size=50
+)
+QUICK_BUDGETS = (10_000, 40_000)
+
+
+def make_experiment(
+    model: str, data: str, budgets: tuple[int, ...], contenders: Sequence[Contender] = CONTENDERS
+) -> Experiment:
+    """Return the comparison of some methods on a network, data and budgets."""
+    referee, verdict = Referee(model, budgets, contenders), Verdict(budgets, contenders)
+    return Experiment(
+        name=name_comparison(model, data),
+        title=f"{model} on {data}: all methods at equal parameters and equal epochs",
+        stages=referee.stages(),
+        derive=verdict.derive,
+        check=verdict.check,
+        tabulate=verdict.tabulate,
+    )
+
+
+def name_comparison(model: str, data: str) -> str:
+    """Return the name of the comparison on a network and data."""
+    plain = [part.replace(":", "-").replace(".", "-").replace("/", "-") for part in (model, data)]
+    return f"{COMPARISON}{'-'.join(plain)}"
+
+
+def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
+    """Return the finished comparisons in a folder, with what judges them."""
+    found: list[tuple[Experiment, Results]] = []
+    for path in sorted(folder.glob(f"{COMPARISON}*.json")):
+        results = read_results(folder, path.stem)
+        if results is not None and results.complete:
+            settings = results.rows[0].settings
+            budgets = tuple(int(budget) for budget in results.derived["ranks"])
+            methods = [each for each in CONTENDERS if each.name in results.derived["results"]]
+            found.append(
+                (make_experiment(settings["model"], settings["data"], budgets, methods), results)
+            )
+    return found
+
+
+def find_contenders(names: str | None) -> tuple[Contender, ...]:
+    """Return the methods that were asked for, or all that what is installed allows.
+
+    Args:
+        names: With semicolons between them; None asks for all.
+
+    Raises:
+        SettingsError: If there is no such method.
+    """
+    known = {each.name: each for each in CONTENDERS}
+    if names is None:
+        missing = [n for n, each in known.items() if each.needs and find_spec(each.needs) is None]
+        if missing:
+            logger.warning("left out, as they need archlearn[bench]: %s", "; ".join(missing))
+        return tuple(each for name, each in known.items() if name not in missing)
+    wanted = [name.strip() for name in names.split(";")]
+    for place, name in enumerate(wanted):
+        if name not in known:
+            raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(known)}")
+        if name in wanted[:place]:
+            raise SettingsError(f"--methods {names!r}: {name!r} is there twice; name it once")
+    return tuple(known[name] for name in wanted)
+
+
+def choose_contest(
+    *,
+    model: str,
+    data: str,
+    quick: bool = False,
+    budgets: str | None = None,
+    seeds: str | None = None,
+    epochs: int | None = None,
+) -> Contest:
+    """Return network, budgets and scale that were asked for.
+
+    Raises:
+        SettingsError: If one of them is no list of different numbers, or there are too few epochs.
+    """
+    scale = replace(QUICK if quick else FULL, data=data)
+    if seeds is not None:
+        scale = replace(scale, seeds=_parse_counted(seeds))
+    if epochs is not None:
+        if epochs < 2:
+            raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
+        scale = replace(scale, epochs=epochs)
+    chosen = QUICK_BUDGETS if quick else BUDGETS
+    if budgets is not None:
+        chosen = _parse_budgets(budgets)
+    return Contest(model=model, budgets=chosen, scale=scale)
+
+
+def _parse_counted(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed; strengths are chosen on another one."""
+    seeds = parse_seeds(text)
+    if CALIBRATION_SEED in seeds:
+        raise SettingsError(
+            f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
+        )
+    return seeds
+
+
+def _parse_budgets(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    budgets = tuple(int(part) for part in parts if part.isdecimal())
+    if len(budgets) < len(parts) or len(set(budgets)) < len(budgets) or min(budgets) < 1:
+        raise SettingsError(
+            f"--budget {text!r}: write different numbers of parameters, as 5000,10000"
+        )
+    return budgets
