@@ -271,6 +271,17 @@ def test_a_resumed_run_is_bit_for_bit_the_same(digits: Any) -> None:
         assert torch.equal(value, second[0].state_dict()[name]), name
 
 
+@pytest.mark.parametrize("budget", [{"multiply_adds": "40%"}, None])
+def test_the_path_goes_on_where_the_model_had_been_restored_first(digits: Any, budget: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    first = al.GateOptimizer(model, STEPS, budget=budget)
+    train(model, first, digits, STEPS // 2)
+    second = al.GateOptimizer(model, STEPS, budget=budget)
+    assert second.describe() != first.describe()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.describe() == first.describe()
+
+
 def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})

@@ -174,11 +174,18 @@ class GateOptimizer(torch.optim.Optimizer):
             store.budget = read_budget(budget, start, self._n_examples)
             check_reachable(store.budget, least, present, self._n_examples)
             limits |= store.budget
-        elif self._width_cost is None:
-            macs = "multiply_adds"
-            limits[macs] = math.floor((present[macs] + least[macs]) / 2)
-        self._start = torch.tensor([*present.values()], dtype=torch.float64, device=device)
+        self._has_default_budget = budget is None and self._width_cost is None
+        self._cheapest = least
         self._limits = torch.tensor([*limits.values()], dtype=torch.float64, device=device)
+        self._begin_with([*present.values()])
+
+    def _begin_with(self, costs: list[float]) -> None:
+        """Let the path to the budget start at these costs, which checkpoints keep."""
+        self.param_groups[0]["start"] = costs
+        self._start = torch.tensor(costs, dtype=torch.float64, device=self._limits.device)
+        if self._has_default_budget:
+            place = COSTS.index("multiply_adds")
+            self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -340,6 +347,7 @@ class GateOptimizer(torch.optim.Optimizer):
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
+        self._begin_with(self.param_groups[0].get("start", self._start.tolist()))
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:

@@ -124,7 +124,7 @@ Gates = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class GateSnapshot:
     """The architecture as the gates have it now.
 
     Attributes:
@@ -175,7 +175,7 @@ class GateMonitor:
         """Take these as the gates of the epoch before, as when a run is resumed."""
         self._last = _flatten(width, depth)
 
-    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> Snapshot:
+    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> GateSnapshot:
         """Return what the gates say.
 
         Args:
@@ -189,7 +189,7 @@ class GateMonitor:
         self._last = flat
         costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
-        return Snapshot(
+        return GateSnapshot(
             widths=widths,
             linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
             gap=distance.mean().item() if len(flat) else 0.0,

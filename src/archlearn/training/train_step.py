@@ -181,7 +181,7 @@ def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class StepContext:
     """What every kind of step needs.
 
     Attributes:
@@ -207,7 +207,7 @@ class Work:
         return last if isinstance(last, GateOptimizer) else None
 
 
-def penalty_of(work: Work) -> Tensor:
+def penalty_of(work: StepContext) -> Tensor:
     """Return the penalty of the model's gates; 0 where there are none."""
     if work.strengths is None:
         return torch.zeros((), device=work.objective.mean.device)
@@ -237,7 +237,7 @@ class Stepper(Protocol):
 class EagerStepper:
     """Does one step at a time, in as many parts and processes as asked for."""
 
-    def __init__(self, work: Work, fabric: Fabric) -> None:
+    def __init__(self, work: StepContext, fabric: Fabric) -> None:
         self._work = work
         self._fabric = fabric
         self._module, *self._optimisers = fabric.setup(work.model, *work.optimisers)
