@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.mobilenet import MobileNetV2, Stage
-from archlearn.models.preresnet import PreActivationResNet
-from archlearn.models.resnet import ResNet
+from archlearn.models.resnet import PreActivationResNet, ResNet
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
