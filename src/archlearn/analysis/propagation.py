@@ -11,7 +11,15 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
+from archlearn.analysis.labels import (
+    FIXED,
+    Labels,
+    SiteChannels,
+    fixed_like,
+    spread,
+    varying,
+    without_repeats,
+)
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
@@ -30,7 +38,6 @@ from archlearn.analysis.rules.reshape import (
     pick,
 )
 from archlearn.analysis.shape_inference import infer_output
-from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
@@ -211,6 +218,7 @@ class PropagationResult:
     Attributes:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
+        reads: The channels that calls are to read through gates, by the name of their node.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         shrink: By how much images may be smaller and still meet every weight.
@@ -219,6 +227,7 @@ class PropagationResult:
 
     values: dict[str, Any]
     sites: dict[str, SiteChannels]
+    reads: dict[str, SiteChannels]
     other_multiply_adds: int
     parts: tuple[Tensor, ...]
     shrink: float
@@ -229,12 +238,19 @@ class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
-        self, net: nn.Module, graph: fx.Graph, ledger: ChannelConstraints, gated: frozenset[str]
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        ledger: ChannelConstraints,
+        gated: frozenset[str],
+        *,
+        gate_reads: bool,
     ) -> None:
         super().__init__(net, graph)
-        self.ledger, self.gated = ledger, gated
+        self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
         self.sites: dict[str, SiteChannels] = {}
+        self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
@@ -248,6 +264,7 @@ class _Follower(Runner):
         return PropagationResult(
             self.values | dict.fromkeys(limits),
             self.sites,
+            self.reads,
             self.other_multiply_adds,
             tuple(self.parts),
             self.watch.shrink,
@@ -288,6 +305,8 @@ class _Follower(Runner):
         made = self.rules[n](step)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
+        for read in step.reads:
+            self.reads[n.name] = read
         if self.rules[n] in (move, pick):
             self._note_parts(step, made)
         if self.rules[n] is move:
@@ -311,7 +330,7 @@ class _Follower(Runner):
         args, kwargs = labelled
         return OpCall(
             n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
-            gated=n.name in self.gated,
+            gated=n.name in self.gated, may_gate_reads=self.gate_reads,
         )  # fmt: skip
 
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
@@ -382,6 +401,8 @@ def follow(
     graphs: Sequence[fx.Graph],
     inputs: ExampleInputs,
     gated: Mapping[int, frozenset[str]],
+    *,
+    gate_reads: bool = False,
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
@@ -390,6 +411,7 @@ def follow(
         graphs: Its graphs; their parameters, and so their atoms, are the same.
         inputs: Arguments for one call.
         gated: Sites that are taken to be gated, by graph.
+        gate_reads: Whether layers may read through gates what no activation stands behind.
 
     Raises:
         InputError: If the network does not run on the inputs.
@@ -398,7 +420,8 @@ def follow(
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
-            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            behind = gated.get(place, frozenset())
+            follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)
