@@ -20,6 +20,7 @@ from archlearn.gating.attach import bind_gates_
 from archlearn.gating.container import STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
+from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
@@ -126,7 +127,10 @@ def _find_kept(
     else:
         can_go = find_sliceable(owner, store.choice.blueprint)
         groups, gates = store.choice.blueprint.groups, store.width_gates()
-        closed = {g.name: (gates[g.name].cpu() < 0.5) & can_go[g.channels] for g in groups}
+        closed = {
+            group.name: (open_gates(gates[group.name]).cpu() < 0.5) & can_go[group.channels]
+            for group in groups
+        }
     return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
 
 
