@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from archlearn.gating.attach import add_gates
     from archlearn.gating.learn import Learn
     from archlearn.gating.parameters import (
+        branch_gates,
         clip_gates_,
         depth_gates,
         parameter_groups,
@@ -56,6 +57,7 @@ _HOMES = {
     "archlearn.gating.attach": ("add_gates",),
     "archlearn.gating.learn": ("Learn",),
     "archlearn.gating.parameters": (
+        "branch_gates",
         "clip_gates_",
         "depth_gates",
         "parameter_groups",
@@ -116,6 +118,7 @@ __all__ = [
     "TracingError",
     "TriState",
     "add_gates",
+    "branch_gates",
     "certify",
     "clip_gates_",
     "compact",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
-from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -120,6 +120,7 @@ def evaluate(network: nn.Module, split: Split, objective: Objective) -> Score:
 
 
 Gates = dict[str, Tensor]
+_BRANCH = "branch "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +129,7 @@ class Snapshot:
 
     Attributes:
         widths: Channels kept, by layer.
-        linear: Whether a depth gate stands at linear, by site.
+        linear: Whether a depth gate stands at linear, by site, and a branch is closed, by its name.
         gap: Mean distance of gates from binary.
         binary_share: Share of gates within a tenth of 0 or 1.
         costs: What the network would cost, compacted now.
@@ -145,14 +146,20 @@ class Snapshot:
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width and depth gates on the CPU, in one transfer."""
-    width, depth = width_gates(model), depth_gates(model)
+    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer."""
+    width, depth = width_gates(model), _depth_gates(model)
     everything = [*width.values(), *depth.values()]
     if not everything:
         return {}, {}
     flat = torch.cat([gate.detach().reshape(-1).float() for gate in everything]).cpu()
     pieces = iter(flat.split([gate.numel() for gate in everything]))
     return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+
+
+def _depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all gates about depth; those of branches are marked by a word in front."""
+    branches = {f"{_BRANCH}{name}": gate for name, gate in branch_gates(model).items()}
+    return depth_gates(model) | branches
 
 
 class GateMonitor:
@@ -185,7 +192,10 @@ class GateMonitor:
         distance = torch.minimum(flat, 1 - flat)
         return Snapshot(
             widths=widths,
-            linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
+            linear={
+                name: bool(is_open(gate).item()) != name.startswith(_BRANCH)
+                for name, gate in depth.items()
+            },
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
             costs=costs,
@@ -213,7 +223,7 @@ class GateMonitor:
 
     @torch.no_grad()
     def _set_gates_(self, width: Gates, depth: Gates) -> None:
-        for own, given in ((width_gates(self._copy), width), (depth_gates(self._copy), depth)):
+        for own, given in ((width_gates(self._copy), width), (_depth_gates(self._copy), depth)):
             for name, gate in own.items():
                 gate.copy_(given[name].reshape(gate.shape))
 
