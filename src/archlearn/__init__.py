@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from archlearn.inspection import inspect
     from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.optim.shrinking import shrink_
+    from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compaction import compact
@@ -70,6 +72,7 @@ _HOMES = {
         "Strengths",
     ),
     "archlearn.inspection": ("inspect",),
+    "archlearn.original_channels": ("kept_channels",),
     "archlearn.nn.tristate": (
         "Gate",
         "TriState",
@@ -78,6 +81,7 @@ _HOMES = {
         "GateOptimizer",
         "GateSchedule",
     ),
+    "archlearn.optim.shrinking": ("shrink_",),
     "archlearn.serialization": (
         "load",
         "save",
@@ -125,12 +129,14 @@ __all__ = [
     "count_costs",
     "depth_gates",
     "inspect",
+    "kept_channels",
     "load",
     "parameter_groups",
     "penalty",
     "plan",
     "read_architecture",
     "save",
+    "shrink_",
     "weights",
     "width_gates",
 ]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
 from archlearn_paper.parallel_runs import Run
@@ -229,6 +230,18 @@ QUICK = Scale(
 )
 
 
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed with commas between them.
+
+    Raises:
+        SettingsError: If they are no different numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
+    return tuple(int(part) for part in parts)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """A network that is measured as it is, without training.
@@ -306,8 +319,6 @@ class Experiment:
         measure: Returns more numbers of a finished run's model; {} where there are none.
         borrows: Experiments whose finished runs count here too, if the same was asked of them.
         keeps_history: Whether the epochs of every run are written down.
-        shows_part: Whether its tables can be made of a part of the runs, the first ones, and say
-            what is missing.
     """
 
     name: str
@@ -319,4 +330,3 @@ class Experiment:
     measure: Callable[[Scale, Done], dict[str, Any]] | None = None
     borrows: tuple[str, ...] = ()
     keeps_history: bool = False
-    shows_part: bool = False

@@ -218,7 +218,6 @@ def train_team(
     *,
     observer: TeamObserver | None = None,
     side_by_side: int = SIDE_BY_SIDE,
-    go_on: Callable[[], bool] | None = None,
 ) -> list[Outcome]:
     """Carry out all runs and return what each came to, in the same order.
 
@@ -228,7 +227,6 @@ def train_team(
         runs: What to do.
         observer: Hears of every epoch and every end.
         side_by_side: How many runs share a GPU at a time.
-        go_on: Asked before each group of runs; once it says no, those that are left are not made.
     """
     if not runs:
         return []
@@ -238,8 +236,6 @@ def train_team(
     outcomes: list[Outcome] = []
     n_epochs = sum(storeroom.n_epochs(run.settings) for run in runs)
     for group in _groups(runs, side_by_side if on_gpu else 1):
-        if go_on is not None and not go_on():
-            break
         done = sum(outcome.epochs for outcome in outcomes)
         outcomes += _train_group(group, storeroom, observer, (done, n_epochs))
     return outcomes

@@ -5,8 +5,7 @@ import hashlib
 import json
 import platform
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,23 +14,26 @@ import torch
 from torch import nn
 
 import archlearn
-from archlearn.data.registry import load_examples
+from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
-from archlearn.gating.attach import add_gates
-from archlearn.gating.learn import Learn
-from archlearn.gating.parameters import width_gates
 from archlearn.serialization import save
 from archlearn.training.config import to_table
 from archlearn.training.hardware import describe_hardware, start_fabric
 from archlearn.training.settings import HardwareSettings
-from archlearn_paper.baselines.budget import Sizes
-from archlearn_paper.baselines.interface import TOLERANCE
-from archlearn_paper.comparison.protocol import Contest
-from archlearn_paper.evaluation import evaluate_work, find_dataset
-from archlearn_paper.experiment import Done, Evaluation, Experiment, Row, Scale, Work, read_row
+from archlearn_paper.evaluation import evaluate_work
+from archlearn_paper.experiment import (
+    QUICK,
+    Done,
+    Evaluation,
+    Experiment,
+    Row,
+    Scale,
+    Work,
+    read_row,
+)
 from archlearn_paper.outcomes import Outcome
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_team
-from archlearn_paper.results import Results, model_path, read_results, write_results
+from archlearn_paper.results import Results, model_path, read_results, results_path, write_results
 
 _LENGTH = 16
 
@@ -84,15 +86,6 @@ def check_folder(folder: Path) -> None:
         ) from error
 
 
-def check_time(experiment: Experiment, within: float | None) -> None:
-    """Refuse to stop early where nothing can be made of a part of the runs."""
-    if within is not None and not experiment.shows_part:
-        raise SettingsError(
-            f"{experiment.name} was asked for within {within:g} s, but it needs all "
-            "its runs; leave the time out: stopped, it goes on where it was"
-        )
-
-
 def check_data(scale: Scale) -> None:
     """Refuse to call results MNIST's that are those of the digits that stand in for it."""
     if scale.data == MNIST and load_examples(MNIST).name != MNIST:
@@ -101,31 +94,6 @@ def check_data(scale: Scale) -> None:
             "put its four files into the cache or a folder and say --data idx:DIR, or say "
             "--data digits:28 to run on scikit-learn's"
         )
-
-
-def check_contest(contest: Contest) -> None:
-    """Refuse data without classes and budgets out of reach, before anything is trained.
-
-    Raises:
-        SettingsError: If a budget is below the network with a channel a layer, or not below the
-            whole network.
-        DataError: If the data have no classes.
-    """
-    if find_dataset(contest.plain(0, 1)).task == "regression":
-        raise DataError(
-            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
-            "with classes (archlearn data lists them)"
-        )
-    network, example = contest.fresh_network(0), contest.example()
-    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
-    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
-    most = sum(parameter.numel() for parameter in network.parameters())
-    for budget in contest.budgets:
-        if least > (1 + TOLERANCE) * budget or budget >= most:
-            raise SettingsError(
-                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
-                "one channel in each layer; choose budgets in between"
-            )
 
 
 class ProgressCallback(Protocol):
@@ -152,7 +120,8 @@ class RunRequest:
         folder: Results go here, models below it.
         command: As it was typed, for the record.
         side_by_side: How many runs share a GPU at a time.
-        within: Seconds after which no further run is begun; None makes all.
+        force: Whether earlier results may be replaced by fewer ones.
+        includes: Whether rows of a name are among those that are asked for.
     """
 
     experiment: Experiment
@@ -160,7 +129,35 @@ class RunRequest:
     folder: Path
     command: str
     side_by_side: int = SIDE_BY_SIDE
-    within: float | None = None
+    force: bool = False
+    includes: Callable[[str], bool] = bool
+
+
+def check_earlier(order: RunRequest) -> None:
+    """Refuse to replace earlier results by fewer ones, unless that is asked for.
+
+    The full version may take the place of a quick one.
+
+    Raises:
+        SettingsError: If earlier ones are of the full version and a quick one is asked for, or of
+            other data or epochs, or of seeds or rows besides.
+    """
+    scale, before = order.scale, read_results(order.folder, order.experiment.name)
+    is_quick = scale.name == QUICK.name
+    if before is None or order.force or (before.quick and not is_quick):
+        return
+    lost = [] if before.quick else ["the full version"] * is_quick
+    held = {"data": before.scale.get("data"), "epochs": before.scale.get("epochs")}
+    asked = {"data": scale.data, "epochs": scale.epochs}
+    lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
+    lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
+    lost += dict.fromkeys(row.row for row in before.rows if not order.includes(row.row))
+    if lost:
+        raise SettingsError(
+            f"{results_path(order.folder, order.experiment.name)} holds results that would be "
+            f"lost ({', '.join(lost)}); ask for them too, choose another folder with --out, or "
+            "replace them with --force"
+        )
 
 
 def conduct(order: RunRequest, watcher: ProgressCallback) -> Results:
@@ -171,12 +168,11 @@ def conduct(order: RunRequest, watcher: ProgressCallback) -> Results:
 
     Raises:
         DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
-        SettingsError: If nothing can be written into the folder, or the time is limited but the
-            experiment makes nothing of a part of its runs.
+        SettingsError: If nothing can be written into the folder, or what is there would be lost.
         RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
+    check_earlier(order)
     check_data(order.scale)
-    check_time(order.experiment, order.within)
     check_folder(order.folder)
     try:
         return _Conductor(order, watcher).conduct()
@@ -197,8 +193,6 @@ class _Conductor:
         self._before = read_results(order.folder, order.experiment.name)
         self._done: list[Done] = []
         self._fresh: list[Row] = []
-        self._has_any = False
-        self._began = time.monotonic()
         self._hardware = _describe_hardware()
 
     def conduct(self) -> Results:
@@ -207,14 +201,12 @@ class _Conductor:
         for number, stage in enumerate(experiment.stages, start=1):
             works = stage(scale, self._done)
             asked = [describe_work(work) for work in works]
-            self._has_any = self._has_any or any(key in self._known for key in asked)
             last = number == len(experiment.stages)
             known = [self._knows(key, last=last) for key in asked]
             missing = [work for work, there in zip(works, known, strict=True) if not there]
             self._watcher.began(len(missing), len(works) - len(missing))
             self._carry_out(missing)
-            # Where the time is over, some of them were not made.
-            self._done += [self._measure(self._known[key]) for key in asked if key in self._known]
+            self._done += [self._measure(self._known[key]) for key in asked]
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._order.folder, results)
@@ -230,24 +222,11 @@ class _Conductor:
 
     def _carry_out(self, works: Sequence[Work]) -> None:
         for work in works:
-            if isinstance(work, Evaluation) and self._goes_on():
+            if isinstance(work, Evaluation):
                 self._keep(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
         recorder = _Recorder(self, runs)
-        train_team(
-            runs,
-            observer=recorder,
-            side_by_side=self._order.side_by_side,
-            go_on=self._goes_on,
-        )
-
-    def _goes_on(self) -> bool:
-        """Return whether there is time for another run; without any there is nothing to show.
-
-        Runs in the file that were asked for differently do not count.
-        """
-        within = self._order.within
-        return within is None or not self._has_any or time.monotonic() - self._began < within
+        train_team(runs, observer=recorder, side_by_side=self._order.side_by_side)
 
     def keep_outcome(self, outcome: Outcome, run: Run) -> None:
         """Write a finished run down."""
@@ -272,7 +251,6 @@ class _Conductor:
         save(model, path)
         self._known[key] = Done(row=row, path=path)
         self._fresh.append(row)
-        self._has_any = True
         self._write_so_far()
         self._watcher.finished(row)
 

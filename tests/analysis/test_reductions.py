@@ -1,4 +1,4 @@
-"""Sums and norms over space keep channels apart, however their dimensions are written."""
+"""Sums and norms over space keep channels apart; those over channels do without the closed ones."""
 
 from collections.abc import Callable
 
@@ -42,6 +42,10 @@ EXACT: dict[str, Reading] = {
     "norm of a line": lambda x: x.flatten(2).norm(2, 2),
     "norm by keyword": lambda x: x.norm(dim=(2, 3)),
     "mean of sums": lambda x: x.flatten(2).cumsum(2).mean(2),
+    "norm over channels": lambda x: (x / (x.norm(2, 1, True) + 1)).mean((2, 3)),
+    "sum over channels": lambda x: (x * x.sum(1, True)).mean((2, 3)),
+    "mean over channels": lambda x: (x * torch.mean(x, 1, keepdim=True)).mean((2, 3)),
+    "mean over channels and space": lambda x: x.mean((2, 3)) * x.mean((1, 2, 3))[:, None],
 }
 
 
@@ -58,7 +62,8 @@ def test_dimensions_are_found_where_a_call_has_them(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[type[Reads], Reading]] = {
-    "of a norm over channels": (Reads, lambda x: (x / (x.norm(2, 1, True) + 1)).mean((2, 3))),
+    "of a norm that is a minimum": (Reads, lambda x: x.mean((2, 3)) * x.norm(-1, 1).amax()),
+    "of a mean of constants": (ReadsNormed, lambda x: (x * x.mean(1, True)).mean((2, 3))),
     "of all deviations": (Reads, lambda x: x.mean((2, 3)) / torch.std(x, True)),
     "of a softmax, by size": (Reads, lambda x: x.flatten(2).softmax(-1).amax(2)),
     "of sums of constants": (ReadsNormed, lambda x: x.flatten(2).cumsum(2).mean(2)),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.method_comparison import FULL, QUICK
+from archlearn_paper.comparison.stages import FULL, QUICK
 from tests.cli.commands import assert_refused, run
 
 SMALL = [

@@ -8,6 +8,7 @@ from archlearn.errors import InputError
 from archlearn_paper.comparison.methods import CONTENDERS, OURS, SCRATCH, Learnt, Strength
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
 from archlearn_paper.comparison.ranking import LARGE, Verdict, name_result
+from archlearn_paper.comparison.stages import choose_contest, find_contenders
 from archlearn_paper.comparison.strength_search import (
     WEAKER,
     choose_strength,
@@ -17,7 +18,6 @@ from archlearn_paper.comparison.strength_search import (
     name_trial,
 )
 from archlearn_paper.experiment import Done, Row, Scale
-from archlearn_paper.method_comparison import choose_contest, find_contenders
 from tests.paper.making import make_row
 
 BUDGET = 1000
@@ -208,15 +208,16 @@ def test_epochs_are_the_same_in_total() -> None:
 
 
 def test_what_was_typed_is_read() -> None:
-    scale, budgets = choose_contest(
-        quick=False, budgets="5000, 300", seeds="3,4", data="fashion-mnist", epochs=9
+    contest = choose_contest(
+        model="lenet", budgets="5000, 300", seeds="3,4", data="fashion-mnist", epochs=9
     )
-    assert budgets == (5000, 300)
+    scale = contest.scale
+    assert contest.budgets == (5000, 300)
     assert (scale.seeds, scale.data, scale.epochs) == ((3, 4), "fashion-mnist", 9)
     with pytest.raises(InputError, match="write different numbers of parameters"):
-        choose_contest(quick=True, budgets="5k", seeds=None, data="mnist")
+        choose_contest(model="lenet", data="mnist", budgets="5k")
     with pytest.raises(InputError, match="give 2 at least"):
-        choose_contest(quick=True, budgets=None, seeds=None, data="mnist", epochs=1)
+        choose_contest(model="lenet", data="mnist", epochs=1)
     assert [each.name for each in find_contenders("svd; fastfood")] == ["svd", "fastfood"]
     with pytest.raises(InputError, match="there is no method 'svg'"):
         find_contenders("svg")

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from archlearn.data.standard import load_digits
-from archlearn.errors import DataError, RunInterruptedError, SettingsError
+from archlearn.errors import DataError, RunInterruptedError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from archlearn_paper.experiment import FULL, Done, Evaluation, Experiment, Row, Scale, Work
 from archlearn_paper.fixed_width import Given, Holder
@@ -129,39 +129,6 @@ def test_a_network_that_is_only_measured_scores_what_it_scored_in_training(tmp_p
         assert by_name["longer", seed].train_loss < trained.train_loss
 
 
-def test_no_run_is_begun_when_the_time_is_over_and_later_the_rest_is_made(tmp_path: Path) -> None:
-    partly = replace(EXPERIMENT, shows_part=True)
-    order = RunRequest(experiment=partly, scale=SCALE, folder=tmp_path, command="trial", within=0.0)
-    notebook = Notebook()
-    results = conduct(order, notebook)
-    assert notebook.made == ["plain 0"], "nothing at all is no answer"
-    assert results.derived["order"] == ["plain 0"]
-    assert carry_out(tmp_path) == ALL[1:]
-    whole = read_results(tmp_path, "trial")
-    assert whole is not None
-    again = conduct(order, notebook)
-    assert again.rows == whole.rows, "what was made in time before is shown too"
-
-
-def test_runs_of_other_settings_do_not_count_as_made_in_time(tmp_path: Path) -> None:
-    carry_out(tmp_path)
-    partly = replace(EXPERIMENT, shows_part=True)
-    longer = replace(SCALE, epochs=3)
-    order = RunRequest(
-        experiment=partly, scale=longer, folder=tmp_path, command="trial", within=0.0
-    )
-    notebook = Notebook()
-    results = conduct(order, notebook)
-    assert notebook.made == ["plain 0"]
-    assert [row.epochs for row in results.rows] == [3]
-
-
-def test_an_experiment_that_needs_all_its_runs_is_given_the_time(tmp_path: Path) -> None:
-    order = RunRequest(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="", within=10.0)
-    with pytest.raises(SettingsError, match=r"trial was asked for within 10 s.*leave the time out"):
-        conduct(order, Notebook())
-
-
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     carry_out(tmp_path)
     before = results_path(tmp_path, "trial").read_text()
@@ -190,7 +157,10 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
     carry_out(tmp_path)
     more = carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2)))
     assert more == ["plain 2", "again 2", "longer 2"]
-    assert carry_out(tmp_path, scale=replace(SCALE, epochs=3)) == ALL
+    assert carry_out(tmp_path, scale=replace(SCALE, seeds=(0, 1, 2), limit=150)) == [
+        "plain 0", "plain 1", "plain 2", "again 0", "again 1", "again 2",
+        "longer 0", "longer 1", "longer 2",
+    ]  # fmt: skip
 
 
 def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:

@@ -11,10 +11,10 @@ from PIL import Image
 
 import archlearn as al
 from archlearn.errors import SettingsError
+from archlearn_paper.commands import LineWatcher
 from archlearn_paper.experiment import QUICK, Check, Row
 from archlearn_paper.experiments import caffenet_recipes, table_4
 from archlearn_paper.experiments.caffenet_recipes import LEARNT, Plan
-from archlearn_paper.progress_lines import LineWatcher
 from archlearn_paper.results import Results, model_path
 from archlearn_paper.runner import RunRequest, conduct
 from tests.paper.making import make_row
@@ -150,21 +150,6 @@ def test_tables_state_the_paper_beside_ours() -> None:
     line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
     assert line[1:4] == ("25.6", "56.19", "58")
     assert line[6] == "58.0"
-
-
-def test_rows_that_were_not_made_are_named_and_not_met() -> None:
-    rows = [candidate("reference", 1000, 0.5), candidate("AL-fc at 0.2", 320, 0.5)]
-    derived = table_4.derive(rows)
-    table, architectures, *_ = table_4.tabulate(derived)
-    line = next(row for row in table.rows if row[0] == "AL-conv")
-    assert line[1:4] == ("47.8", "55.87", "22")
-    assert "the time ran out" in line[4]
-    assert [row[0] for row in architectures.rows] == ["reference", "AL-fc"]
-    checks = table_4.check(derived)
-    assert find(checks, "AL-fc: fewer").met
-    missing = [check for check in checks if "the time ran out" in check.measured]
-    assert {check.what for check in missing} == {"AL-conv", "AL-conv-fc", "AL-all"}
-    assert not any(check.met for check in missing)
 
 
 def test_data_that_are_no_photographs_are_refused() -> None:

@@ -57,6 +57,13 @@ def test_a_finished_run_is_cut_further_and_opens_nothing(folder: Path) -> None:
     assert al.plan(roomy.model).after.parameters <= 0.6 * plan.before.parameters
 
 
+def test_a_budget_that_is_met_at_the_end_is_not_called_missed_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path / "a", budget=("parameters=60%",), epochs=2)
+    assert "was asked for, but the compact model has" not in caplog.text
+
+
 def test_without_a_budget_half_of_what_can_go_goes(tmp_path: Path) -> None:
     summary = run(tmp_path / "a")
     share = summary["after"]["multiply_adds"] / summary["before"]["multiply_adds"]
@@ -89,9 +96,9 @@ def test_what_cannot_be_is_refused_before_training(
 
 
 def test_a_schedule_is_read_from_the_settings() -> None:
-    asked = replace(GateSettings(), gate_schedule=("signal=size", "decisions=9", "per_cost=no"))
+    asked = replace(GateSettings(), gate_schedule=("signal=size", "decisions=9", "cost_power=2"))
     schedule = read_schedule(asked)
-    assert (schedule.signal, schedule.decisions, schedule.per_cost) == ("size", 9, False)
+    assert (schedule.signal, schedule.decisions, schedule.cost_power) == ("size", 9, 2.0)
     assert read_schedule(GateSettings()) == al.GateSchedule()
     with pytest.raises(al.InputError, match="signal is 'loud'"):
         read_schedule(replace(asked, gate_schedule=("signal=loud",)))

@@ -196,6 +196,7 @@ def build_channel_graph(
     leaves: Iterable[Leaf] = (),
     *,
     trained_only: bool = True,
+    traces: Traces | None = None,
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
@@ -205,8 +206,9 @@ def build_channel_graph(
         may_gate: Whether a site may be gated.
         leaves: Submodules that are not to be looked into.
         trained_only: Whether channels stay whose gates no gradient would reach in training mode.
+        traces: The network's calls, where they are known already.
     """
-    traces = trace(net, inputs, leaves)
+    traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
         return _draw(net, inputs, traces, may_gate, trained_only=trained_only)
 

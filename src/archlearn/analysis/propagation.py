@@ -17,10 +17,18 @@ from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
+from archlearn.analysis.rules.indexing import gather, index_select, scatter
 from archlearn.analysis.rules.linear import linear
 from archlearn.analysis.rules.pooling import pool
 from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.rules.reshape import as_selection, attribute, call_on_places, move, pick
+from archlearn.analysis.rules.reshape import (
+    as_selection,
+    attribute,
+    call_on_places,
+    expand_as,
+    move,
+    pick,
+)
 from archlearn.analysis.shape_inference import infer_output
 from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
@@ -30,6 +38,8 @@ from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.traces import ExampleInputs, values_for
 from archlearn.tracing.transformer_blocks import unfused
+
+_INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 
 
 class Runner(fx.Interpreter):
@@ -47,7 +57,9 @@ class Runner(fx.Interpreter):
         self.net = net
         self.extra_traceback = False  # torch.fx would write pages behind our own errors
         self.rules = find_rules(net, graph)
-        self.may_guess = not any(_is_unknown(node, net, rule) for node, rule in self.rules.items())
+        self.may_guess = not any(
+            _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
+        )
         self.other_multiply_adds: dict[str, int] = {}
         self.watch = KernelCoverage()
 
@@ -146,7 +158,7 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-_VIEWING = (move, pick, attribute, keep)
+_VIEWING = (move, pick, attribute, expand_as, keep)
 
 
 _COPYING = frozenset({

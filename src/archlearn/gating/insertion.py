@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import ZERO, Labels, core
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
+from archlearn.analysis.rules import pooling
 from archlearn.analysis.rules.normalization import local_response
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import Site
@@ -28,6 +29,8 @@ from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
 from archlearn.tracing.block_hooks import mark_blocks_
 from archlearn.tracing.traces import Traces
 
+# Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
+_BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce)
 # A training batch is taken to be at least this large; example inputs are often a single one.
 ASSUMED_BATCH = 32
 
@@ -67,14 +70,22 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
             else:
                 for group in groups:
                     readers.setdefault(group, []).append(reader)
-        elif rule_for(node, net) is local_response:
-            barred |= set(_groups_in(blueprint, blueprint.followed[place].values[node.name]))
+        elif rule_for(node, net) in _BETWEEN_CHANNELS:
+            barred |= _mixed_groups(blueprint, net, place, node)
     activations = _count_activations(blueprint, place, at_sites)
     return {
         group: found
         for group, found in readers.items()
         if group >= 0 and group not in barred and _count_weights(net, found) < activations[group]
     }
+
+
+def _mixed_groups(blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.Node) -> set[int]:
+    """Return the groups that meet others in a call, which must see them gated."""
+    values = blueprint.followed[place].values
+    read = set(_groups_in(blueprint, values[node.all_input_nodes[0].name]))
+    is_local = rule_for(node, net) is local_response
+    return read if is_local else read - set(_groups_in(blueprint, values[node.name]))
 
 
 def _groups_in(blueprint: ChannelGraph, labels: object) -> list[int]:

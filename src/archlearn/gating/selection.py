@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,18 +15,20 @@ from archlearn.analysis.channel_graph import (
     NO_GRADIENT,
     NOT_ASKED,
     ChannelGraph,
+    Group,
     build_channel_graph,
+    number_groups,
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.labels import FIXED
 from archlearn.analysis.layer_pairs import MergeablePair, find_link, join_links
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.sites import Site, find_trained
-from archlearn.errors import InputError
+from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import TriState
-from archlearn.tracing.traces import ExampleInputs, Leaf
+from archlearn.tracing.traces import ExampleInputs, Leaf, Traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,76 @@ def choose(
     if must_learn and not blueprint.groups and not links and not branches:
         raise InputError(_nothing(choice, net))
     return choice
+
+
+def choose_again(
+    net: nn.Module, inputs: ExampleInputs, choice: LearnableSites, traces: Traces, dropped: Tensor
+) -> LearnableSites:
+    """Return what is learnt in a narrowed network: what was learnt, in the same groups.
+
+    Args:
+        net: The network without the dropped channels.
+        inputs: Arguments for one call.
+        choice: What was learnt in the whole one.
+        traces: The calls of `net`.
+        dropped: Whether each channel of the whole one is gone.
+
+    Raises:
+        SurgeryError: If other channels can be learnt now than those that were left.
+    """
+    old = choice.blueprint
+    gated = {
+        site.name
+        for place, found in enumerate(old.sites)
+        for site in found
+        if site.node in old.gated[place]
+    }
+    new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
+    new_of = _match_channels(old, new, dropped)
+    groups = tuple(
+        Group(group.name, new_of[group.channels[~dropped[group.channels]]]) for group in old.groups
+    )
+    channels = torch.cat([group.channels for group in groups])
+    links, _ = _find_links(net, new, lambda site: site.name in choice.links)
+    n_learnt = int(new.group_sizes().sum())
+    is_same = len(channels) == n_learnt and bool((channels >= 0).all())
+    branches, _ = find_branches(net, new.graphs, new.followed)
+    branches = {name: branch for name, branch in branches.items() if name in choice.branches}
+    kinds = (links, choice.links), (branches, choice.branches)
+    is_same = is_same and all([*here] == [*there] for here, there in kinds)
+    if not is_same or not bool((new.group_of[channels] >= 0).all()):
+        raise SurgeryError(
+            f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
+            f"width, {len(links)} depth and {len(branches)} branch gates, but {len(channels)}, "
+            f"{len(choice.links)} and {len(choice.branches)} are left; train on without shrink_, "
+            "and report the model"
+        )
+    new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
+    return LearnableSites(
+        new,
+        links,
+        choice.no_link,
+        _find_rows(net, new),
+        branches,
+        choice.no_branch,
+        find_removals(net, new.graphs, branches.values()),
+    )
+
+
+def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
+    """Return the channel of a narrowed network for each of the whole one, -1 for none.
+
+    A channel is known by where it stands in the parameters.
+    """
+    found = torch.full((len(old.root),), -1)
+    homes = [(old.dims.get(key), channels) for key, channels in new.dims.items()]
+    homes += [(old.elements.get(name), channels) for name, channels in new.elements.items()]
+    for before, after in homes:
+        if before is not None:
+            left = before[~dropped[before]]
+            if left.numel() == after.numel():
+                found[left] = after.reshape(-1)
+    return found
 
 
 def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:

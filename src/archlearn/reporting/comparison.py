@@ -5,6 +5,7 @@ Whoever picks the best of several runs by their test scores reads too high a sco
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,8 +18,10 @@ from archlearn.reporting.architecture_diagram import (
 from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
 from archlearn.reporting.figures import (
     FONT_SIZE,
+    FigureItem,
     format_share_ticks_,
     label_axes,
+    make_item,
     new_figure,
     tick_logarithmic_,
     write_text,
@@ -30,17 +33,17 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.markup import (
-    Html,
-    fill,
-    join,
-    write_figure,
-    write_paragraph,
-    write_section,
-    write_table,
-)
 from archlearn.reporting.run_reader import Run, Table, as_number, is_table
-from archlearn.reporting.sections import PICTURE_NOTE, format_score, say, write_widths
+from archlearn.reporting.sections import (
+    PICTURE_NOTE,
+    TableItem,
+    format_score,
+    say,
+    write_widths,
+)
+
+IGNORED = ("out", "name")
+"""Settings in which every two runs differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,41 +143,19 @@ def _set_axes_(figure: Figure, numbers: Frontier) -> None:
     label_axes(axes, "parameters, logarithmic", f"validation {numbers.score_name}")
 
 
-_HEADER = """<header>
-<p class="eyebrow">archlearn</p>
-<h1>$count runs side by side</h1>
-<p class="lead">$lead</p>
-$notes
-</header>"""
-
-
-_CHOICE = (
-    "Runs are compared, and the best of them chosen, on validation data. The test score is for the "
-    "run that is chosen: the highest of several is too high."
-)
-
-
-IGNORED = ("out", "name")
-
-
-"""Settings in which every two runs differ."""
-
-
-def write_comparison(runs: Sequence[Run]) -> Html:
-    """Return the whole comparison."""
-    notes = (write_paragraph(f"{run.name}: {note}", "note") for run in runs for note in run.notes)
-    lead = "; ".join(sorted({f"{run.model} on {run.data}" for run in runs}))
-    header = fill(_HEADER, count=len(runs), lead=lead, notes=join(notes))
+def describe_comparison(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what `template.html` needs for the page of several runs side by side."""
     groups = [numbers for numbers in read_frontiers(runs) if len(numbers.points) > 1]
-    frontiers = [_frontier(numbers, place) for place, numbers in enumerate(groups)]
-    return join(
-        (
-            header,
-            write_section("runs", "Results", *frontiers, _results(runs)),
-            write_section("settings", "Settings that differ", _settings(runs)),
-            write_section("networks", "Architectures before and after", _pictures(runs)),
-        )
-    )
+    return {
+        "title": f"{len(runs)} runs side by side",
+        "lead": "; ".join(sorted({f"{run.model} on {run.data}" for run in runs})),
+        "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
+        "frontiers": [_frontier(numbers, place) for place, numbers in enumerate(groups)],
+        "runs": _results(runs),
+        "settings": _settings(runs),
+        "pictures": [_picture(n, run) for n, run in enumerate(runs, 1) if run.before.widths],
+        "picture_note": PICTURE_NOTE,
+    }
 
 
 def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
@@ -197,7 +178,7 @@ def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield f"{prefix}{name}", value
 
 
-def _frontier(numbers: Frontier, place: int) -> Html:
+def _frontier(numbers: Frontier, place: int) -> FigureItem:
     caption = (
         "Numbers are rows of the table. Filled: no other run is both smaller and better on "
         "validation data."
@@ -207,22 +188,23 @@ def _frontier(numbers: Frontier, place: int) -> Html:
         f"run {p.number}: {p.parameters:,} parameters, {form(p.score)}" for p in numbers.points
     )
     title = f"Validation {numbers.score_name} against parameters on {numbers.data}."
-    return write_figure(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
+    return make_item(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
 
 
-def _results(runs: Sequence[Run]) -> Html:
+def _results(runs: Sequence[Run]) -> TableItem:
     score = " or ".join(dict.fromkeys(run.score_name for run in runs))
     costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
     head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
-    return join((write_paragraph(_CHOICE), write_table("Runs side by side", head, rows)))
+    return TableItem("Runs side by side", head, rows)
 
 
 def _result(number: int, run: Run) -> tuple[object, ...]:
     before, after = run.before, run.after
     seconds = as_number(run.summary.get("seconds"))
     return (
-        _label(number, run),
+        number,
+        run.name,
         format_score(run, run.validation_score),
         format_score(run, run.test_score),
         format_count(after.parameters),
@@ -234,33 +216,19 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
     )
 
 
-def _label(number: int, run: Run) -> Html:
-    return fill('<span class="number">$number</span> $name', number=number, name=run.name)
-
-
-def _settings(runs: Sequence[Run]) -> Html:
+def _settings(runs: Sequence[Run]) -> TableItem | None:
     differences = find_differences(runs)
     if not differences:
-        return write_paragraph("All runs were given the same settings.")
-    head = ("Run", *differences)
-    rows = (
-        (_label(place + 1, run), *(say(entries[place]) for entries in differences.values()))
+        return None
+    rows = [
+        (place + 1, run.name, *(say(entries[place]) for entries in differences.values()))
         for place, run in enumerate(runs)
-    )
-    return write_table("Settings that differ between the runs", head, rows)
+    ]
+    return TableItem("Settings that differ between the runs", ("Run", *differences), rows)
 
 
-def _pictures(runs: Sequence[Run]) -> Html:
-    numbered = [(n, run) for n, run in enumerate(runs, start=1) if run.before.widths]
-    if not numbered:
-        return Html("")
-    note = write_paragraph(f"Outline: at the start. Filled: after. {PICTURE_NOTE}")
-    pictures = join(_picture(number, run) for number, run in numbered)
-    return join((note, fill('<div class="grid">$pictures</div>', pictures=pictures)))
-
-
-def _picture(number: int, run: Run) -> Html:
+def _picture(number: int, run: Run) -> FigureItem:
     numbers = read_silhouette(run)
     texts = (write_widths(run.after), describe_silhouette(numbers))
     title = f"{number} {run.name}:"
-    return write_figure(draw_silhouette(numbers), f"architecture-{number}", title, texts)
+    return make_item(draw_silhouette(numbers), f"architecture-{number}", title, texts)

@@ -1,10 +1,14 @@
-"""Figures of the report, drawn with matplotlib: curves, heat maps, histograms."""
+"""Figures of the report, drawn with matplotlib: curves, heat maps, histograms; as inline SVG."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -13,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from archlearn.reporting.colours import DASHES, GRID, INK, MUTED, SERIES
+from archlearn.reporting.colours import ALL, DASHES, GRID, INK, MUTED, SERIES
 from archlearn.reporting.formatting import format_percent, format_short_count
 from archlearn.reporting.series import (
     N_BINS,
@@ -52,6 +56,53 @@ def new_figure(height: float = 190.0, width: float = WIDTH) -> tuple[Figure, Axe
     axes.grid(visible=True, axis="y", color=GRID.light, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+@dataclass(frozen=True, slots=True)
+class FigureItem:
+    """A figure of the page with its title and caption; without a drawing it is a remark."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str = ""
+
+
+def make_item(figure: Figure, name: str, title: str, texts: tuple[str, str]) -> FigureItem:
+    """Return a figure with its title and the texts: a caption, and its content in words."""
+    caption, description = texts
+    return FigureItem(name, title, caption, write_svg(figure, name, title, description))
+
+
+# The metadata is links and dates, and a style element would hold for the whole page.
+_LEFT_OUT = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
+_ROOT = re.compile(r"<svg[^>]* viewBox=(\"[^\"]*\")[^>]*>")
+_IDENTIFIER = re.compile(r"(\bid=\"|href=\"#|url\(#)")
+# Versions of matplotlib write the family on its own, or behind the size.
+_FAMILY = re.compile(r"(font-family:|font: (?:[\w.-]+ )*[\d.]+px) [^;\"]*")
+
+
+def write_svg(figure: Figure, name: str, title: str, description: str) -> Markup:
+    """Return the figure as an `svg` element with a title and a description for readers.
+
+    Text stays text, in the font of the page. Colours with a role become variables of the page's
+    style sheet. Identifiers begin with `name`, which must differ between figures of one page.
+    """
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "archlearn", "path.simplify": True}
+    out = StringIO()
+    with rc_context(settings):  # pyright: ignore[reportArgumentType]
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    svg = _IDENTIFIER.sub(rf"\1{name}-", _LEFT_OUT.sub("", out.getvalue()))
+    svg = _FAMILY.sub(r"\1 var(--font, sans-serif)", svg.replace("xlink:href", "href"))
+    for colour in ALL:
+        svg = svg.replace(colour.light, f"var(--{colour.role}, {colour.light})")
+    opening = Markup(
+        '<svg viewBox={box} role="img" aria-labelledby="{name}-t {name}-d">'
+        '<title id="{name}-t">{title}</title><desc id="{name}-d">{description}</desc>'
+    )
+    box = Markup(_ROOT.search(svg)[1])  # pyright: ignore[reportOptionalSubscript]
+    words = {"name": name, "title": title, "description": description}
+    return opening.format(box=box, **words) + Markup(_ROOT.sub("", svg, count=1))
 
 
 def label_axes(axes: Axes, x: str, y: str) -> None:

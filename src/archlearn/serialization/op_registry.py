@@ -49,7 +49,7 @@ round rrelu rsqrt rsub scaled_dot_product_attention scatter scatter_add select s
 sigmoid_ sign sin sinh softmax sort split sqrt square squeeze stack std std_mean sub subtract sum
 swapaxes swapdims t take_along_dim tan tanh tanh_ tensor_split tensordot threshold tile topk
 transpose tril triu true_divide trunc unbind unflatten unsqueeze var var_mean vstack where zeros
-zeros_like
+zeros_like index_add scatter_reduce
 """
 
 _FUNCTIONAL = """
@@ -81,6 +81,7 @@ repeat repeat_interleave reshape reshape_as roll round rsqrt scatter scatter_ sc
 scatter_add_ select sigmoid sigmoid_ sign sin size softmax sort split split_with_sizes sqrt square
 squeeze squeeze_ std sub sub_ sum swapaxes swapdims t tanh tanh_ tile to topk transpose tril triu
 type_as unbind unflatten unfold uniform_ unsqueeze unsqueeze_ var view view_as where zero_
+index_add_ scatter_reduce scatter_reduce_
 """
 METHODS = frozenset(_METHODS.split())
 

@@ -21,6 +21,7 @@ from archlearn.module_utils import (
     set_modes_,
     tensors_of,
 )
+from archlearn.original_channels import KEPT
 from archlearn.surgery.branch_removal import blocks_left, leave_out_branches_, remove_tensors_
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
@@ -129,7 +130,7 @@ def _make(
     model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
 ) -> nn.Module:
     """Return the compact model with its `forward`, its certificate and its example."""
-    small, graphs, changed = _carry_out(model, decision, plan)
+    small, graphs, changed = carry_out(model, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
     blueprint = decision.choice.blueprint
     traces = replace(
@@ -150,6 +151,7 @@ def _make(
             certificate = _finish_uncertified_(small, inputs, traces, changed)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
+    setattr(small, KEPT, plan.kept(getattr(small, KEPT, None)))
     return small
 
 
@@ -167,7 +169,7 @@ def _compact_scaled(
     return small
 
 
-def _carry_out(
+def carry_out(
     gated: nn.Module, decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
     """Return the compact model, its graphs, and whether they changed.

@@ -1,7 +1,7 @@
 """`plan`: read the gates, and list what is narrowed, folded, merged and left out."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -284,12 +284,24 @@ def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
 def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     blueprint, dropped = decision.choice.blueprint, decision.dropped
     found: dict[str, Fold] = {}
+    gone_calls = [decision.gone_calls(place) for place in range(len(blueprint.graphs))]
+    for layer, channels, constant in _constant_inputs(model, blueprint, gone_calls):
+        gone = dropped[channels] & constant
+        if bool(gone.any()):
+            found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
+    return list(found.values())
+
+
+def _constant_inputs(
+    model: nn.Module, blueprint: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
+) -> Iterable[tuple[str, Tensor, Tensor]]:
+    """Yield the layers with inputs that are constant once dropped: their channels, and which."""
     for place, graph in enumerate(blueprint.graphs):
-        values, gone_calls = blueprint.followed[place].values, decision.gone_calls(place)
+        values = blueprint.followed[place].values
         for node in graph.nodes:
             if not (node.op == "call_module" and is_linear_op(node, model)):
                 continue
-            if node.name in gone_calls:
+            if node.name in gone_calls[place]:
                 continue
             op = read_linear_op(node, model)
             labels = values[node.all_input_nodes[0].name]
@@ -297,13 +309,24 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
-            if not bool(constant.any()):
-                continue
-            gone = dropped[blueprint.root[ids[0]]] & constant
-            if bool(gone.any()):
-                columns = tuple(torch.nonzero(gone).flatten().tolist())
-                found[op.layer] = Fold(op.layer, columns)
-    return list(found.values())
+            if bool(constant.any()):
+                yield op.layer, blueprint.root[ids[0]], constant
+
+
+def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
+    """Return which channels leave nothing behind when they go, in either mode.
+
+    A BatchNorm behind a gate makes a dropped channel a constant, another one in training than in
+    evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
+    """
+    found = torch.ones(len(blueprint.root), dtype=torch.bool)
+    for _, channels, constant in _constant_inputs(model, blueprint):
+        found[channels[constant]] = False
+    for (name, _), channels in blueprint.dims.items():
+        owner, _, key = name.rpartition(".")
+        if key in computed_names(find_module(model, owner)):
+            found[channels] = False
+    return found
 
 
 def _count_multiply_adds(model: nn.Module, decision: Decision, gone: set[str]) -> int:

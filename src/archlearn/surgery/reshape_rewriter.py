@@ -80,6 +80,9 @@ _RESHAPES = ("view", "reshape", "flatten", "view_as", "reshape_as")
 _EXPANDS = ("expand", "expand_as", "broadcast_to")
 
 
+_NEW = ("new_zeros", "new_ones", "new_full", "new_empty")
+
+
 _SPLITS = ("chunk", "split", "tensor_split")
 
 
@@ -112,6 +115,7 @@ def rewrite_move(move: Move) -> fx.Node | None:
         (_RESHAPES, _reshape),
         (("unflatten", "Unflatten"), _unflatten),
         (_EXPANDS, _expand),
+        (_NEW, _new),
         (_SPLITS, _split),
         (("pad",), _pad),
         (("getitem", "narrow"), _slice),
@@ -175,6 +179,18 @@ def _expand(move: Move) -> fx.Node | None:
     sizes = _sizes(move, infer=False)
     with move.graph.inserting_before(move.node):
         return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
+
+
+def _new(move: Move) -> fx.Node:
+    first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
+    with move.graph.inserting_before(move.node):
+        made = (tuple(_sizes(move, infer=False)), *rest)
+        return move.graph.call_method(str(move.node.target), (first, *made), move.node.kwargs)
+
+
+def _is_sizes(move: Move) -> bool:
+    """Return whether all sizes are one argument, so that others may follow."""
+    return len(move.node.args) > 1 and isinstance(_value(move, move.node.args[1]), tuple | list)
 
 
 def _sizes(move: Move, infer: bool = True) -> list[Any]:

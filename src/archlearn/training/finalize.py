@@ -13,6 +13,7 @@ from torch import nn
 
 import archlearn
 from archlearn.errors import FileError, InputError
+from archlearn.gating.container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
@@ -78,6 +79,9 @@ def check_finish(session: Session) -> None:
     """
     states = capture_random_states()
     model = _plain_copy(session)
+    store = find_store(model)
+    if store is not None:
+        store.budget = None  # nobody expects it to be met yet
     _check_numbers(model, session)
     small, _, _ = _compact(model, session)
     with tempfile.TemporaryDirectory(dir=session.folder, prefix=".check-") as scratch:

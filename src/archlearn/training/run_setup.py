@@ -11,8 +11,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, build_dataset
+from archlearn.data.dataset_registry import load_examples
 from archlearn.data.downloads import Progress, no_progress
-from archlearn.data.registry import load_examples
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
@@ -259,7 +259,7 @@ def read_schedule(gates: GateSettings) -> GateSchedule:
         if kind is type(None):
             known = ", ".join(item.name for item in fields(GateSchedule))
             raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
-        given[name] = value not in ("no", "false", "0") if kind is bool else kind(value)
+        given[name] = kind(value)
     return GateSchedule(**given)
 
 

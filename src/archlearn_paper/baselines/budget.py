@@ -18,7 +18,18 @@ from archlearn.gating.container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.interface import TOLERANCE, BudgetError
+
+TOLERANCE = 0.05
+"""How far from the budget a model may be, as a share of it."""
+
+
+class BudgetError(InputError):
+    """A method cannot bring a model to a number of parameters."""
+
+
+def is_within(parameters: int, budget: int, tolerance: float = TOLERANCE) -> bool:
+    """Return whether a number of parameters is near enough to a budget."""
+    return abs(parameters - budget) <= tolerance * budget
 
 
 class Candidates(Protocol):

@@ -20,8 +20,7 @@ from archlearn.gating.container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import Ranked, Sizes, close_to_budget
-from archlearn_paper.baselines.interface import BudgetError
+from archlearn_paper.baselines.budget import BudgetError, Ranked, Sizes, close_to_budget
 from archlearn_paper.baselines.penalised_module import Penalised
 
 

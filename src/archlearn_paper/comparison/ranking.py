@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archlearn_paper.baselines.interface import TOLERANCE, BudgetError, is_within
+from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
 from archlearn_paper.comparison.methods import OURS, SCRATCH, Contender, Learnt, Pruned
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
 from archlearn_paper.comparison.strength_search import choose_strength, name_first

@@ -9,7 +9,7 @@ from torch import nn
 
 from archlearn.errors import InputError
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.interface import TOLERANCE, BudgetError
+from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
 from archlearn_paper.comparison.methods import Contender, Learnt, Pruned, Reduce, Strength, named
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
 from archlearn_paper.experiment import Done, Row, Work

@@ -18,6 +18,7 @@ from archlearn_paper.experiment import (
     group,
     measure_spread,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn_paper.tables import write_counts
@@ -224,7 +225,7 @@ def tabulate(derived: Derived) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="figure-3a",
-    title="number of neurons against iterations, for several lambda 1 and lambda 3",
+    title=TITLES["figure-3a"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

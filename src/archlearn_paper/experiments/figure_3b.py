@@ -17,6 +17,7 @@ from archlearn_paper.experiment import (
     group,
     spread_of,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn_paper.tables import write_counts, write_spread
@@ -131,7 +132,7 @@ def tabulate(derived: Derived) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="figure-3b",
-    title="neurons and error for 2 to 10 classes, nothing else changed",
+    title=TITLES["figure-3b"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

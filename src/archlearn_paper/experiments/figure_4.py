@@ -31,10 +31,11 @@ from archlearn_paper.experiment import (
     Work,
     measure_spread,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
 from archlearn_paper.tables import NOTHING, write_spread
-from archlearn_paper.worker_pool import call_helpers, count_helpers, map_helped
+from archlearn_paper.worker_pool import map_in_processes
 
 WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
 
@@ -130,7 +131,6 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """Return the runs that learn the widths, for each panel and seed."""
     del done
     short = shorten(scale)
-    call_helpers(warm_up, _count_helpers(short))
     return [
         Run(
             row=panel.row(),
@@ -157,18 +157,13 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
         (panel, seed, read_trainings(panel, [d.row for d in done if d.row.seed == seed]))
         for panel, seed in searches
     ]
-    proposals = map_helped(ask_next, known, _count_helpers(short))
+    proposals = map_in_processes(ask_next, known)
     for (panel, seed), proposal in zip(searches, proposals, strict=True):
         row = panel.row(number)
         _search_seconds[row, seed] = proposal.seconds
         model = name_model(proposal.widths)
         works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
     return works
-
-
-def _count_helpers(scale: Scale) -> int:
-    """Return how many processes search: one a search at most."""
-    return min(count_helpers(), len(PANELS) * len(scale.seeds))
 
 
 def measure(scale: Scale, done: Done) -> dict[str, Any]:
@@ -287,7 +282,7 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 EXPERIMENT = Experiment(
     name="figure-4",
-    title="trainings that Bayesian optimisation needs to match one that learns its widths",
+    title=TITLES["figure-4"],
     stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
     derive=derive,
     check=check,

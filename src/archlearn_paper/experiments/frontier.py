@@ -16,6 +16,7 @@ from archlearn_paper.experiment import (
     group,
     summarise,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import list_paper
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms, learn_architecture
@@ -153,7 +154,7 @@ def _tabulate_smallest(run: dict[str, Any] | None) -> Table:
 
 EXPERIMENT = Experiment(
     name="frontier",
-    title="accuracy against parameters over a dozen prices, beside the paper's points",
+    title=TITLES["frontier"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

@@ -23,6 +23,7 @@ from archlearn_paper.experiment import (
     group,
     measure_spread,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments import figure_3b, table_1
 from archlearn_paper.experiments.table_1 import LINES
 from archlearn_paper.parallel_runs import Run
@@ -220,7 +221,7 @@ def tabulate(derived: Derived) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="properties",
-    title="no neuron is redundant, weights are as good as from scratch, harder is larger",
+    title=TITLES["properties"],
     stages=(learn_rows, table_1.train_from_scratch, figure_3b.learn_rows),
     derive=derive,
     check=check,

@@ -17,6 +17,7 @@ from archlearn_paper.experiment import (
     group,
     summarise,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.fixed_width import Given, fix_width
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import (
@@ -324,7 +325,7 @@ def _write_price(terms: Terms) -> str:
 
 EXPERIMENT = Experiment(
     name="table-1",
-    title="LeNet on MNIST: learnt widths and depth, against the same network from scratch",
+    title=TITLES["table-1"],
     stages=(learn_rows, train_from_scratch, fix_widths),
     derive=derive,
     check=check,

@@ -18,6 +18,7 @@ from archlearn_paper.experiment import (
     group,
     summarise,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import BASELINE
 from archlearn_paper.experiments.table_1 import LINES as TABLE_1
 from archlearn_paper.parallel_runs import Run
@@ -185,7 +186,7 @@ def tabulate(derived: Derived) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="table-2",
-    title="compressing layer 3 by SVD, with and without fine-tuning, against learning",
+    title=TITLES["table-2"],
     stages=(learn_rows, factorise_baselines),
     derive=derive,
     check=check,

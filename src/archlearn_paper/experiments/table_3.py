@@ -19,6 +19,7 @@ from archlearn_paper.experiment import (
     spread_of,
     summarise,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture
 from archlearn_paper.tables import (
@@ -161,7 +162,7 @@ def tabulate(derived: Derived) -> list[Table]:
 
 EXPERIMENT = Experiment(
     name="table-3",
-    title="20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
+    title=TITLES["table-3"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

@@ -18,8 +18,9 @@ from archlearn.serialization import load
 from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks
-from archlearn_paper.evaluation import best_device
+from archlearn_paper.evaluation import best_device, time_side_by_side
 from archlearn_paper.experiment import Done, Experiment, Row, Scale, Work, summarise
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.caffenet_recipes import (
     ALL,
     FURTHER,
@@ -33,7 +34,6 @@ from archlearn_paper.experiments.caffenet_recipes import (
     train_reference,
 )
 from archlearn_paper.experiments.table_4_pages import PAPER, check, tabulate
-from archlearn_paper.forward_times import time_side_by_side
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
 
@@ -271,11 +271,10 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 EXPERIMENT = Experiment(
     name="table-4",
-    title="CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
+    title=TITLES["table-4"],
     stages=(train_references, compress, compress_again, compress_again),
     derive=derive,
     check=check,
     tabulate=tabulate,
     measure=measure_times,
-    shows_part=True,
 )

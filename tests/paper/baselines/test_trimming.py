@@ -8,8 +8,15 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.budget import Ranked, Sizes, close_to_budget, measure_worth, trim
-from archlearn_paper.baselines.interface import BudgetError, is_within
+from archlearn_paper.baselines.budget import (
+    BudgetError,
+    Ranked,
+    Sizes,
+    close_to_budget,
+    is_within,
+    measure_worth,
+    trim,
+)
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 

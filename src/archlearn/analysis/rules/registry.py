@@ -9,7 +9,7 @@ from torch import fx, nn
 from archlearn.analysis.labels import fixed_like
 from archlearn.analysis.linear_ops import is_linear_op
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, opaque
-from archlearn.analysis.rules import elementwise, normalization, pooling, reshape
+from archlearn.analysis.rules import elementwise, indexing, normalization, pooling, reshape
 from archlearn.analysis.rules.activations import activate, is_site
 from archlearn.analysis.rules.linear import linear
 from archlearn.module_utils import find_module, has_hooks
@@ -44,7 +44,6 @@ _MOVES = [
     "unsqueeze",
     "contiguous",
     "expand",
-    "expand_as",
     "chunk",
     "split",
     "tensor_split",
@@ -112,6 +111,7 @@ _QUOTIENT = ["div", "divide", "truediv", "true_divide", "itruediv", "div_"]
 _TOTAL = ["add", "iadd", "add_", "sub", "subtract", "isub", "sub_", "rsub", "maximum", "minimum"]
 _WHERE = ["where", "masked_fill", "masked_fill_"]
 _LIKE = ["zeros_like", "ones_like"]
+_NEW = ["new_zeros", "new_ones", "new_full", "new_empty"]
 _LERP = ["lerp", "lerp_"]
 _PLUS_PRODUCT = ["addcmul", "addcmul_", "addcdiv", "addcdiv_"]
 _MIXED = ["hypot", "atan2", "fmod", "remainder", "floordiv"]
@@ -136,6 +136,9 @@ _POOLS = [
 ]
 _MEANS = ["mean", "amax", "amin", "nanmean"]
 _REDUCTIONS = ["sum", "norm", "linalg_vector_norm", "std", "var"]
+_SCATTER = [
+    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_add", "index_add_",
+]  # fmt: skip
 _ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod", "normalize"]
 _NUMBERS = [
     "__len__", "size", "dim", "numel", "stride", "is_floating_point", "get_device", "nelement",
@@ -157,6 +160,8 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_PLUS_PRODUCT, elementwise.plus_product),
     **dict.fromkeys(_WHERE, elementwise.where),
     **dict.fromkeys(_LIKE, elementwise.like),
+    **dict.fromkeys(_NEW, elementwise.new),
+    **dict.fromkeys(_SCATTER, indexing.scatter),
     **dict.fromkeys(_POOLS, pooling.pool),
     **dict.fromkeys(_MEANS, pooling.mean),
     **dict.fromkeys(_REDUCTIONS, pooling.reduce),
@@ -164,6 +169,9 @@ _BY_NAME: dict[str, Rule] = {
     **dict.fromkeys(_NUMBERS, _number),
     **dict.fromkeys(_CREATION, _creation),
     **dict.fromkeys([check.__name__ for check in (*CHECKS, *MARKS)], _number),
+    "index_select": indexing.index_select,
+    "gather": indexing.gather,
+    "expand_as": reshape.expand_as,
     "getitem": reshape.pick,
     "getattr": reshape.attribute,
     "pad": reshape.pad,

@@ -1,0 +1,303 @@
+"""The figure of each experiment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from archlearn.reporting.figures import tick_at_counts_, tick_logarithmic_
+from archlearn_paper.plots.panels import (
+    FONT_SIZE,
+    add_legend,
+    draw_band,
+    draw_figure_3a,
+    draw_figure_3b,
+    draw_frontier,
+    draw_marks,
+    draw_properties,
+    draw_table_1,
+    draw_table_2,
+    draw_table_3,
+    name_axes,
+    new_panels,
+    read_mark,
+    style_of,
+    write_beside,
+)
+
+LEARNT, WHOLE = "AL-", "reference"
+
+
+BELOW = ("AL-fc",)
+
+
+"""Names that are written below their marks, since AL-conv-fc is about as large."""
+
+
+def draw_table_4(derived: Mapping[str, Any]) -> Figure:
+    """Draw what was learnt, what the compared methods made, and the references.
+
+    The paper's networks were trained on ImageNet: their accuracies have no place here.
+    """
+    figure, (axes,) = new_panels(1, height=3.4)
+    rows = derived["rows"]
+    kinds = {
+        "learnt (AL)": [row for row in rows if row.startswith(LEARNT)],
+        "compared methods": [r for r in rows if not r.startswith((LEARNT, WHOLE))],
+        "reference": [row for row in rows if row.startswith(WHOLE)],
+    }
+    counts: list[float] = []
+    for place, (label, names) in enumerate(kinds.items()):
+        marks = [read_mark(name, rows[name]) for name in names]
+        draw_marks(axes, marks, place, label)
+        for mark in marks:
+            counts.append(mark.parameters)
+            # Names of large networks would leave the picture on the right.
+            left = mark.parameters > 3e7
+            side = "right" if left else "left"
+            place_of_name = (-6 if left else 6, -12 if mark.name in BELOW else 4)
+            x, y = mark.parameters, mark.accuracy
+            write_beside(axes, x, y, mark.name, xytext=place_of_name, horizontalalignment=side)
+    axes.set_xscale("log")
+    tick_logarithmic_(axes.xaxis, counts)
+    axes.margins(x=0.12, y=0.14)
+    name_axes(axes, "parameters (logarithmic)", "accuracy on Tiny-ImageNet, %")
+    add_legend(axes, loc="lower center")
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One panel: how far the searches of all seeds are after each training.
+
+    Attributes:
+        counts: Trainings, from 1.
+        seconds: Mean time after each of them.
+        mean: Mean of the best objectives so far.
+        learnt: Objective of the one run that learns, for each seed.
+    """
+
+    counts: tuple[int, ...]
+    seconds: tuple[float, ...]
+    mean: tuple[float, ...]
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+    learnt: tuple[float, ...]
+    learnt_seconds: float
+
+
+def read_progress(panel: Mapping[str, Any]) -> Progress:
+    """Return what one panel shows; the shortest search decides how far it goes."""
+    curves: Sequence[Mapping[str, Any]] = panel["curves"]
+    length = min(len(curve["best"]) for curve in curves)
+    best = [[curve["best"][place] for curve in curves] for place in range(length)]
+    seconds = [[curve["seconds"][place] for curve in curves] for place in range(length)]
+    return Progress(
+        counts=tuple(range(1, length + 1)),
+        seconds=tuple(sum(values) / len(values) for values in seconds),
+        mean=tuple(sum(values) / len(values) for values in best),
+        least=tuple(min(values) for values in best),
+        most=tuple(max(values) for values in best),
+        learnt=tuple(curve["learnt"]["objective"] for curve in curves),
+        learnt_seconds=sum(curve["learnt"]["seconds"] for curve in curves) / len(curves),
+    )
+
+
+def draw_figure_4(derived: Mapping[str, Any]) -> Figure:
+    """Draw a row for each search: over trainings on the left, over seconds on the right."""
+    panels = derived["panels"]
+    figure, axes = new_panels(2 * len(panels), n_rows=len(panels), height=5.6)
+    objective = f"loss + {derived['price']:g} x neurons"
+    for row, (name, panel) in enumerate(panels.items()):
+        progress = read_progress(panel)
+        left, right = axes[2 * row], axes[2 * row + 1]
+        _draw(left, progress.counts, progress)
+        _draw(right, progress.seconds, progress)
+        left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        right.plot(
+            [progress.learnt_seconds], [sum(progress.learnt) / len(progress.learnt)],
+            linestyle="none", marker="*", markersize=10, color=style_of(1)["color"], zorder=5,
+            label="the run's own time",
+        )  # fmt: skip
+        name_axes(left, "trainings", objective, f"({name}) {panel['words']}")
+        name_axes(right, "seconds, the search's own included", "")
+    handles, labels = axes[-1].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=FONT_SIZE - 1
+    )
+    return figure
+
+
+def _draw(axes: Axes, x: Sequence[float], progress: Progress) -> None:
+    search: dict[str, Any] = style_of(0) | {"markersize": 3.5}
+    axes.plot(
+        x,
+        progress.mean,
+        linewidth=1.6,
+        label="Bayesian optimisation, best so far: mean and range",
+        **search,
+    )
+    draw_band(axes, x, progress.least, progress.most, 0)
+    mean = sum(progress.learnt) / len(progress.learnt)
+    colour = style_of(1)["color"]
+    axes.axhline(mean, color=colour, linewidth=1.6, linestyle="--", label="one run that learns")
+    axes.axhspan(min(progress.learnt), max(progress.learnt), color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_prices(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw parameters over the price on the left, and accuracy over parameters on the right."""
+    figure, (left, right) = new_panels(2)
+    kinds = dict.fromkeys((point["learnt"], point["price"]) for point in points)
+    for place, (learnt, price) in enumerate(kinds):
+        own = [p for p in points if (p["learnt"], p["price"]) == (learnt, price)]
+        sizes = [point["parameters"]["mean"] for point in own]
+        style: dict[str, Any] = {"linewidth": 1.5, "markersize": 5, **style_of(place)}
+        left.plot([p["cost"] for p in own], sizes, **style)
+        means = [p["accuracy"]["mean"] for p in own]
+        right.plot(sizes, means, label=f"{learnt}, by {price}", **style)
+        low, high = ([p["accuracy"][end] for p in own] for end in ("least", "most"))
+        right.vlines(sizes, low, high, color=style["color"], linewidth=0.8)
+    sizes = [point["parameters"]["mean"] for point in points]
+    for axes in (left, right):
+        axes.set_xscale("log")
+    left.set_yscale("log")
+    costs = [point["cost"] for point in points]
+    left.set_xticks([3e-4, 6e-4, 1.2e-3, 2.4e-3], ["3e-4", "6e-4", "1.2e-3", "2.4e-3"])
+    left.set_xlim(0.85 * min(costs), 1.2 * max(costs))
+    left.minorticks_off()
+    tick_logarithmic_(left.yaxis, sizes)
+    tick_logarithmic_(right.xaxis, sizes)
+    name_axes(left, "price λ3 (logarithmic)", "parameters (logarithmic)")
+    name_axes(right, "parameters (logarithmic)", "validation accuracy, %")
+    add_legend(right, loc="lower right")
+    return figure
+
+
+LEADING = ("archlearn",)
+
+
+"""Methods whose line is thick."""
+
+
+_LEAST_ERROR = 0.01
+
+
+_MOST_TIMES = 3
+
+
+"""Errors above so many times the least are not shown: the table has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One method: mean parameters, mean errors in per cent and their deviations over budgets."""
+
+    method: str
+    parameters: tuple[float, ...]
+    errors: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
+def read_curves(derived: Mapping[str, Any]) -> list[Curve]:
+    """Return a curve for each method that reached a budget, the smallest network first."""
+    curves: list[Curve] = []
+    for method, by_budget in derived["results"].items():
+        points = sorted(by_budget.values(), key=lambda numbers: numbers["parameters"]["mean"])
+        if points:
+            curves.append(
+                Curve(
+                    method,
+                    tuple(numbers["parameters"]["mean"] for numbers in points),
+                    tuple(
+                        max(_LEAST_ERROR, 100 - numbers["accuracy"]["mean"]) for numbers in points
+                    ),
+                    tuple(numbers["accuracy"]["deviation"] for numbers in points),
+                )
+            )
+    return curves
+
+
+def draw_comparison(derived: Mapping[str, Any]) -> Figure:
+    """Draw the error of all methods against their parameters, both logarithmic."""
+    figure, (axes,) = new_panels(1, height=6.2)
+    curves = read_curves(derived)
+    most = _MOST_TIMES * min(error for curve in curves for error in curve.errors)
+    for place, curve in enumerate(curves):
+        thick = curve.method in LEADING
+        axes.errorbar(
+            curve.parameters,
+            curve.errors,
+            yerr=_find_bars(curve, most),
+            linewidth=2.4 if thick else 1.1,
+            elinewidth=0.8,
+            capsize=2,
+            markersize=6 if thick else 4,
+            zorder=4 if thick else 3,
+            label=curve.method if min(curve.errors) <= most else f"{curve.method} (above)",
+            **_style(place),
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    shown = [error for curve in curves for error in curve.errors if error <= most]
+    if len(shown) < sum(len(curve.errors) for curve in curves):
+        axes.set_ylim(0.85 * min(shown), most)
+    tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
+    tick_logarithmic_(axes.yaxis, shown)
+    name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=FONT_SIZE - 1.5)
+    return figure
+
+
+def _find_bars(curve: Curve, most: float) -> tuple[list[float], list[float]]:
+    """Return how far bars go down and up; a point that is not shown has none."""
+    bars = [
+        deviation if error <= most else 0.0
+        for error, deviation in zip(curve.errors, curve.deviations, strict=True)
+    ]
+    low = [min(b, e - _LEAST_ERROR) for b, e in zip(bars, curve.errors, strict=True)]
+    return low, bars
+
+
+def _style(place: int) -> dict[str, Any]:
+    """Return a style; from the seventh line on, colours come with other dashes and markers."""
+    second = style_of(place + place // 6)
+    return style_of(place) | {"linestyle": second["linestyle"], "marker": second["marker"]}
+
+
+DRAWINGS = {
+    "table-1": draw_table_1,
+    "table-2": draw_table_2,
+    "figure-3a": draw_figure_3a,
+    "figure-3b": draw_figure_3b,
+    "table-3": draw_table_3,
+    "table-4": draw_table_4,
+    "figure-4": draw_figure_4,
+    "properties": draw_properties,
+    "frontier": draw_frontier,
+}
+
+
+_DOTS_PER_INCH = 200
+
+
+def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw the figure of an experiment from its derived numbers; return the files written.
+
+    An experiment without a drawing has none.
+    """
+    draw = draw_comparison if name.startswith("compare-") else DRAWINGS.get(name)
+    return [] if draw is None else save_figure(draw(derived), name, folder)
+
+
+def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
+    """Write a figure; return the files written. The same figure always gives the same SVG."""
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
+        figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
+    figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return paths
