@@ -55,7 +55,7 @@ class Runner(fx.Interpreter):
     Attributes:
         rules: How labels pass each call.
         may_guess: Whether only shapes and types of results matter: no call is unknown.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
         watch: Sees how much smaller images might be.
     """
 
@@ -67,7 +67,7 @@ class Runner(fx.Interpreter):
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
-        self.other_multiply_adds = 0
+        self.other_multiply_adds: dict[str, int] = {}
         self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -96,7 +96,8 @@ class Runner(fx.Interpreter):
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
-        self.other_multiply_adds += counter.get_total_flops() // 2
+        if counter.get_total_flops():
+            self.other_multiply_adds[n.name] = counter.get_total_flops() // 2
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
@@ -198,12 +199,13 @@ def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if _may_be_view(user, rules)]
-            waiting += here.all_input_nodes if _may_be_view(here, rules) else []
+            waiting += [user for user in here.users if may_be_view(user, rules)]
+            waiting += here.all_input_nodes if may_be_view(here, rules) else []
     return found
 
 
-def _may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+def may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+    """Return whether the result of a call may lie in the memory of its input."""
     return rules.get(node) in _VIEWING and _name_of(node) not in _COPYING
 
 
@@ -219,16 +221,18 @@ class PropagationResult:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
         reads: The channels that calls are to read through gates, by the name of their node.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops.
+        dtypes: The dtype of each node that returned a tensor.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         shrink: By how much images may be smaller and still meet every weight.
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
     values: dict[str, Any]
+    dtypes: dict[str, torch.dtype]
     sites: dict[str, SiteChannels]
     reads: dict[str, SiteChannels]
-    other_multiply_adds: int
+    other_multiply_adds: dict[str, int]
     parts: tuple[Tensor, ...]
     shrink: float
     hidden: dict[str, Reason]
@@ -249,6 +253,7 @@ class _Follower(Runner):
         super().__init__(net, graph)
         self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.sites: dict[str, SiteChannels] = {}
         self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
@@ -263,6 +268,7 @@ class _Follower(Runner):
         ]
         return PropagationResult(
             self.values | dict.fromkeys(limits),
+            self.dtypes,
             self.sites,
             self.reads,
             self.other_multiply_adds,
@@ -274,6 +280,8 @@ class _Follower(Runner):
     def run_node(self, n: fx.Node) -> Any:
         out, n_blocks = self.run_call(n), len(self.ledger.blocks)
         self.values[n.name] = self._follow(n, out)
+        if isinstance(out, Tensor):
+            self.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)
         return out
 
