@@ -1,5 +1,6 @@
-"""A call whose result is known but for its numbers need not be made."""
+"""Shapes that are worked out without running a layer are those that it gives."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import archlearn as al
-from archlearn.analysis.shape_inference import infer_output
+from archlearn.analysis.shape_inference import infer_output, infer_pool
 
 KNOWN = [
     (nn.Linear(4, 7), (2, 4)),
@@ -81,3 +82,47 @@ def test_inputs_that_do_not_fit_are_refused_as_before() -> None:
     with pytest.raises(al.InputError, match="does not run on the example inputs: at '0'") as caught:
         al.add_gates(net, torch.randn(1, 2, 8, 8))
     assert str(caught.value).endswith("on the device and in the dtype of the model")
+
+
+KINDS: list[Any] = [nn.MaxPool1d, nn.AvgPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d]
+OPTIONS = [
+    {"kernel_size": kernel, "stride": stride, "padding": padding}
+    for kernel, stride, padding in itertools.product((1, 2, 3), (None, 1, 2), (0, 1))
+    if padding <= kernel // 2
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_guess_has_the_shape_of_the_result(kind: Any, options: dict[str, Any]) -> None:
+    pool = kind(**options)
+    x = torch.randn(2, 3, *(7, 8, 9)[: int(kind.__name__[-2])])
+    for given in (x, x[0]):
+        guessed = infer_pool(pool, given)
+        assert guessed is not None
+        assert guessed.shape == pool(given).shape
+
+
+def test_windows_of_other_sizes_along_each_dimension() -> None:
+    pool = nn.MaxPool2d((3, 2), stride=(1, 3), padding=(1, 0), dilation=(2, 1))
+    x = torch.randn(1, 2, 9, 8)
+    guessed = infer_pool(pool, x)
+    assert guessed is not None
+    assert guessed.shape == pool(x).shape
+
+
+@pytest.mark.parametrize(
+    ("pool", "x"),
+    [
+        (nn.MaxPool2d(2, ceil_mode=True), torch.randn(1, 2, 5, 5)),
+        (nn.MaxPool2d(2, return_indices=True), torch.randn(1, 2, 5, 5)),
+        (nn.MaxPool2d(8), torch.randn(1, 2, 5, 5)),
+        (nn.MaxPool2d(2), torch.ones(1, 2, 5, 5, dtype=torch.long)),
+        (nn.MaxPool2d(2), torch.randn(5, 5)),
+        (nn.MaxPool2d(2, padding=2), torch.randn(1, 2, 5, 5)),
+        (nn.AdaptiveAvgPool2d(1), torch.randn(1, 2, 5, 5)),
+        (nn.LPPool2d(2, 2), torch.randn(1, 2, 5, 5)),
+    ],
+)
+def test_what_may_fail_or_give_something_else_is_called(pool: nn.Module, x: torch.Tensor) -> None:
+    assert infer_pool(pool, x) is None

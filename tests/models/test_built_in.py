@@ -8,14 +8,21 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli.model_commands import inspect
-from archlearn.models.densenet import DenseNet
-from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
-from archlearn.models.model_registry import MODELS, build_network
-from archlearn.models.resnet import PreActivationResNet, ResNet
-from archlearn.models.transformers import GPT, Mixer, ViT
-from archlearn.models.vgg import VGG
-from archlearn.training.settings import RunSettings
+from archlearn.cli import main
+from archlearn.models import (
+    GPT,
+    MODELS,
+    VGG,
+    DenseNet,
+    Mixer,
+    MobileNetStage,
+    MobileNetV2,
+    PreActivationResNet,
+    ResNet,
+    ViT,
+    build_network,
+)
+from archlearn.training import RunSettings
 from tests.zoo import randomise_
 
 EXACT = 1e-10
@@ -130,10 +137,10 @@ def test_networks_that_do_not_fit_are_refused() -> None:
 
 
 def test_gpt_is_inspected_on_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    inspect("gpt:0.06", shape="16", outputs=20)
+    main(["inspect", "gpt:0.06", "--shape", "16", "--outputs", "20"])
     assert "blocks.5.up" in capsys.readouterr().out
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 30)
-    inspect("gpt:0.06", data=f"tiny-shakespeare:{tmp_path / 'text.txt'}:16")
+    main(["inspect", "gpt:0.06", "--data", f"tiny-shakespeare:{tmp_path / 'text.txt'}:16"])
     assert "blocks.5.up" in capsys.readouterr().out
 
 
