@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from archlearn.gating.attach import add_gates
     from archlearn.gating.learn import Learn
     from archlearn.gating.parameters import (
+        branch_gates,
         clip_gates_,
         depth_gates,
         parameter_groups,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from archlearn.inspection import inspect
     from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.optim.shrinking import shrink_
     from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
@@ -57,6 +59,7 @@ _HOMES = {
     "archlearn.gating.attach": ("add_gates",),
     "archlearn.gating.learn": ("Learn",),
     "archlearn.gating.parameters": (
+        "branch_gates",
         "clip_gates_",
         "depth_gates",
         "parameter_groups",
@@ -78,6 +81,7 @@ _HOMES = {
         "GateOptimizer",
         "GateSchedule",
     ),
+    "archlearn.optim.shrinking": ("shrink_",),
     "archlearn.serialization": (
         "load",
         "save",
@@ -118,6 +122,7 @@ __all__ = [
     "TracingError",
     "TriState",
     "add_gates",
+    "branch_gates",
     "certify",
     "clip_gates_",
     "compact",
@@ -131,6 +136,7 @@ __all__ = [
     "plan",
     "read_architecture",
     "save",
+    "shrink_",
     "weights",
     "width_gates",
 ]

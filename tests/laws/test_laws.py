@@ -70,6 +70,14 @@ def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> N
     checking.check_training(program, gates)
 
 
+@settings(max_examples=60)
+@given(program=NETWORKS, gates=gates)
+def test_a_model_computes_the_same_when_channels_are_cut_out(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_shrink(program, gates)
+
+
 @given(chain=chains.CHAINS)
 def test_merged_layer_computes_what_the_pair_computed(chain: chains.Chain) -> None:
     chains.check_merge(chain)

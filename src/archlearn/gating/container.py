@@ -14,22 +14,29 @@ from archlearn.nn.functional import binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
+BRANCH_START = 0.55
 GateKind = Literal["binary", "l0"]
 _HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
 
 
 class GateContainer(nn.Module):
-    """The gates of a model: one vector a group of channels, one number a depth site.
+    """The gates of a model: one vector a group of channels, one number a depth site or branch.
 
     Attributes:
         choice: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
+        n_depth: The number of depth gates.
         depth: The depth gates, a parameter for each site.
+        branch: The branch gates, a parameter for each branch.
         kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
+        kept: Where the gates that are left stood at first, once some have been cut out.
+        original_costs: What the network cost with all its gates, once some have been cut out.
+        original_sizes: How many gates each group had at first.
+        original_widths: How wide each layer was at first.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -51,45 +58,56 @@ class GateContainer(nn.Module):
         self.choice = choice
         self.kind: GateKind = kind
         self.was_bound = was_bound
-        self._home = _HOMES[kind]
-        self.add_module(self._home, nn.Module())
+        self.home_name = _HOMES[kind]
+        self.add_module(self.home_name, nn.Module())
         self.depth = nn.Module()
+        self.branch = nn.Module()
         groups = choice.blueprint.groups
         self._width_keys = [gate_key(group.name) for group in groups]
         self._depth_keys = [gate_key(site) for site in choice.links]
+        self._branch_keys = [gate_key(name) for name in choice.branches]
         for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
             self.home.register_parameter(key, nn.Parameter(start))
         for key in self._depth_keys:
             start = torch.tensor(depth_start, dtype=torch.float64)
             self.depth.register_parameter(key, nn.Parameter(start))
+        for key in self._branch_keys:
+            start = torch.tensor(BRANCH_START, dtype=torch.float64)
+            self.branch.register_parameter(key, nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
-        self.n_width = int(sizes.sum())
+        self.n_width, self.n_depth = int(sizes.sum()), len(choice.links)
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
         self.n_loads = 0
+        self.kept = nn.Module()
+        self.original_costs: dict[str, float] | None = None
+        self.original_sizes = {group.name: len(group.channels) for group in groups}
+        self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
         self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
     @property
     def home(self) -> nn.Module:
         """The module that holds the width gates."""
-        return getattr(self, self._home)
+        return getattr(self, self.home_name)
 
     def _keep_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
-        """Keep what goes with each gate. All depth gates count as one more group.
+        """Keep what goes with each gate. All gates of depth and branches count as one more group.
 
-        "prices" has two rows: the neurons of each gate, none for a depth gate, and whether it is
-        one. "linear_neurons" is by group.
+        "prices" has two rows: the neurons of each width gate, and which way its cost pulls a gate
+        of depth (1) or of a branch (-1). "freed_neurons" is by group.
         """
-        n_groups, n_depth = len(sizes), len(choice.links)
-        counts = torch.cat([sizes, torch.tensor([n_depth])])
+        n_groups, n_depth, n_branches = len(sizes), len(choice.links), len(choice.branches)
+        counts = torch.cat([sizes, torch.tensor([n_depth + n_branches])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
         self._keep("group_of_gate", index)
         neurons = F.pad(choice.neurons(), (0, 1))[index]
-        self._keep_numbers("prices", torch.stack([neurons, (index == n_groups).float()]))
-        self._keep_numbers("linear_neurons", F.pad(choice.linear_neurons(), (0, 1)))
+        pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
+        self._keep_numbers("prices", torch.stack([neurons, pull]))
+        freed = torch.cat([choice.linear_neurons(), choice.branch_neurons()])
+        self._keep_numbers("freed_neurons", F.pad(freed, (0, 1)))
 
     def _keep_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.
@@ -114,7 +132,7 @@ class GateContainer(nn.Module):
                 buffer.copy_(numbers)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return numbers that were kept: "prices", "linear_neurons", or a part of a cost table."""
+        """Return numbers that were kept: "prices", "freed_neurons", or a part of a cost table."""
         bits: Tensor = getattr(self, name)
         return bits.view(torch.float32).to(dtype)
 
@@ -130,13 +148,14 @@ class GateContainer(nn.Module):
         )
 
     def gates(self) -> list[Tensor]:
-        """Return the width gates by group, then the depth gates by site.
+        """Return the width gates by group, then the depth gates by site, then the branch gates.
 
         In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
-        home, depth = self.home, self.depth
+        home, depth, branch = self.home, self.depth, self.branch
         found = [getattr(home, key) for key in self._width_keys]
-        return found + [getattr(depth, key) for key in self._depth_keys]
+        found += [getattr(depth, key) for key in self._depth_keys]
+        return found + [getattr(branch, key) for key in self._branch_keys]
 
     def place_of_group(self, name: str) -> int:
         """Return where the gates of a group stand in `gates`."""
@@ -146,6 +165,10 @@ class GateContainer(nn.Module):
         """Return where the depth gate of a site stands in `gates`."""
         return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
 
+    def place_of_branch(self, name: str) -> int:
+        """Return where the gate of a branch stands in `gates`."""
+        return len(self._width_keys) + self.n_depth + list(self.choice.branches).index(name)
+
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
         groups = self.choice.blueprint.groups
@@ -154,6 +177,40 @@ class GateContainer(nn.Module):
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
         return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+
+    def branch_gates(self) -> dict[str, nn.Parameter]:
+        """Return the branch gates by the name of their branch."""
+        return {name: getattr(self.branch, gate_key(name)) for name in self.choice.branches}
+
+    @property
+    def n_shrinks(self) -> int:
+        """How often gates have been cut out; waits for the device."""
+        count = self._buffers.get("shrinks")
+        return 0 if count is None else int(count)
+
+    def original_places(self) -> dict[str, Tensor]:
+        """Return where the gates of each group stood before any was cut out."""
+        gates = self.width_gates()
+        whole = {name: torch.arange(len(gate), device=gate.device) for name, gate in gates.items()}
+        return {name: getattr(self.kept, gate_key(name), place) for name, place in whole.items()}
+
+    def whole_width_gates(self) -> dict[str, Tensor]:
+        """Return the width gates by group as if none had been cut out: those are 0."""
+        found: dict[str, Tensor] = {}
+        places = self.original_places()
+        for name, gate in self.width_gates().items():
+            whole = gate.detach().new_zeros(self.original_sizes[name])
+            found[name] = whole.index_copy_(0, places[name], gate.detach())
+        return found
+
+    def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:
+        """Take down which gates of each group, by their first places, are left.
+
+        A `state_dict` holds it, so that another model can be cut in the same way.
+        """
+        for name, place in places.items():
+            self.kept.register_buffer(gate_key(name), place)
+        self.register_buffer("shrinks", n_shrinks)
 
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
@@ -190,7 +247,8 @@ class GateContainer(nn.Module):
 
     def extra_repr(self) -> str:
         """Show how many gates there are."""
-        return f"{self.n_width} width gates, {len(self.choice.links)} depth gates"
+        counts = {"width": self.n_width, "depth": self.n_depth, "branch": len(self._branch_keys)}
+        return ", ".join(f"{n} {kind} gates" for kind, n in counts.items() if n)
 
 
 def _rows(sizes: list[int]) -> Tensor:
@@ -243,7 +301,7 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
         InputError: If it holds some.
     """
     store: Any = module._modules.get(STORE)
-    own = store._home if isinstance(store, GateContainer) else None
+    own = store.home_name if isinstance(store, GateContainer) else None
     for kind, home in _HOMES.items():
         if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
             raise InputError(
@@ -251,4 +309,19 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
     if isinstance(store, GateContainer):
+        _check_places(store, state, f"{prefix}{STORE}.kept.")
         store.refill_()
+
+
+def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> None:
+    """Refuse the `state_dict` of a model that other channels have been cut out of."""
+    own = {f"{prefix}{key}": place for key, place in store.kept.named_buffers()}
+    saved = {key: place for key, place in state.items() if key.startswith(prefix)}
+    if saved and (own.keys() != saved.keys() or any(
+        own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu())
+        for key, place in saved.items()
+    )):  # fmt: skip
+        raise InputError(
+            "the state_dict is of a model that channels have been cut out of; call "
+            "archlearn.shrink_(model, like=state_dict) first, so that this one has the same"
+        )
