@@ -345,7 +345,7 @@ def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Mo
     evaluation = rebuild_graph(root, description.evaluation)
     described = description.training_graph
     training = None if described is None else rebuild_graph(root, described)
-    if _is_chain(description):
+    if is_chain(description):
         return root
     return bind(root, description.class_name, evaluation, training)
 
@@ -390,7 +390,7 @@ def bind(
     return root
 
 
-def _is_chain(description: Description) -> bool:
+def is_chain(description: Description) -> bool:
     """Return whether the model is a `Sequential` of layers, which needs no other forward."""
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]

@@ -287,6 +287,19 @@ def save(
         raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error
 
 
+def describe_model(
+    model: nn.Module, example_inputs: object = None
+) -> tuple[Description, NamedTensors]:
+    """Return what a file would hold of a model, without writing one.
+
+    Raises:
+        FileError: If a layer or a call cannot be written.
+    """
+    model = getattr(model, "_orig_mod", model)
+    check_forwards(model, "save")
+    return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
+
+
 def _find_traces(
     model: nn.Module, example_inputs: object, leaves: tuple[LayerClass, ...]
 ) -> Traces:
