@@ -51,6 +51,8 @@ def set_gates_(gated: nn.Module, gates: Gates) -> None:
         width.copy_(torch.where(closed, CLOSED, OPEN))
     for depth in al.depth_gates(gated).values():
         depth.copy_(torch.where(draw(depth.shape, gates.linear), OPEN, CLOSED))
+    for branch in al.branch_gates(gated).values():
+        branch.copy_(torch.where(draw(branch.shape, gates.closed), CLOSED, OPEN))
 
 
 def gate_and_set(program: Program, gates: Gates) -> nn.Module:
@@ -195,7 +197,8 @@ def check_penalty(program: Program, gates: Gates) -> None:
     """The penalty's gradient is the one that small differences give."""
     gated = gate(program)
     generator = torch.Generator().manual_seed(gates.seed)
-    numbers = [*al.width_gates(gated).values(), *al.depth_gates(gated).values()]
+    kinds = (al.width_gates, al.depth_gates, al.branch_gates)
+    numbers = [gate for find in kinds for gate in find(gated).values()]
     for number in numbers:
         drawn = torch.rand(number.shape, generator=generator, dtype=torch.float64)
         number.data.copy_(torch.where(drawn < 0.5, 0.8 * drawn, 0.2 + 0.8 * drawn))
@@ -284,7 +287,8 @@ def check_device_costs(program: Program, gates: Gates) -> None:
     cost = CostFunction(gated, store.choice)
     flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
     is_open = open_flat(flat[: store.n_width], store.rows).double()
-    is_linear = (flat[store.n_width :] >= 0.5).double()
-    found = cost(is_open[None], is_linear[None])[0].tolist()
+    depths, branches = flat[store.n_width :].tensor_split([store.n_depth])
+    is_gone = torch.cat([depths >= 0.5, branches < 0.5]).double()
+    found = cost(is_open[None], is_gone[None])[0].tolist()
     after = al.plan(gated).after
     assert found == [after.parameters, after.multiply_adds]

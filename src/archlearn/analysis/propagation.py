@@ -11,7 +11,15 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
+from archlearn.analysis.labels import (
+    FIXED,
+    Labels,
+    SiteChannels,
+    fixed_like,
+    spread,
+    varying,
+    without_repeats,
+)
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
@@ -30,7 +38,6 @@ from archlearn.analysis.rules.reshape import (
     pick,
 )
 from archlearn.analysis.shape_inference import infer_output
-from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
@@ -48,7 +55,7 @@ class Runner(fx.Interpreter):
     Attributes:
         rules: How labels pass each call.
         may_guess: Whether only shapes and types of results matter: no call is unknown.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
         watch: Sees how much smaller images might be.
     """
 
@@ -60,7 +67,7 @@ class Runner(fx.Interpreter):
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
-        self.other_multiply_adds = 0
+        self.other_multiply_adds: dict[str, int] = {}
         self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -89,7 +96,8 @@ class Runner(fx.Interpreter):
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
-        self.other_multiply_adds += counter.get_total_flops() // 2
+        if counter.get_total_flops():
+            self.other_multiply_adds[n.name] = counter.get_total_flops() // 2
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
@@ -191,12 +199,13 @@ def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if _may_be_view(user, rules)]
-            waiting += here.all_input_nodes if _may_be_view(here, rules) else []
+            waiting += [user for user in here.users if may_be_view(user, rules)]
+            waiting += here.all_input_nodes if may_be_view(here, rules) else []
     return found
 
 
-def _may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+def may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+    """Return whether the result of a call may lie in the memory of its input."""
     return rules.get(node) in _VIEWING and _name_of(node) not in _COPYING
 
 
@@ -211,15 +220,19 @@ class PropagationResult:
     Attributes:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops.
+        reads: The channels that calls are to read through gates, by the name of their node.
+        dtypes: The dtype of each node that returned a tensor.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         shrink: By how much images may be smaller and still meet every weight.
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
     values: dict[str, Any]
+    dtypes: dict[str, torch.dtype]
     sites: dict[str, SiteChannels]
-    other_multiply_adds: int
+    reads: dict[str, SiteChannels]
+    other_multiply_adds: dict[str, int]
     parts: tuple[Tensor, ...]
     shrink: float
     hidden: dict[str, Reason]
@@ -229,12 +242,20 @@ class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
-        self, net: nn.Module, graph: fx.Graph, ledger: ChannelConstraints, gated: frozenset[str]
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        ledger: ChannelConstraints,
+        gated: frozenset[str],
+        *,
+        gate_reads: bool,
     ) -> None:
         super().__init__(net, graph)
-        self.ledger, self.gated = ledger, gated
+        self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.sites: dict[str, SiteChannels] = {}
+        self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
@@ -247,7 +268,9 @@ class _Follower(Runner):
         ]
         return PropagationResult(
             self.values | dict.fromkeys(limits),
+            self.dtypes,
             self.sites,
+            self.reads,
             self.other_multiply_adds,
             tuple(self.parts),
             self.watch.shrink,
@@ -257,6 +280,8 @@ class _Follower(Runner):
     def run_node(self, n: fx.Node) -> Any:
         out, n_blocks = self.run_call(n), len(self.ledger.blocks)
         self.values[n.name] = self._follow(n, out)
+        if isinstance(out, Tensor):
+            self.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)
         return out
 
@@ -288,6 +313,8 @@ class _Follower(Runner):
         made = self.rules[n](step)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
+        for read in step.reads:
+            self.reads[n.name] = read
         if self.rules[n] in (move, pick):
             self._note_parts(step, made)
         if self.rules[n] is move:
@@ -311,7 +338,7 @@ class _Follower(Runner):
         args, kwargs = labelled
         return OpCall(
             n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
-            gated=n.name in self.gated,
+            gated=n.name in self.gated, may_gate_reads=self.gate_reads,
         )  # fmt: skip
 
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
@@ -382,6 +409,8 @@ def follow(
     graphs: Sequence[fx.Graph],
     inputs: ExampleInputs,
     gated: Mapping[int, frozenset[str]],
+    *,
+    gate_reads: bool = False,
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
@@ -390,6 +419,7 @@ def follow(
         graphs: Its graphs; their parameters, and so their atoms, are the same.
         inputs: Arguments for one call.
         gated: Sites that are taken to be gated, by graph.
+        gate_reads: Whether layers may read through gates what no activation stands behind.
 
     Raises:
         InputError: If the network does not run on the inputs.
@@ -398,7 +428,8 @@ def follow(
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
-            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            behind = gated.get(place, frozenset())
+            follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)

@@ -1,4 +1,4 @@
-"""Match the `learn=` globs with activation sites; explain sites that are not learnt."""
+"""Match the `learn=` globs with sites of gates and branches; explain what is not learnt."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.branches import Branch, Removals, find_branches, find_removals
 from archlearn.analysis.channel_graph import (
     NO_CHANNELS,
     NO_GRADIENT,
@@ -39,12 +40,18 @@ class LearnableSites:
         links: The layers on both sides of each site whose depth is learnt.
         no_link: Why depth is not learnt at each other site.
         rows: For each linear op, the channels that it writes.
+        branches: The residual branches that can be closed.
+        no_branch: Why other branches must stay.
+        removals: What goes with closed branches.
     """
 
     blueprint: ChannelGraph
     links: dict[str, MergeablePair]
     no_link: dict[str, Reason]
     rows: tuple[tuple[str, Tensor], ...]
+    branches: dict[str, Branch]
+    no_branch: dict[str, Reason]
+    removals: Removals
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LearnableSites":
         return self
@@ -54,11 +61,12 @@ class LearnableSites:
         channels = self.blueprint.channels_of(place, site)
         if channels is None:
             return self.blueprint.followed[place].hidden.get(site.node, NO_CHANNELS)
-        if site.node not in self.blueprint.gated[place]:
+        if not self._is_asked(place, site):
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
-        atoms = self.blueprint.followed[place].sites[site.node].ids
+        found = self.blueprint.followed[place].sites.get(site.node)
+        atoms = channels if found is None else found.ids
         reasons, fixed = self.blueprint.reasons, self.blueprint.fixed
         found = (
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
@@ -69,9 +77,13 @@ class LearnableSites:
     def n_learnt(self, place: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt."""
         channels = self.blueprint.channels_of(place, site)
-        if channels is None or site.node not in self.blueprint.gated[place]:
+        if channels is None or not self._is_asked(place, site):
             return 0
         return int((self.blueprint.group_of[channels] >= 0).sum())
+
+    def _is_asked(self, place: int, site: Site) -> bool:
+        is_stream = any(stream.site is site for stream in self.blueprint.streams)
+        return is_stream or site.node in self.blueprint.asked[place]
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
@@ -90,6 +102,29 @@ class LearnableSites:
             table[row] = self.blueprint.count_by_group(by_layer[link.first]) / sizes
         return table
 
+    def branch_neurons(self) -> Tensor:
+        """Return how many of those a closed branch frees, a row for each branch gate."""
+        sizes = self.blueprint.group_sizes()
+        by_layer = dict(self.rows)
+        table = torch.zeros(len(self.branches), len(sizes))
+        for row, branch in zip(table, self.branches.values(), strict=True):
+            for layer in branch.layers:
+                if layer in by_layer:
+                    row += self.blueprint.count_by_group(by_layer[layer]) / sizes
+        return table
+
+    def inner_groups(self) -> Tensor:
+        """Return which groups have no parameter left once a branch is closed, a row a branch."""
+        table = torch.ones(len(self.branches), len(self.blueprint.groups), dtype=torch.bool)
+        held = [(name, channels) for (name, _), channels in self.blueprint.dims.items()]
+        held += [(name, channels.reshape(-1)) for name, channels in self.blueprint.elements.items()]
+        for name, channels in held:
+            gone = self.removals.tensors.get(name, frozenset())
+            stays = [frozenset({place}) not in gone for place in range(len(table))]
+            is_there = self.blueprint.count_by_group(channels) > 0
+            table &= ~(torch.tensor(stays, dtype=torch.bool)[:, None] & is_there)
+        return table
+
 
 _DEPTH_FIX = "nothing is needed if width is learnt"
 
@@ -101,8 +136,17 @@ def choose(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
+    with_streams: bool = True,
 ) -> LearnableSites:
     """Return what is learnt in `net`.
+
+    Args:
+        net: The network.
+        inputs: Arguments for one call.
+        learn: What to learn, by layer name or glob.
+        leaves: Submodules that are not to be looked into.
+        must_learn: Whether there must be something to learn.
+        with_streams: Whether channels may be gated where they are read.
 
     Raises:
         InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
@@ -110,12 +154,22 @@ def choose(
     """
     wishes = _Wishes(learn)
     blueprint = build_channel_graph(
-        net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves
+        net,
+        inputs,
+        lambda site: Learn.WIDTH in wishes.of(site),
+        leaves,
+        with_streams=with_streams,
     )
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
-    choice = LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
+    branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
+    for name in [*branches, *no_branch]:
+        if Learn.DEPTH not in wishes.of_branch(name) and branches.pop(name, None) is not None:
+            no_branch[name] = NOT_ASKED
+    removals = find_removals(net, blueprint.graphs, branches.values())
+    rows = _find_rows(net, blueprint)
+    choice = LearnableSites(blueprint, links, no_link, rows, branches, no_branch, removals)
     wishes.check(choice)
-    if must_learn and not blueprint.groups and not links:
+    if must_learn and not blueprint.groups and not links and not branches:
         raise InputError(_nothing(choice, net))
     return choice
 
@@ -140,8 +194,9 @@ def choose_again(
         site.name
         for place, found in enumerate(old.sites)
         for site in found
-        if site.node in old.gated[place]
+        if site.node in old.asked[place]
     }
+    gated |= {stream.site.name for stream in old.streams if choice.n_learnt(0, stream.site)}
     new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
     new_of = _match_channels(old, new, dropped)
     groups = tuple(
@@ -151,14 +206,27 @@ def choose_again(
     links, _ = _find_links(net, new, lambda site: site.name in choice.links)
     n_learnt = int(new.group_sizes().sum())
     is_same = len(channels) == n_learnt and bool((channels >= 0).all())
-    if not is_same or not bool((new.group_of[channels] >= 0).all()) or [*links] != [*choice.links]:
+    branches, _ = find_branches(net, new.graphs, new.followed)
+    branches = {name: branch for name, branch in branches.items() if name in choice.branches}
+    kinds = (links, choice.links), (branches, choice.branches)
+    is_same = is_same and all([*here] == [*there] for here, there in kinds)
+    if not is_same or not bool((new.group_of[channels] >= 0).all()):
         raise SurgeryError(
             f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
-            f"width gates and {len(links)} depth gates, but {len(channels)} and "
-            f"{len(choice.links)} are left; train on without shrink_, and report the model"
+            f"width, {len(links)} depth and {len(branches)} branch gates, but {len(channels)}, "
+            f"{len(choice.links)} and {len(choice.branches)} are left; train on without shrink_, "
+            "and report the model"
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
-    return LearnableSites(new, links, choice.no_link, _find_rows(net, new))
+    return LearnableSites(
+        new,
+        links,
+        choice.no_link,
+        _find_rows(net, new),
+        branches,
+        choice.no_branch,
+        find_removals(net, new.graphs, branches.values()),
+    )
 
 
 def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
@@ -188,18 +256,21 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
         module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
-    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False)
+    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False, with_streams=False)
     links, no_link = _find_links(net, blueprint, has_depth)
-    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
+    removals = find_removals(net, blueprint.graphs, ())
+    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint), {}, {}, removals)
 
 
 class _Wishes:
-    """The user's `learn=` mapping, and which of its keys have met a site."""
+    """The user's `learn=` mapping, and which of its keys have met a site or a branch."""
 
     def __init__(self, learn: Mapping[str, Learn] | None) -> None:
         self.learn = learn
         self.met: dict[str, list[Site]] = {key: [] for key in learn or {}}
+        self.met_branch: dict[str, list[str]] = {key: [] for key in learn or {}}
         self.seen: dict[str, Site] = {}
+        self.branches: list[str] = []
         for key, wish in (learn or {}).items():
             if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError(
@@ -219,10 +290,22 @@ class _Wishes:
                 asked = wish
         return asked
 
+    def of_branch(self, name: str) -> Learn:
+        """Return what is asked for at a branch."""
+        self.branches.append(name)
+        if self.learn is None:
+            return Learn.DEPTH
+        asked = Learn.NOTHING
+        for key, wish in self.learn.items():
+            if any(fnmatchcase(each, key) for each in (name, name.split("#")[0])):
+                self.met_branch[key].append(name)
+                asked = wish
+        return asked
+
     def check(self, choice: LearnableSites) -> None:
-        """Raise if a key meets no site, or names one site and asks for what is not exact."""
+        """Raise if a key meets nothing, or names one site and asks for what is not exact."""
         for key, sites in self.met.items():
-            if not sites:
+            if not sites and not self.met_branch[key]:
                 raise InputError(self._unknown(key))
             if not any(sign in key for sign in "*?["):
                 self._check_exact(key, choice)
@@ -230,7 +313,8 @@ class _Wishes:
     def _check_exact(self, key: str, choice: LearnableSites) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
-        for site in choice.blueprint.sites[0]:
+        streams = [stream.site for stream in choice.blueprint.bare_streams]
+        for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
                 continue
             reason = choice.width_reason(0, site)
@@ -239,21 +323,36 @@ class _Wishes:
                     f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
-            if Learn.DEPTH in wish and site.name not in choice.links:
+            has_depth = site.name in choice.links or self.met_branch[key]
+            if Learn.DEPTH in wish and not has_depth:
                 why = choice.no_link[site.name]
                 raise InputError(
                     f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
                     f"could follow: {why.text}; ask for Learn.WIDTH only there"
                 )
+        for name in () if names else self.met_branch[key]:
+            if Learn.WIDTH in wish:
+                raise InputError(
+                    f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
+                    "ask for Learn.DEPTH there, and for the widths of its layers by their names"
+                )
+            if Learn.DEPTH in wish and choice.no_branch.get(name, NOT_ASKED) is not NOT_ASKED:
+                why = choice.no_branch[name]
+                raise InputError(
+                    f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
+                    f"be exact: {why.text}; {why.fix}"
+                )
 
     def _unknown(self, key: str) -> str:
         known = sorted({name for site in self.seen.values() for name in _names(site)})
+        known += self.branches
         sites = sorted({site.name for site in self.seen.values()})
+        named = f"; branches after their block: {', '.join(self.branches[:20])}"
         close = difflib.get_close_matches(key, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
-            f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
-            f"front of them: {', '.join(sites[:20])}"
+            f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
+            f"front of them: {', '.join(sites[:20])}{named if self.branches else ''}"
         )
 
 
@@ -290,6 +389,8 @@ def _find_links(
             links[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
+    for stream in blueprint.streams:
+        reasons.setdefault(stream.site.name, Reason("no activation behind it", _DEPTH_FIX))
     return links, reasons
 
 

@@ -2,7 +2,8 @@
 
 The model and its parameters stay the objects they are, since trainers, loggers and optimisers hold
 them: each parameter gets the slice of its numbers that stays, and so does all that optimisers keep
-for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end.
+for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end, and
+closed branches are left out by it.
 """
 
 import copy
@@ -215,9 +216,10 @@ def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, T
     for name, gate in fresh.width_gates().items():
         gate.copy_(store.width_gates()[name][places[name].to(gate.device)])
         gate.requires_grad_(store.width_gates()[name].requires_grad)
-    for name, gate in fresh.depth_gates().items():
-        gate.copy_(store.depth_gates()[name])
-        gate.requires_grad_(store.depth_gates()[name].requires_grad)
+    old = store.depth_gates() | store.branch_gates()
+    for name, gate in (fresh.depth_gates() | fresh.branch_gates()).items():
+        gate.copy_(old[name])
+        gate.requires_grad_(old[name].requires_grad)
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -306,7 +308,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     store: GateContainer = getattr(target, STORE)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    for home, new_home in ((store.home, gates.home), (store.depth, gates.depth)):
+    homes = [(each.home, each.depth, each.branch) for each in (store, gates)]
+    for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)
             own.copy_(gate)
