@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from archlearn.inspection import inspect
     from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compaction import compact
@@ -68,6 +69,7 @@ _HOMES = {
         "Strengths",
     ),
     "archlearn.inspection": ("inspect",),
+    "archlearn.original_channels": ("kept_channels",),
     "archlearn.nn.tristate": (
         "Gate",
         "TriState",
@@ -122,6 +124,7 @@ __all__ = [
     "count_costs",
     "depth_gates",
     "inspect",
+    "kept_channels",
     "load",
     "parameter_groups",
     "penalty",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import archlearn
-from archlearn.data.registry import load_examples
+from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.gating.attach import add_gates
 from archlearn.gating.learn import Learn

@@ -18,9 +18,9 @@ from archlearn.data.dataset import (
     carve_validation,
     measure_channels,
 )
+from archlearn.data.dataset_registry import load_examples
 from archlearn.data.downloads import download, no_progress
 from archlearn.data.file_cache import cache_folder
-from archlearn.data.registry import load_examples
 from archlearn.data.standard import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 from archlearn.errors import DataError, InputError, SettingsError
 

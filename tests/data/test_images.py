@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from archlearn.data import image_cache
 from archlearn.data.dataset import Split, build_dataset
-from archlearn.data.registry import load_examples
+from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError
 
 SIDE = 6

@@ -10,7 +10,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.data.dataset import build_dataset
-from archlearn.data.registry import load_examples
+from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, SettingsError
 from archlearn.reporting import write_report
 from archlearn.training.config import override

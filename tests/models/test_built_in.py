@@ -8,16 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli.inspect import inspect
+from archlearn.cli.model_commands import inspect
 from archlearn.models.densenet import DenseNet
-from archlearn.models.gpt import GPT
-from archlearn.models.mixer import Mixer
 from archlearn.models.mobilenet import MobileNetV2, Stage
-from archlearn.models.preresnet import PreActivationResNet
-from archlearn.models.registry import KINDS, build_network
-from archlearn.models.resnet import ResNet
+from archlearn.models.model_registry import KINDS, build_network
+from archlearn.models.resnet import PreActivationResNet, ResNet
+from archlearn.models.transformers import GPT, Mixer, ViT
 from archlearn.models.vgg import VGG
-from archlearn.models.vit import ViT
 from archlearn.training.settings import RunSettings
 from tests.zoo import randomise_
 

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
-from archlearn.models.alexnet import AlexNet
-from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn.models.registry import build_network
+from archlearn.models.caffenet import AlexNet, CaffeNet, Sizes
+from archlearn.models.model_registry import build_network
 
 SMALL = Sizes(side=99, n_outputs=7, factor=1 / 16)
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")

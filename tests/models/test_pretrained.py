@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.alexnet import AlexNet
 from archlearn.models.caffe_import import read_caffemodel
-from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.caffenet import AlexNet, CaffeNet, Sizes
+from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
-from archlearn.models.registry import build_network
 from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models
 from tests.models.caffe_files import (

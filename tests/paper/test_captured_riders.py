@@ -14,7 +14,7 @@ from archlearn.data.downloads import no_progress
 from archlearn.gating.attach import add_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.models.registry import build_network
+from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn.training.config import override
 from archlearn.training.cuda_graph import CapturedStepper, make_stepper

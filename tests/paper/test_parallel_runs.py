@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from archlearn.data.dataset import build_dataset
+from archlearn.data.dataset_registry import load_examples
 from archlearn.data.downloads import no_progress
-from archlearn.data.registry import load_examples
 from archlearn.errors import SettingsError
 from archlearn.gating.parameters import width_gates
 from archlearn.training.config import override

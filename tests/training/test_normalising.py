@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlearn.cli.evaluate import evaluate
+from archlearn.cli.model_commands import evaluate
 from archlearn.data.downloads import no_progress
 from archlearn.errors import SettingsError
 from archlearn.training.config import override

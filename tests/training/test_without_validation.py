@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli.evaluate import evaluate
-from archlearn.cli.run import start_run
+from archlearn.cli.model_commands import evaluate
+from archlearn.cli.training_run import start_run
 from archlearn.errors import SettingsError
 from archlearn.reporting import write_report
 from archlearn.training.config import override

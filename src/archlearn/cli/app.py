@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from archlearn import __version__
-from archlearn.cli import compact, compare, data, demo, evaluate, inspect, learn, paper, report
+from archlearn.cli import data, learn, model_commands, paper, report
 from archlearn.errors import ArchlearnError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
@@ -25,15 +25,15 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
-app.command(learn.learn, help_epilogue=learn.EXAMPLES)
-app.command(inspect.inspect, help_epilogue=inspect.EXAMPLES)
-app.command(compact.compact, help_epilogue=compact.EXAMPLES)
-app.command(evaluate.evaluate, help_epilogue=evaluate.EXAMPLES)
+app.command(learn.learn, help_epilogue=learn.LEARN_EXAMPLES)
+app.command(model_commands.inspect, help_epilogue=model_commands.INSPECT_EXAMPLES)
+app.command(model_commands.compact, help_epilogue=model_commands.COMPACT_EXAMPLES)
+app.command(model_commands.evaluate, help_epilogue=model_commands.EVALUATE_EXAMPLES)
 app.command(report.report, help_epilogue=report.EXAMPLES)
-app.command(paper.paper, help_epilogue=paper.EXAMPLES)
-app.command(compare.compare, help_epilogue=compare.EXAMPLES)
+app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
+app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
 app.command(data.data, help_epilogue=data.EXAMPLES)
-app.command(demo.demo, help_epilogue=demo.EXAMPLES)
+app.command(learn.demo, help_epilogue=learn.DEMO_EXAMPLES)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
         name: A data set; left out, they are listed.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
-    from archlearn.data.registry import KINDS
+    from archlearn.data.dataset_registry import KINDS
 
     if name is None:
         width = max(len(kind) for kind in KINDS)
@@ -28,7 +28,7 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
         return
     from archlearn.cli.display import show_downloads
     from archlearn.data.dataset import build_dataset
-    from archlearn.data.registry import load_examples
+    from archlearn.data.dataset_registry import load_examples
     from archlearn.training.settings import RunSettings
 
     with show_downloads() as progress:

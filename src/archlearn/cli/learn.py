@@ -1,6 +1,9 @@
-"""`archlearn learn`."""
+"""`archlearn learn` and `archlearn demo`."""
 
 import dataclasses
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
@@ -77,7 +80,7 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-EXAMPLES = """Examples:
+LEARN_EXAMPLES = """Examples:
   archlearn learn --model lenet --data mnist --out runs/a
   archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 --out runs/b
   archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip --out runs/f
@@ -113,7 +116,7 @@ def learn(
             raise SettingsError(
                 "--resume goes on with a run as it is; leave out --out and --config"
             )
-        from archlearn.cli.run import resume_run
+        from archlearn.cli.training_run import resume_run
 
         resume_run(resume, asked)
         return
@@ -122,6 +125,38 @@ def learn(
     from archlearn.training.config import override, read_settings
 
     settings = override(read_settings(config) if config else RunSettings(), asked)
-    from archlearn.cli.run import start_run
+    from archlearn.cli.training_run import start_run
 
     start_run(settings, out)
+
+
+_MOST_THREADS = 4
+DEMO_EXAMPLES = """Examples:
+  archlearn demo
+  archlearn demo --out runs/mine
+"""
+
+
+def demo(*, out: Path = Path("runs/demo")) -> None:
+    """Learn LeNet's architecture on MNIST within 10,000 parameters; show before and after.
+
+    Takes a few minutes on two cores. A demo that was stopped half-way is taken up again.
+
+    Args:
+        out: The run's folder.
+    """
+    # Threads that wait without spinning leave a busy machine to those that work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from archlearn.cli.training_run import resume_run, start_run
+    from archlearn.training.run_directory import CONFIG, SUMMARY
+    from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
+
+    if (out / SUMMARY).exists():
+        sys.stdout.write(f"an earlier demo in {out} makes room for this one\n")
+        shutil.rmtree(out)
+    if (out / CONFIG).exists():
+        resume_run(out, {})
+        return
+    threads = HardwareSettings(threads=min(_MOST_THREADS, os.cpu_count() or 1))
+    budget = GateSettings(budget=("parameters=10000",))
+    start_run(RunSettings(gates=budget, hardware=threads), out)

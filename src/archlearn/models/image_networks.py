@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from archlearn.models import densenet, mixer, mobilenet, resnet, vgg, vit
-from archlearn.models.preresnet import PreActivationResNet
+from archlearn.models import densenet, mobilenet, resnet, transformers, vgg
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def _resnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
 
 
 def _preresnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
-    return lambda sizes: PreActivationResNet(
+    return lambda sizes: resnet.PreActivationResNet(
         n_blocks, sizes.n_channels, sizes.n_outputs, _stage_widths(sizes)
     )
 
@@ -80,13 +79,13 @@ def _densenet(sizes: ImageSizes) -> nn.Module:
 
 
 def _vit(sizes: ImageSizes) -> nn.Module:
-    dim = vit.N_HEADS * sizes.scale(vit.DIM // vit.N_HEADS)
-    return vit.ViT(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
+    dim = transformers.N_HEADS * sizes.scale(transformers.DIM // transformers.N_HEADS)
+    return transformers.ViT(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
 
 
 def _mixer(sizes: ImageSizes) -> nn.Module:
-    dim = 2 * sizes.scale(mixer.DIM // 2)
-    return mixer.Mixer(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
+    dim = 2 * sizes.scale(transformers.DIM // 2)
+    return transformers.Mixer(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
 
 
 IMAGE_NETWORKS = {
@@ -105,7 +104,9 @@ IMAGE_NETWORKS = {
     ),
     "densenet40": ImageNetwork("DenseNet-40, growth 12", densenet.SMALLEST_SIDE, _densenet),
     "vit": ImageNetwork(
-        "vision transformer: patches of 4 x 4, 6 blocks of 192, 3 heads", vit.PATCH, _vit
+        "vision transformer: patches of 4 x 4, 6 blocks of 192, 3 heads", transformers.PATCH, _vit
     ),
-    "mixer": ImageNetwork("MLP-Mixer: patches of 4 x 4, 6 blocks of 192", mixer.PATCH, _mixer),
+    "mixer": ImageNetwork(
+        "MLP-Mixer: patches of 4 x 4, 6 blocks of 192", transformers.PATCH, _mixer
+    ),
 }

@@ -1,6 +1,7 @@
-"""LeNet as the paper uses it: 20-50-500-10, max-pooling before each ReLU, no padding."""
+"""LeNet as the paper uses it (20-50-500-10), and the plain MLP and ConvNet beside it."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,3 +70,47 @@ def _hidden(n_in: int, n_out: int) -> nn.Linear:
     nn.init.kaiming_uniform_(layer.weight, nonlinearity="linear")
     nn.init.zeros_(layer.bias)
     return layer
+
+
+HIDDEN = (300, 100)
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them; 300-100 hidden unless told otherwise."""
+
+    def __init__(self, n_in: int, n_outputs: int, hidden: Sequence[int] = HIDDEN) -> None:
+        super().__init__()
+        sizes = [n_in, *hidden]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(sizes):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.flatten = nn.Flatten()
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one number for each output."""
+        return self.layers(self.flatten(x))
+
+
+class ConvNet(nn.Module):
+    """Six convolutions of 3 x 3 in three stages, 32-32-64-64-128-128, mean over the image."""
+
+    def __init__(self, n_channels: int = 3, n_outputs: int = 10) -> None:
+        super().__init__()
+        sizes = [n_channels, 32, 32, 64, 64, 128, 128]
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1, bias=False)
+            for before, after in itertools.pairwise(sizes)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(size) for size in sizes[1:])
+        self.last = nn.Linear(sizes[-1], n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one score for each class."""
+        for place, (convolution, norm) in enumerate(
+            zip(self.convolutions, self.norms, strict=True)
+        ):
+            x = F.relu(norm(convolution(x)))
+            if place in (1, 3):
+                x = F.max_pool2d(x, 2)
+        return self.last(x.mean((2, 3)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.errors import FileError
+from archlearn.original_channels import KEPT, read_kept
 from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -30,7 +31,13 @@ from archlearn.serialization.limits import (
     MAX_RECURRENT_LAYERS,
 )
 from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, find_operation
-from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
+from archlearn.serialization.schema import (
+    Description,
+    ModuleEntry,
+    NodeEntry,
+    TensorEntry,
+    parse_json,
+)
 from archlearn.serialization.values import decode, is_identifier, shorten
 from archlearn.tracing.generated_forward import generate_class
 
@@ -446,4 +453,6 @@ def _load(path: Path, modules: Mapping[str, LayerClass]) -> nn.Module:
             model, description, {entry.name: file.read(entry.name) for entry in description.tensors}
         )
     restore_certificate_(model, file.metadata.get("certificate"))
+    if "kept_channels" in file.metadata:
+        vars(model)[KEPT] = read_kept(parse_json(file.metadata["kept_channels"]), model)
     return model

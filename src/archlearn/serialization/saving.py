@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.errors import FileError
+from archlearn.original_channels import write_kept
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -275,6 +276,9 @@ def save(
         certificate = write_certificate(model)
         if certificate is not None:
             metadata["certificate"] = certificate
+        kept = write_kept(model)
+        if kept is not None:
+            metadata["kept_channels"] = kept
         write(path, tensors, metadata)
     except FileError as error:
         raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error

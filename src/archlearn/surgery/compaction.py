@@ -21,6 +21,7 @@ from archlearn.module_utils import (
     set_modes_,
     tensors_of,
 )
+from archlearn.original_channels import KEPT
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     MergeApplier,
@@ -146,6 +147,7 @@ def _make(
             certificate = _finish_uncertified_(small, inputs, traces, changed)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
+    setattr(small, KEPT, plan.kept(getattr(small, KEPT, None)))
     return small
 
 

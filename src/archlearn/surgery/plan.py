@@ -6,6 +6,7 @@ from typing import Any
 
 from archlearn.costs import Costs
 from archlearn.errors import InputError
+from archlearn.original_channels import KeptChannels
 
 VERSION = 1
 
@@ -77,6 +78,27 @@ class Plan:
     before: Costs
     after: Costs
 
+    def kept(self, before: KeptChannels | None = None) -> KeptChannels:
+        """Return the indices that stay, by the names of tensors and their dimensions.
+
+        Tensors and dimensions that are not named keep all.
+
+        Args:
+            before: The same of a model that had been compacted earlier; indices are then those of
+                the original.
+        """
+        kept = {name: dict(by_dim) for name, by_dim in (before or {}).items()}
+        for each in self.narrowings:
+            by_dim = kept.setdefault(each.name, {})
+            old = by_dim.get(each.dim, range(each.size))
+            by_dim[each.dim] = tuple(old[i] for i in each.kept)
+        for fold in self.folds:  # it may make a bias where there was none
+            _copy_rows_(kept, fold.layer, fold.layer)
+        for merge in self.merges:
+            if merge.made:
+                _copy_rows_(kept, merge.layers[-1], merge.layers[0])
+        return kept
+
     def to_json(self) -> str:
         """Return the plan as JSON."""
         return json.dumps({"archlearn_plan": VERSION, **asdict(self)})
@@ -120,6 +142,15 @@ class Plan:
         lines += [f"  {site}: linear" for site in self.linear]
         lines += [f"  {merge}" for merge in self.merges]
         return "\n".join(lines)
+
+
+def _copy_rows_(kept: KeptChannels, source: str, target: str) -> None:
+    """Let the outputs of one layer be those of another."""
+    rows = kept.get(f"{source}.weight", {}).get(0)
+    for name in (f"{target}.weight", f"{target}.bias"):
+        kept.setdefault(name, {}).pop(0, None)
+        if rows is not None:
+            kept[name][0] = rows
 
 
 def _read_merge(data: dict[str, Any]) -> Merge:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
 from archlearn.errors import FileError, InputError, SettingsError, first_line
+from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -20,7 +21,6 @@ from archlearn.models.pretrained import (
     read_pretrained,
     with_weights,
 )
-from archlearn.models.registry import build_network
 from archlearn.module_utils import evaluating
 from archlearn.training.checkpoint import is_checkpoint
 from archlearn.training.metrics import in_format_of

@@ -11,8 +11,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, build_dataset
+from archlearn.data.dataset_registry import load_examples
 from archlearn.data.downloads import Progress, no_progress
-from archlearn.data.registry import load_examples
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates

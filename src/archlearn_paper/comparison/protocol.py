@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from archlearn.models.registry import build_network
+from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of

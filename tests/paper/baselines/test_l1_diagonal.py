@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.convnet import ConvNet
-from archlearn.models.lenet import LeNet
+from archlearn.models.lenet import ConvNet, LeNet
 from archlearn_paper.baselines.interface import is_within
 from archlearn_paper.baselines.l1_diagonal import (
     Scaled,

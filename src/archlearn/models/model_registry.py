@@ -7,12 +7,10 @@ from collections.abc import Callable
 from torch import nn
 
 from archlearn.errors import InputError
-from archlearn.models import alexnet, caffenet
-from archlearn.models.convnet import ConvNet
-from archlearn.models.gpt import build_gpt
+from archlearn.models import caffenet
 from archlearn.models.image_networks import IMAGE_NETWORKS, ImageSizes
-from archlearn.models.lenet import SMALLEST_SIDE, DeepLeNet, LeNet
-from archlearn.models.mlp import MLP
+from archlearn.models.lenet import MLP, SMALLEST_SIDE, ConvNet, DeepLeNet, LeNet
+from archlearn.models.transformers import build_gpt
 from archlearn.models.user_code import (
     explaining_users_code,
     import_callable,
@@ -70,7 +68,8 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     if kind == "gpt":
         return build_gpt(_length(name, input_shape), n_outputs, _factor(rest or "1", name))
     if kind == "alexnet" and not rest:
-        return alexnet.AlexNet(_square(name, input_shape, alexnet.SMALLEST_SIDE)[0], n_outputs)
+        channels, _ = _square(name, input_shape, caffenet.SMALLEST_SIDE_OF_ALEXNET)
+        return caffenet.AlexNet(channels, n_outputs)
     refuse_file(name)
     if is_reference(name):
         return _from_user(name, input_shape, n_outputs)

@@ -1,0 +1,193 @@
+"""`archlearn inspect`, `compact` and `evaluate`: commands about one model."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+INSPECT_EXAMPLES = """Examples:
+  archlearn inspect lenet
+  archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
+  archlearn inspect resnet20 --data cifar-10
+  archlearn inspect gpt --shape 128 --outputs 65
+"""
+
+
+def inspect(
+    model: str = "lenet",
+    /,
+    *,
+    data: str | None = None,
+    shape: str = "1x28x28",
+    outputs: Annotated[int, Parameter(validator=Number(gte=1))] = 10,
+    skip_broken: bool = False,
+) -> None:
+    """Show every layer of a network: what can be learnt of it, what not, and why.
+
+    Args:
+        model: A built-in network, or package.module:function.
+        data: Take shape and outputs from this data set.
+        shape: Shape of one example, as 3x32x32.
+        outputs: Number of classes, or of numbers to predict.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
+    """
+    import torch
+
+    from archlearn.errors import InputError
+    from archlearn.inspection import inspect as inspect_model
+    from archlearn.models.model_registry import build_network, reads_tokens
+    from archlearn.training.initial_model import run_once
+    from archlearn.training.metrics import in_format_of
+
+    sizes, n_outputs = _parse_shape(shape), outputs
+    example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
+    if data is not None:
+        from archlearn.data.dataset import build_dataset
+        from archlearn.data.dataset_registry import load_examples
+        from archlearn.training.objectives import objective_of
+
+        examples = load_examples(data, skip_broken=skip_broken)
+        dataset = build_dataset(examples, validation_share=0.1)
+        sizes, n_outputs = dataset.input_shape, dataset.n_outputs
+        example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+    network = build_network(model, sizes, n_outputs)
+    example = in_format_of(network, example)
+    try:
+        run_once(network, example, model)
+    except InputError as error:
+        raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
+    sys.stdout.write(f"{inspect_model(network, example)}\n")
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    from archlearn.errors import SettingsError
+
+    parts = text.lower().split("x")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise SettingsError(f"--shape {text!r} is no shape; write 1x28x28 or 10")
+    return tuple(int(part) for part in parts)
+
+
+COMPACT_EXAMPLES = """Examples:
+  archlearn compact runs/a
+  archlearn compact runs/a --budget parameters=10000 --out small.safetensors
+  archlearn compact runs/a --pay multiply_adds
+"""
+
+
+def compact(
+    run: Path,
+    /,
+    *,
+    out: Path | None = None,
+    pay: Literal["parameters", "multiply_adds"] = "parameters",
+    budget: tuple[str, ...] = (),
+) -> None:
+    """Compact the network of a run as its last checkpoint has it, finished or not.
+
+    Args:
+        run: The run's folder.
+        out: The file to write. [default: compact.safetensors in the run's folder]
+        pay: A linear layer is merged when this becomes less.
+        budget: Close more channels until the network costs no more, as parameters=10000 or
+            multiply_adds=50%. The weights are not trained after it.
+    """
+    from archlearn.cli.output_paths import writing
+    from archlearn.serialization import save
+    from archlearn.surgery.compaction import compact as compact_model
+    from archlearn.surgery.planning import plan
+    from archlearn.training.run_directory import COMPACT
+    from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_pairs
+
+    target = out or run / COMPACT
+    asked = read_pairs("budget", budget)
+    revived = load_gated_model(run)
+    if asked:
+        cut_to_budget_(revived, asked)
+    with writing(target):
+        chosen = plan(revived.model, revived.example, pay=pay)
+        small = compact_model(revived.model, chosen)
+        save(small, target)
+    sys.stdout.write(f"{chosen}\n{small.certificate}\n{target}\n")
+
+
+EVALUATE_EXAMPLES = """Examples:
+  archlearn evaluate runs/a
+  archlearn evaluate small.safetensors --data mnist
+"""
+
+
+def evaluate(
+    target: Path,
+    /,
+    *,
+    data: str | None = None,
+    split: Literal["test", "validation", "train"] = "test",
+    normalise: Literal["data", "imagenet"] | None = None,
+    skip_broken: bool = False,
+) -> None:
+    """Measure a compact model on data.
+
+    Args:
+        target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
+        data: The data set; a run knows its own.
+        split: The part to measure on.
+        normalise: Whose mean and deviation inputs are normalised by; a run knows its own.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
+    """
+    from archlearn.data.downloads import no_progress
+    from archlearn.errors import SettingsError
+    from archlearn.serialization import load
+    from archlearn.training.initial_model import check_fit
+    from archlearn.training.metrics import evaluate as evaluate_network
+    from archlearn.training.objectives import objective_of
+    from archlearn.training.run_directory import COMPACT, read_run_settings
+    from archlearn.training.run_setup import load_dataset
+    from archlearn.training.settings import RunSettings
+
+    path = target / COMPACT if target.is_dir() else target
+    settings = read_run_settings(target) if target.is_dir() else RunSettings()
+    _check_measurable(target, path, data)
+    asked = replace(
+        settings,
+        data=data or settings.data,
+        normalise=normalise or settings.normalise,
+        skip_broken=skip_broken or settings.skip_broken,
+    )
+    dataset = load_dataset(asked, no_progress)
+    if len(getattr(dataset, split)) == 0:
+        raise SettingsError(
+            f"{target} set no validation part apart (--validation 0); measure it on another part, "
+            "as --split test"
+        )
+    network = load(path)
+    check_fit(network, dataset, str(path))
+    score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
+    measured = (
+        f"{score.accuracy:.2%} right"
+        if score.accuracy is not None
+        else f"mean squared error {score.error:.4g}"
+    )
+    sys.stdout.write(f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples\n")
+
+
+def _check_measurable(target: Path, path: Path, data: str | None) -> None:
+    """Refuse what cannot be measured, and say what can be."""
+    from archlearn.errors import SettingsError
+    from archlearn.training.checkpoint import is_checkpoint
+
+    if is_checkpoint(target):
+        raise SettingsError(
+            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
+            f"{target.parent}"
+        )
+    if data is None and not target.is_dir():
+        raise SettingsError(f"say what to measure {target} on: --data mnist")
+    if target.is_dir() and not path.is_file():
+        raise SettingsError(
+            f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
+            f"{target}), or compact it as it is: archlearn compact {target}"
+        )
