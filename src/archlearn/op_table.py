@@ -23,7 +23,8 @@ from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import TriState
 
-ACTIVATE = "activations.activate"
+ACTIVATE, PRODUCT = "activations.activate", "linear.linear"
+LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,26 @@ class OpSpec:
         calls: Every module class, function and method that is this operation.
         rule: Module and function in `analysis.rules` that follow channels through it; "" if none
             does, and so all channels that it reads stay.
+        product: Of a product with a weight, its kind and number of spatial dimensions.
         squashing: An activation that often is a gate itself (squeeze-and-excite): it becomes a
             site only where its channels have no other.
         homogeneous: `op(s x) = s op(x)` for every s >= 0 of a channel.
         passes: It changes nothing in evaluation mode.
+        foldable: In evaluation mode it scales and shifts each channel, so that the layer in front
+            can do so instead.
         copies: What it returns never lies in the memory of what it reads.
-        narrowed_by: Function in `surgery.reshape_rewriter` that writes it for fewer channels.
+        narrowed_by: Which function of `surgery.reshape_rewriter` writes it for fewer channels.
         sized_by: Attribute of the module that says how many channels it has.
         unsaved: Why no file may hold it; "" if one may.
     """
 
     calls: tuple[str, ...]
     rule: str = ""
+    product: tuple[str, int] | None = None
     squashing: bool = False
     homogeneous: bool = False
     passes: bool = False
+    foldable: bool = False
     copies: bool = False
     narrowed_by: str = ""
     sized_by: str = ""
@@ -204,7 +210,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.round Tensor.round",
         "torch.sign Tensor.sign",
         "torch.reciprocal",
-        "torch.pow operator.pow Tensor.pow Tensor.pow_",
+        "torch.pow operator.pow operator.ipow Tensor.pow Tensor.pow_",
         "torch.nan_to_num",
     ),
     *_alike(
@@ -264,7 +270,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.atan2",
         "torch.fmod",
         "torch.remainder",
-        "operator.floordiv",
+        "operator.floordiv operator.ifloordiv",
     ),
     _op("torch.lerp Tensor.lerp Tensor.lerp_", "elementwise.lerp"),
     _op("torch.addcmul Tensor.addcmul Tensor.addcmul_", "elementwise.plus_product"),
@@ -302,7 +308,6 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.tensor_split",
         narrowed_by="split",
     ),
-    *_alike("reshape.move", "torch.narrow Tensor.narrow", narrowed_by="cut_out"),
     *_alike(
         "reshape.move",
         "torch.permute Tensor.permute",
@@ -311,6 +316,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.squeeze Tensor.squeeze",
         "torch.unsqueeze Tensor.unsqueeze",
         "torch.unbind Tensor.unbind",
+        "torch.narrow Tensor.narrow",
         "torch.select Tensor.select",
         "torch.movedim Tensor.movedim",
         "torch.swapaxes Tensor.swapaxes",
@@ -335,7 +341,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.ChannelShuffle F.channel_shuffle torch.channel_shuffle",
         copies=True,
     ),
-    _op("operator.getitem", "reshape.pick", narrowed_by="cut_out"),
+    _op("operator.getitem", "reshape.pick", narrowed_by="slice"),
     _op("builtins.getattr", "reshape.attribute"),
     _op("F.pad", "reshape.pad", narrowed_by="pad"),
     *_alike(
@@ -426,6 +432,11 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.BatchNorm1d",
         "nn.BatchNorm2d",
         "nn.BatchNorm3d",
+        foldable=True,
+        sized_by="num_features",
+    ),
+    *_alike(
+        "normalization.within_channel",
         "nn.SyncBatchNorm",
         "nn.InstanceNorm1d",
         "nn.InstanceNorm2d",
@@ -450,16 +461,25 @@ OPERATIONS: tuple[OpSpec, ...] = (
         unsaved="built as a composite",
     ),
     # Products with a weight.
-    *_alike(
-        "linear.linear",
-        "nn.Linear F.linear",
-        "nn.Conv1d F.conv1d torch.conv1d",
-        "nn.Conv2d F.conv2d torch.conv2d",
-        "nn.Conv3d F.conv3d torch.conv3d",
+    _op("nn.Linear F.linear", PRODUCT, product=(LINEAR, 0)),
+    _op("archlearn.linear_by_columns", PRODUCT, product=(TRANSPOSED, 0)),
+    _op("nn.Conv1d F.conv1d torch.conv1d", PRODUCT, product=(CONV, 1)),
+    _op("nn.Conv2d F.conv2d torch.conv2d", PRODUCT, product=(CONV, 2)),
+    _op("nn.Conv3d F.conv3d torch.conv3d", PRODUCT, product=(CONV, 3)),
+    _op(
         "nn.ConvTranspose1d F.conv_transpose1d torch.conv_transpose1d",
+        PRODUCT,
+        product=(TRANSPOSED, 1),
+    ),
+    _op(
         "nn.ConvTranspose2d F.conv_transpose2d torch.conv_transpose2d",
+        PRODUCT,
+        product=(TRANSPOSED, 2),
+    ),
+    _op(
         "nn.ConvTranspose3d F.conv_transpose3d torch.conv_transpose3d",
-        "archlearn.linear_by_columns",
+        PRODUCT,
+        product=(TRANSPOSED, 3),
     ),
     # No rule follows channels through these: all that they read stay. A file may hold them.
     *map(_op, _OTHERS.split()),
@@ -504,6 +524,31 @@ def saved_calls(*homes: str) -> dict[str, Any]:
         for at, _, name in [call.rpartition(".")]
         if at == home and hasattr(HOMES[home], name)
     }
+
+
+@cache
+def _twins() -> dict[Any, Any]:
+    """Return functions that work in place, each with the one that does the same to a copy."""
+    twins: dict[Any, Any] = {}
+    for spec in OPERATIONS:
+        for call in spec.calls:
+            home, _, name = call.rpartition(".")
+            plain = name.removesuffix("_") if home != "operator" else name.removeprefix("i")
+            if home in FUNCTION_HOMES and plain != name and f"{home}.{plain}" in spec.calls:
+                twins[getattr(HOMES[home], name)] = getattr(HOMES[home], plain)
+    return twins
+
+
+def works_in_place(target: Any) -> bool:
+    """Return whether a function, or a method of this name, changes its first argument."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return trailing or target in _twins() or target is operator.setitem
+
+
+def out_of_place(function: Any) -> Any:
+    """Return the function that leaves its input alone, or the same if it has no such twin."""
+    return _twins().get(function, function)
 
 
 def has_activation(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from archlearn.analysis.shape_inference import infer_output
 from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
+from archlearn.op_table import spec_of, works_in_place
 from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
@@ -139,19 +140,7 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     return None
 
 
-_OPERATORS = {
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-    operator.ipow, operator.setitem,
-}  # fmt: skip
-
-
 _VIEWING = (move, pick, attribute, keep)
-
-
-_COPYING = frozenset({
-    "cat", "concat", "stack", "hstack", "vstack", "clone", "repeat", "repeat_interleave", "tile",
-    "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-})  # fmt: skip
 
 
 def is_in_place(node: fx.Node, net: nn.Module) -> bool:
@@ -160,36 +149,34 @@ def is_in_place(node: fx.Node, net: nn.Module) -> bool:
         return False
     if node.op == "call_module":
         return bool(getattr(find_module(net, str(node.target)), "inplace", False))
-    name = _name_of(node)
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or node.target in _OPERATORS or node.kwargs.get("inplace") is True
+    return works_in_place(node.target) or node.kwargs.get("inplace") is True
 
 
-def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str]) -> set[fx.Node]:
+def find_views(
+    node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule], made: Container[str]
+) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
     Args:
         node: Any call.
+        net: The model whose modules are called.
         rules: How labels pass each call.
         made: The names of the calls that have been made so far.
     """
+
+    def may_be_view(node: fx.Node) -> bool:
+        spec = spec_of(node, net)
+        return rules.get(node) in _VIEWING and not (spec is not None and spec.copies)
+
     found: set[fx.Node] = set()
     waiting = [node]
     while waiting:
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if _may_be_view(user, rules)]
-            waiting += here.all_input_nodes if _may_be_view(here, rules) else []
+            waiting += [user for user in here.users if may_be_view(user)]
+            waiting += here.all_input_nodes if may_be_view(here) else []
     return found
-
-
-def _may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
-    return rules.get(node) in _VIEWING and _name_of(node) not in _COPYING
-
-
-def _name_of(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +292,7 @@ class _Follower(Runner):
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
         if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
-        same = find_views(n.args[0], self.rules, self.values)
+        same = find_views(n.args[0], self.net, self.rules, self.values)
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:

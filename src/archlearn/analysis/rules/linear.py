@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, along
-from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_called_again, read_linear_op
+from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.op_table import TRANSPOSED
 
 
 def linear(step: OpCall) -> Any:

@@ -16,7 +16,7 @@ from archlearn.analysis.rules import (
     reshape,
 )
 from archlearn.module_utils import find_module, has_hooks
-from archlearn.op_table import ACTIVATE, OPERATIONS, spec_of
+from archlearn.op_table import ACTIVATE, OPERATIONS, PRODUCT, spec_of
 from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.output_types import is_construction, tensors_in
@@ -46,7 +46,7 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
     if is_construction(node.target):
         return _construct
     spec = spec_of(node, net)
-    if spec is None or spec.rule == "linear.linear":
+    if spec is None or spec.rule == PRODUCT:
         return opaque
     if spec.rule != ACTIVATE and node.op == "call_module":
         return opaque if has_hooks(find_module(net, str(node.target))) else _RULES[spec.rule]
