@@ -13,12 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
 from archlearn.analysis.linear_ops import read_linear_op
-from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.linear import linear
-from archlearn.analysis.rules.pooling import pool
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import as_selection, attribute, call_on_places, move, pick
 from archlearn.analysis.shape_inference import infer_output
@@ -40,7 +38,6 @@ class Runner(fx.Interpreter):
         rules: How labels pass each call.
         may_guess: Whether only shapes and types of results matter: no call is unknown.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
-        watch: Sees how much smaller images might be.
     """
 
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
@@ -50,7 +47,6 @@ class Runner(fx.Interpreter):
         self.rules = find_rules(net, graph)
         self.may_guess = not any(_is_unknown(node, net, rule) for node, rule in self.rules.items())
         self.other_multiply_adds = 0
-        self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
@@ -74,7 +70,6 @@ class Runner(fx.Interpreter):
         return thaw(args), thaw(kwargs)
 
     def _run_unknown(self, n: fx.Node) -> Any:
-        self.watch.shrink = 1.0  # it may hold anything
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
@@ -87,13 +82,8 @@ class Runner(fx.Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             guessed = infer_output(n, self.net, args, kwargs)
             if guessed is not None:
-                if rule is linear:
-                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
                 return guessed
-        if rule not in (linear, pool):
-            return super().run_node(n)
-        with self.watch:
-            return super().run_node(n)
+        return super().run_node(n)
 
 
 def _how(error: Exception) -> str:
@@ -188,7 +178,6 @@ class PropagationResult:
         sites: The channels of each site, by the name of its node.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
-        shrink: By how much images may be smaller and still meet every weight.
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
@@ -196,7 +185,6 @@ class PropagationResult:
     sites: dict[str, SiteChannels]
     other_multiply_adds: int
     parts: tuple[Tensor, ...]
-    shrink: float
     hidden: dict[str, Reason]
 
 
@@ -225,7 +213,6 @@ class _Follower(Runner):
             self.sites,
             self.other_multiply_adds,
             tuple(self.parts),
-            self.watch.shrink,
             self.hidden,
         )
 
