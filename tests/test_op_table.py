@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from archlearn.analysis.rules.registry import find_rule
-from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of_class
+from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of, spec_of_class
 from archlearn.serialization.layer_registry import all_layers
 from archlearn.serialization.op_registry import (
     METHODS,
@@ -68,3 +68,12 @@ def test_a_subclass_is_the_operation_whose_forward_it_has() -> None:
 
     assert spec_of_class(Renamed) is spec_of_class(nn.BatchNorm2d)
     assert spec_of_class(Changed) is None
+
+
+def test_nothing_is_known_of_a_layer_with_a_forward_of_its_own() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    graph = fx.Tracer().trace(net)
+    last = next(node for node in graph.nodes if node.target == "2")
+    assert spec_of(last, net) is spec_of_class(nn.Linear)
+    net[2].forward = lambda x: x.flip(1)
+    assert spec_of(last, net) is None

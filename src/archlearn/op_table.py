@@ -487,9 +487,15 @@ OPERATIONS: tuple[OpSpec, ...] = (
 
 
 def spec_of(node: fx.Node, net: nn.Module) -> OpSpec | None:
-    """Return what is known of the operation that a node of a graph calls, or None."""
+    """Return what is known of the operation that a node of a graph calls, or None.
+
+    Nothing is known of a module with a `forward` of its own, unless it is an activation.
+    """
     if node.op == "call_module":
-        return spec_of_class(type(find_module(net, str(node.target))))
+        module = find_module(net, str(node.target))
+        spec = spec_of_class(type(module))
+        is_own = "forward" in vars(module) and spec is not None and spec.rule != ACTIVATE
+        return None if is_own else spec
     if node.op == "call_method":
         return _by_name().get(str(node.target))
     return spec_of_function(node.target) if node.op == "call_function" else None

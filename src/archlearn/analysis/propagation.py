@@ -17,9 +17,9 @@ from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, 
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.linear import linear
+from archlearn.analysis.rules.normalization import may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import as_selection, attribute, call_on_places, move, pick
-from archlearn.analysis.shape_inference import infer_output
 from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
@@ -36,7 +36,8 @@ class Runner(fx.Interpreter):
 
     Attributes:
         rules: How labels pass each call.
-        may_guess: Whether only shapes and types of results matter: no call is unknown.
+        may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
+            might not take an example of one row are then left out.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
     """
 
@@ -77,12 +78,10 @@ class Runner(fx.Interpreter):
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
-        rule = self.rules.get(n)
-        if self.may_guess and rule is not None:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            guessed = infer_output(n, self.net, args, kwargs)
-            if guessed is not None:
-                return guessed
+        if self.may_guess and self.rules.get(n) is within_channel:
+            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            if may_need_batch(find_module(self.net, str(n.target)), x):
+                return x
         return super().run_node(n)
 
 
