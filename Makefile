@@ -29,7 +29,7 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet torch==2.13.0
 	$(PIP) install --quiet hatchling editables
-	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,dev,bench]'
+	$(PIP) install --quiet --no-build-isolation -e '.[cli,tensorboard,lightning,transformers,export,dev,bench]'
 	$(PIP) install --quiet --no-deps torchvision==0.28.0 timm==1.0.30
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@

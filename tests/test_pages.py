@@ -6,6 +6,7 @@ import linecache
 import re
 import shlex
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from archlearn.training.defaults import (
     derive_sizes,
 )
 from archlearn.training.settings import RunSettings
+from benchmarks.torchvision_import import import_models
 from tests.reporting.run_folders import LENET, write_run
 
 ROOT = Path(__file__).parents[1]
@@ -50,11 +52,17 @@ def run_block(text: str, names: dict[str, Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*(LeafSpec|num_workers|srun|isinstance).*")  # Lightning's
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_blocks_run_and_say_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for package in ("lightning", "transformers", "accelerate"):
+        if re.search(rf"^(import|from) {package}\b", page.read_text(), re.MULTILINE):
+            if find_spec("torchvision") is not None:
+                import_models()  # which others import in their turn
+            pytest.importorskip(package)
     write_run(tmp_path / "runs" / "a", LENET)
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "net"}

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.zoo.catalogue import build, draw_inputs, read_entries
-from benchmarks.zoo.measure import difference, leaves, measure, output_types, silent_groups
+from benchmarks.zoo.measure import (
+    difference,
+    find_heads,
+    leaves,
+    measure,
+    output_types,
+    set_head_sizes_,
+    silent_groups,
+)
 from benchmarks.zoo.page import table
 
 OWN = "benchmarks.zoo.networks:"
@@ -77,3 +85,23 @@ def test_constants_are_disturbed_and_each_draw_is_its_own() -> None:
     assert all(p.unique().numel() == p.numel() for p in net.parameters())
     first, second = draw_inputs(entry, 0)[0][0], draw_inputs(entry, 1)[0][0]
     assert not torch.equal(first, second)
+
+
+class Attention(nn.Module):
+    """Attention as timm names its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = 2, 4
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+
+def test_layers_with_heads_are_found_for_torch_pruning_and_told_their_size() -> None:
+    attention = Attention()
+    net = nn.Sequential(attention, nn.Linear(8, 8))
+    assert find_heads(net) == {attention.qkv: 2}
+    attention.qkv.out_features = 12
+    set_head_sizes_(net, find_heads(net))
+    assert attention.head_dim == 2
+    entry = {"call": OWN + "LeNet", "inputs": ["normal 2 1 28 28"]}
+    assert measure("LeNet", entry, "torch-pruning heads")["result"] == "no heads"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.circumstances import describe
 from benchmarks.zoo.catalogue import read_entries
-from benchmarks.zoo.measure import Row, send_row
+from benchmarks.zoo.measure import SIDES, Row, send_row
 from benchmarks.zoo.page import page, table
 
 PACKAGES = (
@@ -31,7 +31,7 @@ def main() -> None:
     options = _options()
     _context.set_forkserver_preload(["benchmarks.zoo.preload"])
     names = [name for name in read_entries() if fnmatch(name, options.only)]
-    sides = ["archlearn", "torch-pruning"] if options.torch_pruning else ["archlearn"]
+    sides = list(SIDES) if options.torch_pruning else ["archlearn"]
     rows = _read(options.out) if options.out else []
     done = {(row["model"], row["side"]) for row in rows}
     todo = [(name, side) for name in names for side in sides if (name, side) not in done]
@@ -41,7 +41,7 @@ def main() -> None:
         row = _in_own_process(name, side, options) | {"commit": circumstances["commit"]}
         if options.out:
             _append(options.out, row)
-        said = "" if row["result"] in ("exact", "runs") else row.get("said", "")
+        said = "" if row["result"] in ("exact", "runs", "no heads") else row.get("said", "")
         print(f"{number}/{len(todo)} {name} {side}: {row['result']} {said}"[:240], file=sys.stderr)
         return row
 

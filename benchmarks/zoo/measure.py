@@ -22,6 +22,11 @@ from benchmarks.zoo.catalogue import Call, Entry, build, draw_inputs, dtype, rea
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3}
 TRAINING_SEEDS = (0, 1, 2, 3)
 _SAID = 1000
+_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "heads")
+_QUERIES = ("qkv", "q", "query", "q_proj", "q_lin", "to_q")
+_KEYS_AND_VALUES = (
+    "k", "key", "k_proj", "k_lin", "to_k", "v", "value", "v_proj", "v_lin", "to_v",
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -87,6 +92,16 @@ def _compacted(net: nn.Module, inputs: Call, entry: Entry) -> Row:
 
 def torch_pruning(net: nn.Module, inputs: Call, entry: Entry) -> Row:
     """Prune at a ratio of one half by Torch-Pruning's plain call; the output is left alone."""
+    return _pruned(net, inputs, entry, {})
+
+
+def torch_pruning_heads(net: nn.Module, inputs: Call, entry: Entry) -> Row:
+    """The same with `num_heads`, where attention with heads is found."""
+    heads = find_heads(net)
+    return _pruned(net, inputs, entry, heads) if heads else {"result": "no heads"}
+
+
+def _pruned(net: nn.Module, inputs: Call, entry: Entry, heads: dict[nn.Module, int]) -> Row:
     import torch_pruning as tp
 
     arguments, options = inputs
@@ -98,17 +113,51 @@ def torch_pruning(net: nn.Module, inputs: Call, entry: Entry) -> Row:
             importance=tp.importance.MagnitudeImportance(p=2),
             pruning_ratio=0.5,
             ignored_layers=output_layers(net, inputs),
+            num_heads=heads,
         )
         pruner.step()
+        set_head_sizes_(net, heads)
         call(net, draw_inputs(entry, seed=1))
     except Exception as error:
         return {"result": "fails", "said": _say(error)}
     return {"result": "runs", "left": n_parameters(net) / before}
 
 
+def find_heads(net: nn.Module) -> dict[nn.Module, int]:
+    """Return the layers that write queries, keys and values, with their numbers of heads."""
+    found: dict[nn.Module, int] = {}
+    for module in net.modules():
+        homes = (module, getattr(module, "config", None))
+        counts = [getattr(home, name, None) for home in homes for name in _HEAD_COUNTS]
+        n_heads = next((n for n in counts if isinstance(n, int) and n > 1), None)
+        if n_heads is None:
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            found[module] = n_heads
+        of_keys = getattr(getattr(module, "config", None), "num_key_value_heads", None) or n_heads
+        for name, layer in module.named_children():
+            if isinstance(layer, nn.Linear) and name in _QUERIES + _KEYS_AND_VALUES:
+                found[layer] = n_heads if name in _QUERIES else of_keys
+    return found
+
+
+def set_head_sizes_(net: nn.Module, heads: dict[nn.Module, int]) -> None:
+    """Tell attention modules how large their heads are now, as Torch-Pruning's examples do."""
+    for module in net.modules():
+        for name, layer in module.named_children():
+            if layer in heads and isinstance(layer, nn.Linear) and name in _QUERIES:
+                width = layer.out_features // (3 if name == "qkv" else 1)
+                sizes = dict.fromkeys(("head_dim", "attention_head_size"), width // heads[layer])
+                sizes |= dict.fromkeys(("all_head_size", "inner_dim", "attn_dim"), width)
+                for attribute, size in sizes.items():
+                    if isinstance(getattr(module, attribute, None), int):
+                        setattr(module, attribute, size)
+
+
 SIDES: dict[str, Callable[[nn.Module, Call, Entry], Row]] = {
     "archlearn": ours,
     "torch-pruning": torch_pruning,
+    "torch-pruning heads": torch_pruning_heads,
 }
 
 

@@ -12,23 +12,33 @@ compared with the gated one in evaluation mode on new inputs (seed 1). Exact: th
 1e-10 of the largest output (float32: 1e-3). "left": share of the parameters that is left.
 "types": the outputs of gated and compact model have the types of the user's model. "silent": groups
 of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
-at a ratio of one half by its plain call (no `num_heads`; layers that make the output are left
-alone), where that gave a model that runs; what that model computes is not compared."""
+at a ratio of one half by its plain call (layers that make the output are left alone), where that
+gave a model that runs; what that model computes is not compared. "heads": the same with `num_heads`
+for the layers that write queries, keys and values, where they are found by their names."""
 
 
 def table(rows: list[Row], names: list[str]) -> str:
     """Return the rows as Markdown, one line a model."""
     found = {(row["model"], row["side"]): row for row in rows}
     lines = [
-        "| model | archlearn | left | Torch-Pruning left | types | silent | said |",
-        "|---|---|--:|--:|---|--:|---|",
+        "| model | archlearn | left | Torch-Pruning left | heads | types | silent | said |",
+        "|---|---|--:|--:|--:|---|--:|---|",
     ]
     for name in names:
         we = found.get((name, "archlearn"), {"result": "not measured"})
-        they = found.get((name, "torch-pruning"), {})
+        they, heads = (found.get((name, s), {}) for s in ("torch-pruning", "torch-pruning heads"))
         kept = {True: "kept", False: "LOST", None: ""}[we.get("types_kept")]
         said = we.get("said", "").replace("|", "\\|")[:160]
-        cells = [name, we["result"], _share(we), _share(they), kept, _silent(we), said]
+        cells = [
+            name,
+            we["result"],
+            _share(we),
+            _share(they),
+            _share(heads),
+            kept,
+            _silent(we),
+            said,
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", summary(rows, names)])
 
@@ -36,7 +46,7 @@ def table(rows: list[Row], names: list[str]) -> str:
 def summary(rows: list[Row], names: list[str]) -> str:
     """Return how many models came out how, and how large the largest difference is."""
     lines: list[str] = []
-    for side in ("archlearn", "torch-pruning"):
+    for side in ("archlearn", "torch-pruning", "torch-pruning heads"):
         of_side = [row for row in rows if row["side"] == side and row["model"] in names]
         if of_side:
             counts = Counter(row["result"] for row in of_side)
@@ -69,7 +79,7 @@ def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> st
 def _share(row: Row) -> str:
     if "left" in row:
         return f"{row['left']:.3f}"
-    return "fails" if row.get("side") == "torch-pruning" else "–"
+    return "fails" if row.get("result") == "fails" else "–"
 
 
 def _silent(row: Row) -> str:

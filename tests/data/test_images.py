@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, which even few images go through, by two processes."""
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1)
-    monkeypatch.setattr(image_cache, "_FEWEST_A_WORKER", 4)
+    monkeypatch.setattr(image_cache, "_CHUNK", 8)
     return tmp_path / "cache" / "images"
 
 
@@ -139,9 +139,13 @@ def test_full_disk_is_said_before_anything_is_decoded(
         load(folder)
 
 
+def die(*_: object) -> None:
+    os._exit(1)
+
+
 def test_worker_that_is_killed_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache.sys, "executable", "/bin/false")
-    with pytest.raises(DataError, match="processes that decode images ended early"):
+    monkeypatch.setattr(image_cache, "decode_into", die)
+    with pytest.raises(DataError, match="a process that decodes images ended early"):
         load(folder)
 
 

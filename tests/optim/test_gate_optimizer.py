@@ -271,6 +271,17 @@ def test_a_resumed_run_is_bit_for_bit_the_same(digits: Any) -> None:
         assert torch.equal(value, second[0].state_dict()[name]), name
 
 
+@pytest.mark.parametrize("budget", [{"multiply_adds": "40%"}, None])
+def test_the_path_goes_on_where_the_model_had_been_restored_first(digits: Any, budget: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    first = al.GateOptimizer(model, STEPS, budget=budget)
+    train(model, first, digits, STEPS // 2)
+    second = al.GateOptimizer(model, STEPS, budget=budget)
+    assert second.describe() != first.describe()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.describe() == first.describe()
+
+
 def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
@@ -420,6 +431,42 @@ def test_a_grad_scaler_takes_it_like_any_optimiser(digits: Any) -> None:
 
     for one, other in zip(run(1.0), run(1024.0), strict=True):
         assert torch.equal(one, other)
+
+
+def test_gradients_that_were_not_unscaled_decide_the_same(digits: Any) -> None:
+    def run(scale: float) -> list[Tensor]:
+        model = al.add_gates(chain(), digits[0][:2])
+        gates = al.GateOptimizer(model, 30, budget={"parameters": "50%"})
+        for x, y in batches(digits, 30):
+            (cross_entropy(model(x), y) * scale).backward()
+            gates.step()
+            gates.zero_grad()
+        return [gate.detach() for gate in al.width_gates(model).values()]
+
+    for one, other in zip(run(1.0), run(2.0**16), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_clipping_over_all_parameters_leaves_gates_a_decision(digits: Any) -> None:
+    """A common factor a step weighs steps against each other, and no gate against another."""
+    losses: dict[bool, float] = {}
+    for clipped in (False, True):
+        model = al.add_gates(chain(), digits[0][:2])
+        gates = al.GateOptimizer(model, STEPS, budget={"parameters": "35%"})
+        optimiser = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+        for x, y in batches(digits, STEPS):
+            cross_entropy(model(x), y).backward()
+            if clipped:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            gates.step()
+            model.zero_grad()
+        plan = al.plan(model)
+        assert 0.33 * plan.before.parameters <= plan.after.parameters
+        assert plan.after.parameters <= 0.35 * plan.before.parameters
+        losses[clipped] = cross_entropy(al.compact(model)(digits[0]), digits[1]).item()
+    assert losses[True] < 0.5
+    assert losses[False] < 0.5
 
 
 def test_a_part_of_a_larger_model_may_have_the_gates(digits: Any) -> None:

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn_paper.comparison.methods import OURS
-from archlearn_paper.plots.figures import draw_comparison, read_curves
+from archlearn_paper.plots.paper_figures import draw_comparison, read_curves
 from tests.paper.test_ranking import VERDICT, results
 
 

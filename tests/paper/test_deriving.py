@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from archlearn_paper.documentation import read_trials, tabulate_trials, tabulate_tries
 from archlearn_paper.experiment import FULL, Check
 from archlearn_paper.experiments import (
     figure_3a,
@@ -15,7 +16,6 @@ from archlearn_paper.experiments import (
     table_2,
     table_3,
 )
-from archlearn_paper.price_trials import read_trials, tabulate_trials, tabulate_tries
 from tests.paper.making import make_row
 
 

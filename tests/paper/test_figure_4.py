@@ -1,11 +1,10 @@
-"""Figure 4 on numbers chosen by hand, and a worker on a shared study."""
+"""Figure 4 on numbers chosen by hand."""
 
 from pathlib import Path
 
 import pytest
 
-from archlearn_paper.baselines.bayesian_search import Proposal, Search
-from archlearn_paper.experiment import FULL, Done, Row
+from archlearn_paper.experiment import FULL, FinishedRun, Row
 from archlearn_paper.experiments.figure_4 import (
     BATCH_SIZE,
     EPOCHS,
@@ -20,8 +19,7 @@ from archlearn_paper.experiments.figure_4 import (
     read_trainings,
     tabulate,
 )
-from archlearn_paper.experiments.search_worker import work_on
-from archlearn_paper.plots.figures import draw_figure_4, read_progress
+from archlearn_paper.plots.paper_figures import draw_figure_4, read_progress
 from tests.paper.making import make_row
 
 pytest.importorskip("optuna")
@@ -89,7 +87,7 @@ def test_the_figure_goes_as_far_as_the_shortest_search() -> None:
 
 
 def test_both_ways_have_the_same_epochs_and_batches() -> None:
-    done = [Done(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
+    done = [FinishedRun(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
     works = [*learn_rows(FULL, []), *propose(FULL, done, number=1)]
     assert len(works) == 4 * 3
     for work in works:
@@ -104,25 +102,3 @@ def test_what_is_proposed_follows_from_what_is_known() -> None:
     assert first.widths == again.widths
     assert ask_next((ALL, 1, trainings)).widths != first.widths
     assert ask_next((ALL, 0, trainings[:2])).widths != first.widths
-
-
-def test_a_worker_ends_when_the_study_has_enough(tmp_path: Path) -> None:
-    file = tmp_path / "study.db"
-
-    def train(proposal: Proposal) -> tuple[float, float]:
-        return proposal.widths["fc1"] / 500, 1.0
-
-    assert work_on(Search("a", LAST.space(), seed=0, file=file), train, 3) == 3
-    assert work_on(Search("a", LAST.space(), seed=1, file=file), train, 5) == 2
-    assert len(Search("a", LAST.space(), seed=0, file=file).history()) == 5
-
-
-def test_a_training_that_fails_is_given_up(tmp_path: Path) -> None:
-    search = Search("a", LAST.space(), seed=0, file=tmp_path / "study.db")
-
-    def fail(proposal: Proposal) -> tuple[float, float]:
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        work_on(search, fail, 1)
-    assert search.n_left(1) == 1

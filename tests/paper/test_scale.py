@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from archlearn_paper.experiment import FULL, QUICK
-from archlearn_paper.registry import TITLES, find_experiment
+from archlearn_paper.experiment_registry import TITLES, find_experiment
 
 
 def test_points_are_spread_over_a_sweep() -> None:

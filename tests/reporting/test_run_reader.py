@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.errors import InputError
-from archlearn.reporting.run_reader import read_lines, read_run
+from archlearn.reporting.run_reader import read_json_lines, read_run
 from tests.reporting.run_folders import LENET, write_lines, write_run
 
 
@@ -44,7 +44,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_a_line_torn_inside_a_character_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes('{"epoch": 1}\n{"name": "é'.encode()[:-1])
-    assert list(read_lines(path)) == [{"epoch": 1}]
+    assert list(read_json_lines(path)) == [{"epoch": 1}]
 
 
 def test_an_epoch_written_again_after_resuming_replaces_the_first(tmp_path: Path) -> None:

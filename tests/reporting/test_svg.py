@@ -9,27 +9,26 @@ from xml.etree import ElementTree
 from matplotlib.figure import Figure
 
 from archlearn.reporting.colours import ALL, SERIES, write_variables
-from archlearn.reporting.figures import label_axes, new_figure, write_text
-from archlearn.reporting.markup import write_svg
+from archlearn.reporting.figures import draw_text, label_axes, new_figure, write_svg
 
 
 def draw() -> Figure:
     figure, axes = new_figure()
     axes.plot([0, 1], [1, 2], color=SERIES[1].light)
     label_axes(axes, "epoch", "loss")
-    write_text(axes, 0.5, 1.5, "cost $a_1$ & <b>")
+    draw_text(axes, 0.5, 1.5, "cost $a_1$ & <b>")
     return figure
 
 
 def test_colours_with_a_role_become_variables_of_the_page() -> None:
-    svg = write_svg(draw(), "loss", "Loss", "It falls").text
+    svg = write_svg(draw(), "loss", "Loss", "It falls")
     shades = set(re.findall(r"(?<!, )#[0-9a-f]{6}", svg))
     assert f"var(--series-2, {SERIES[1].light})" in svg
     assert not shades, "these would not change on a dark page"
 
 
 def test_text_stays_text_in_the_font_of_the_page() -> None:
-    svg = write_svg(draw(), "loss", "Loss", "It falls").text
+    svg = write_svg(draw(), "loss", "Loss", "It falls")
     texts = [element.text for element in ElementTree.fromstring(svg).iter("text")]
     assert {"epoch", "loss", "cost $a_1$ & <b>"} <= set(texts)
     assert "var(--font, sans-serif)" in svg
@@ -37,7 +36,7 @@ def test_text_stays_text_in_the_font_of_the_page() -> None:
 
 
 def test_title_and_description_are_there_for_those_who_cannot_see() -> None:
-    root = ElementTree.fromstring(write_svg(draw(), "loss", "Loss <1>", "It falls & stays").text)
+    root = ElementTree.fromstring(write_svg(draw(), "loss", "Loss <1>", "It falls & stays"))
     named = {element.attrib.get("id"): element.text for element in root.iter()}
     title, description = root.attrib["aria-labelledby"].split()
     assert root.attrib["role"] == "img"
@@ -45,21 +44,21 @@ def test_title_and_description_are_there_for_those_who_cannot_see() -> None:
 
 
 def test_two_figures_of_a_page_share_no_identifier() -> None:
-    svgs = [write_svg(draw(), name, "t", "d").text for name in ("one", "two")]
+    svgs = [write_svg(draw(), name, "t", "d") for name in ("one", "two")]
     first, second = (set(re.findall(r'\bid="([^"]+)"', svg)) for svg in svgs)
     assert first
     assert not first & second
 
 
 def test_references_point_at_identifiers_that_exist() -> None:
-    svg = write_svg(draw(), "loss", "t", "d").text
+    svg = write_svg(draw(), "loss", "t", "d")
     wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     assert wanted
     assert wanted <= set(re.findall(r'\bid="([^"]+)"', svg))
 
 
 def test_nothing_leaks_into_the_page() -> None:
-    svg = write_svg(draw(), "loss", "t", "d").text
+    svg = write_svg(draw(), "loss", "t", "d")
     assert not re.search(r"<style|<metadata|http|<\?xml|<!DOCTYPE", svg)
 
 

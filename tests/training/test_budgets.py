@@ -49,12 +49,21 @@ def test_a_finished_run_is_cut_further_and_opens_nothing(folder: Path) -> None:
     opened = {name: gate >= 0.5 for name, gate in al.width_gates(revived.model).items()}
     cut_to_budget_(revived, {"parameters": "30%"})
     plan = al.plan(revived.model)
-    assert plan.after.parameters <= 0.3 * plan.before.parameters
+    start = json.loads((folder / "summary.json").read_text())["before"]["parameters"]
+    assert plan.after.parameters <= 0.3 * start  # of the original: it has shrunk meanwhile
+    assert plan.before.parameters < 0.7 * start
     for name, gate in al.width_gates(revived.model).items():
         assert not bool(((gate >= 0.5) & ~opened[name]).any())
     roomy = load_gated_model(folder)
     cut_to_budget_(roomy, {"parameters": "90%"})
-    assert al.plan(roomy.model).after.parameters <= 0.6 * plan.before.parameters
+    assert al.plan(roomy.model).after.parameters <= 0.6 * start
+
+
+def test_a_budget_that_is_met_at_the_end_is_not_called_missed_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path / "a", budget=("parameters=60%",), epochs=2)
+    assert "was asked for, but the compact model has" not in caplog.text
 
 
 def test_without_a_budget_half_of_what_can_go_goes(tmp_path: Path) -> None:
@@ -89,9 +98,9 @@ def test_what_cannot_be_is_refused_before_training(
 
 
 def test_a_schedule_is_read_from_the_settings() -> None:
-    asked = replace(GateSettings(), gate_schedule=("signal=size", "decisions=9", "per_cost=no"))
+    asked = replace(GateSettings(), gate_schedule=("signal=size", "decisions=9", "cost_power=2"))
     schedule = read_schedule(asked)
-    assert (schedule.signal, schedule.decisions, schedule.per_cost) == ("size", 9, False)
+    assert (schedule.signal, schedule.decisions, schedule.cost_power) == ("size", 9, 2.0)
     assert read_schedule(GateSettings()) == al.GateSchedule()
     with pytest.raises(al.InputError, match="signal is 'loud'"):
         read_schedule(replace(asked, gate_schedule=("signal=loud",)))

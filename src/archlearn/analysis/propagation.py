@@ -11,16 +11,31 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
+from archlearn.analysis.labels import (
+    FIXED,
+    Labels,
+    SiteChannels,
+    fixed_like,
+    spread,
+    varying,
+    without_repeats,
+)
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
+from archlearn.analysis.rules.indexing import gather, index_select, scatter
 from archlearn.analysis.rules.linear import linear
 from archlearn.analysis.rules.normalization import may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.rules.reshape import as_selection, attribute, call_on_places, move, pick
-from archlearn.analysis.sites import SiteChannels
+from archlearn.analysis.rules.reshape import (
+    as_selection,
+    attribute,
+    call_on_places,
+    expand_as,
+    move,
+    pick,
+)
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
@@ -29,6 +44,8 @@ from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.traces import ExampleInputs, values_for
 from archlearn.tracing.transformer_blocks import unfused
+
+_INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 
 
 class Runner(fx.Interpreter):
@@ -46,7 +63,9 @@ class Runner(fx.Interpreter):
         self.net = net
         self.extra_traceback = False  # torch.fx would write pages behind our own errors
         self.rules = find_rules(net, graph)
-        self.may_guess = not any(_is_unknown(node, net, rule) for node, rule in self.rules.items())
+        self.may_guess = not any(
+            _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
+        )
         self.other_multiply_adds = 0
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -129,7 +148,7 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     return None
 
 
-_VIEWING = (move, pick, attribute, keep)
+_VIEWING = (move, pick, attribute, expand_as, keep)
 
 
 def is_in_place(node: fx.Node, net: nn.Module) -> bool:
@@ -175,6 +194,7 @@ class PropagationResult:
     Attributes:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
+        reads: The channels that calls are to read through gates, by the name of their node.
         other_multiply_adds: Multiply-adds of all calls that are not linear ops.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         hidden: Why the channels in front of a call are not known, by the name of its node.
@@ -182,6 +202,7 @@ class PropagationResult:
 
     values: dict[str, Any]
     sites: dict[str, SiteChannels]
+    reads: dict[str, SiteChannels]
     other_multiply_adds: int
     parts: tuple[Tensor, ...]
     hidden: dict[str, Reason]
@@ -191,12 +212,19 @@ class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
-        self, net: nn.Module, graph: fx.Graph, ledger: ChannelConstraints, gated: frozenset[str]
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        ledger: ChannelConstraints,
+        gated: frozenset[str],
+        *,
+        gate_reads: bool,
     ) -> None:
         super().__init__(net, graph)
-        self.ledger, self.gated = ledger, gated
+        self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
         self.sites: dict[str, SiteChannels] = {}
+        self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
@@ -210,6 +238,7 @@ class _Follower(Runner):
         return PropagationResult(
             self.values | dict.fromkeys(limits),
             self.sites,
+            self.reads,
             self.other_multiply_adds,
             tuple(self.parts),
             self.hidden,
@@ -249,6 +278,8 @@ class _Follower(Runner):
         made = self.rules[n](step)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
+        for read in step.reads:
+            self.reads[n.name] = read
         if self.rules[n] in (move, pick):
             self._note_parts(step, made)
         if self.rules[n] is move:
@@ -272,7 +303,7 @@ class _Follower(Runner):
         args, kwargs = labelled
         return OpCall(
             n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
-            gated=n.name in self.gated,
+            gated=n.name in self.gated, may_gate_reads=self.gate_reads,
         )  # fmt: skip
 
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
@@ -343,6 +374,8 @@ def follow(
     graphs: Sequence[fx.Graph],
     inputs: ExampleInputs,
     gated: Mapping[int, frozenset[str]],
+    *,
+    gate_reads: bool = False,
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
@@ -351,6 +384,7 @@ def follow(
         graphs: Its graphs; their parameters, and so their atoms, are the same.
         inputs: Arguments for one call.
         gated: Sites that are taken to be gated, by graph.
+        gate_reads: Whether layers may read through gates what no activation stands behind.
 
     Raises:
         InputError: If the network does not run on the inputs.
@@ -359,7 +393,8 @@ def follow(
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
-            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            behind = gated.get(place, frozenset())
+            follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-_EXTRA = {"lightning_fabric", "cyclopts", "rich", "matplotlib", "PIL", "sklearn"}
+_EXTRA = {"lightning_fabric", "cyclopts", "rich", "matplotlib", "jinja2", "PIL", "sklearn"}
 """What `pip install archlearn` leaves out, and `archlearn[cli]` has."""
 
 

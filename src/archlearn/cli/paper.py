@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ def paper(
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
     draw: bool = False,
     docs: bool = False,
+    force: bool = False,
 ) -> None:
     """Run an experiment of the paper and show its numbers beside ours, or list them all.
 
@@ -43,29 +45,38 @@ def paper(
         side_by_side: How many runs share a GPU at a time.
         draw: Run nothing: draw figure and tables anew from the results.
         docs: Write docs/results.md and its figures from all results.
+        force: Replace earlier results even where seeds or data of them would be lost.
     """
-    from archlearn_paper.registry import TITLES, check_name
-    from archlearn_paper.request_options import choose_folder, choose_scale
+    from archlearn_paper.experiment_registry import TITLES, check_name, find_experiment
 
-    folder = choose_folder(out, quick=quick)
-    if docs:
-        from archlearn_paper.paper_command import write_docs
-
-        sys.stdout.write(f"{write_docs(folder, Path('docs'))}\n")
-        return
-    if name is None:
+    if name is None and not docs:
         width = max(map(len, TITLES))
         sys.stdout.write("".join(f"{n:{width}}  {title}\n" for n, title in TITLES.items()))
         return
-    check_name(name)
-    scale = choose_scale(quick=quick, seeds=seeds, data=data)
-    from archlearn_paper.paper_command import draw_results, run_experiment
+    if name is not None:
+        check_name(name)
+    from archlearn_paper import commands
+    from archlearn_paper.results import read_results
+    from archlearn_paper.runner import RunRequest
 
-    if draw:
-        draw_results(name, folder)
+    folder = commands.choose_folder(out, quick=quick)
+    if docs or name is None:
+        sys.stdout.write(f"{commands.write_docs(folder, Path('docs'))}\n")
         return
-    command = shlex.join(["archlearn", *sys.argv[1:]])
-    run_experiment(name, scale, folder, command=command, side_by_side=side_by_side)
+    scale = commands.choose_scale(quick=quick, seeds=seeds, data=data)
+    experiment = find_experiment(name)
+    if draw:
+        commands.draw_anew(experiment, read_results(folder, name), folder)
+        return
+    request = RunRequest(
+        experiment=experiment,
+        scale=scale,
+        folder=folder,
+        command=shlex.join(["archlearn", *sys.argv[1:]]),
+        side_by_side=side_by_side,
+        force=force,
+    )
+    commands.run_experiment(request)
 
 
 COMPARE_EXAMPLES = """Examples:
@@ -89,6 +100,7 @@ def compare(
     out: Path | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
     draw: bool = False,
+    force: bool = False,
 ) -> None:
     """Compare all methods at equal parameters, equal epochs and equal order of data.
 
@@ -106,21 +118,18 @@ def compare(
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.
         draw: Run nothing: draw figure and tables anew from the results.
+        force: Replace earlier results even where methods, budgets or seeds of them would be lost.
     """
-    from archlearn_paper.compare_command import Asked, compare_methods, draw_comparison_anew
+    from archlearn_paper import commands
+    from archlearn_paper.comparison.stages import choose_setup, find_methods
 
-    asked = Asked(
-        model=model,
-        data=data,
-        budget=budget,
-        methods=methods,
-        seeds=seeds,
-        epochs=epochs,
-        quick=quick,
-        out=out,
+    setup = choose_setup(
+        model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
     )
+    chosen, folder = find_methods(methods), commands.choose_folder(out, quick=quick)
     if draw:
-        draw_comparison_anew(asked)
+        commands.draw_comparison_anew(setup, folder)
         return
     command = shlex.join(["archlearn", *sys.argv[1:]])
-    compare_methods(asked, command=command, side_by_side=side_by_side)
+    request = commands.request_comparison(setup, chosen, folder, command)
+    commands.run_experiment(replace(request, side_by_side=side_by_side, force=force))

@@ -1,40 +1,16 @@
-"""Decode image files; `python -m archlearn.data.decoding` does so for a worker process.
+"""Decode image files; without torch, so that worker processes start at once."""
 
-A worker is a process of its own that knows nothing of torch, so that it starts at once. It reads
-its job as JSON, writes images into a file that the caller has made, and says line by line how far
-it is and which images are broken:
-
-    python -m archlearn.data.decoding < job.json
-"""
-
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-
-_SAY_EVERY = 50
-Say = Callable[[dict[str, Any]], None]
 
 
 class BrokenImageError(Exception):
     """An image cannot be decoded."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """Images to be decoded into places of one array, images x 3 x side x side, in a file."""
-
-    file: str
-    n_images: int
-    side: int
-    places: list[int]
-    paths: list[str]
-
-
-def decode_image(path: str, side: int) -> np.ndarray:
+def decode_image(path: Path, side: int) -> np.ndarray:
     """Return an image's middle square, scaled to a side, as 3 x side x side bytes.
 
     Raises:
@@ -53,27 +29,16 @@ def decode_image(path: str, side: int) -> np.ndarray:
     return np.asarray(square).transpose(2, 0, 1)
 
 
-def work_off(job: Job, say: Say) -> None:
-    """Decode every image of a job into its place."""
-    shape = (job.n_images, 3, job.side, job.side)
-    images = np.memmap(job.file, np.uint8, mode="r+", shape=shape)
-    done = 0
-    for place, path in zip(job.places, job.paths, strict=True):
+def decode_into(
+    file: Path, shape: tuple[int, ...], first: int, paths: Sequence[Path]
+) -> dict[int, str]:
+    """Decode images into a mapped file, from a position on; return why each broken one is so."""
+    images = np.memmap(file, np.uint8, mode="r+", shape=shape)
+    broken: dict[int, str] = {}
+    for place, path in enumerate(paths, start=first):
         try:
-            images[place] = decode_image(path, job.side)
+            images[place] = decode_image(path, shape[-1])
         except BrokenImageError as error:
-            say({"broken": place, "why": str(error)})
-        done += 1
-        if done % _SAY_EVERY == 0:
-            say({"done": _SAY_EVERY})
+            broken[place] = str(error)
     images.flush()
-    say({"done": done % _SAY_EVERY, "finished": True})
-
-
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    work_off(Job(**json.load(sys.stdin)), _say)
+    return broken

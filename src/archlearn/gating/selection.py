@@ -1,8 +1,8 @@
-"""Match the `learn=` globs with activation sites; explain sites that are not learnt."""
+"""Match the `learn=` globs with sites of gates; explain sites that are not learnt."""
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,18 +14,20 @@ from archlearn.analysis.channel_graph import (
     NO_GRADIENT,
     NOT_ASKED,
     ChannelGraph,
+    Group,
     build_channel_graph,
+    number_groups,
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.labels import FIXED
 from archlearn.analysis.layer_pairs import MergeablePair, find_link, join_links
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.sites import Site, find_trained
-from archlearn.errors import InputError
+from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import TriState
-from archlearn.tracing.traces import ExampleInputs, Leaf
+from archlearn.tracing.traces import ExampleInputs, Leaf, Traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,12 @@ class LearnableSites:
         channels = self.blueprint.channels_of(place, site)
         if channels is None:
             return self.blueprint.followed[place].hidden.get(site.node, NO_CHANNELS)
-        if site.node not in self.blueprint.gated[place]:
+        if not self._is_asked(place, site):
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
-        atoms = self.blueprint.followed[place].sites[site.node].ids
+        found = self.blueprint.followed[place].sites.get(site.node)
+        atoms = channels if found is None else found.ids
         reasons, fixed = self.blueprint.reasons, self.blueprint.fixed
         found = (
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
@@ -67,9 +70,13 @@ class LearnableSites:
     def n_learnt(self, place: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt."""
         channels = self.blueprint.channels_of(place, site)
-        if channels is None or site.node not in self.blueprint.gated[place]:
+        if channels is None or not self._is_asked(place, site):
             return 0
         return int((self.blueprint.group_of[channels] >= 0).sum())
+
+    def _is_asked(self, place: int, site: Site) -> bool:
+        is_stream = any(stream.site is site for stream in self.blueprint.streams)
+        return is_stream or site.node in self.blueprint.asked[place]
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
@@ -99,8 +106,17 @@ def choose(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
+    with_streams: bool = True,
 ) -> LearnableSites:
     """Return what is learnt in `net`.
+
+    Args:
+        net: The network.
+        inputs: Arguments for one call.
+        learn: What to learn, by layer name or glob.
+        leaves: Submodules that are not to be looked into.
+        must_learn: Whether there must be something to learn.
+        with_streams: Whether channels may be gated where they are read.
 
     Raises:
         InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
@@ -108,7 +124,11 @@ def choose(
     """
     wishes = _Wishes(learn)
     blueprint = build_channel_graph(
-        net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves
+        net,
+        inputs,
+        lambda site: Learn.WIDTH in wishes.of(site),
+        leaves,
+        with_streams=with_streams,
     )
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
     choice = LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
@@ -116,6 +136,64 @@ def choose(
     if must_learn and not blueprint.groups and not links:
         raise InputError(_nothing(choice, net))
     return choice
+
+
+def choose_again(
+    net: nn.Module, inputs: ExampleInputs, choice: LearnableSites, traces: Traces, dropped: Tensor
+) -> LearnableSites:
+    """Return what is learnt in a narrowed network: what was learnt, in the same groups.
+
+    Args:
+        net: The network without the dropped channels.
+        inputs: Arguments for one call.
+        choice: What was learnt in the whole one.
+        traces: The calls of `net`.
+        dropped: Whether each channel of the whole one is gone.
+
+    Raises:
+        SurgeryError: If other channels can be learnt now than those that were left.
+    """
+    old = choice.blueprint
+    gated = {
+        site.name
+        for place, found in enumerate(old.sites)
+        for site in found
+        if site.node in old.asked[place]
+    }
+    gated |= {stream.site.name for stream in old.streams if choice.n_learnt(0, stream.site)}
+    new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
+    new_of = _match_channels(old, new, dropped)
+    groups = tuple(
+        Group(group.name, new_of[group.channels[~dropped[group.channels]]]) for group in old.groups
+    )
+    channels = torch.cat([group.channels for group in groups])
+    links, _ = _find_links(net, new, lambda site: site.name in choice.links)
+    n_learnt = int(new.group_sizes().sum())
+    is_same = len(channels) == n_learnt and bool((channels >= 0).all())
+    if not is_same or not bool((new.group_of[channels] >= 0).all()) or [*links] != [*choice.links]:
+        raise SurgeryError(
+            f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
+            f"width gates and {len(links)} depth gates, but {len(channels)} and "
+            f"{len(choice.links)} are left; train on without shrink_, and report the model"
+        )
+    new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
+    return LearnableSites(new, links, choice.no_link, _find_rows(net, new))
+
+
+def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
+    """Return the channel of a narrowed network for each of the whole one, -1 for none.
+
+    A channel is known by where it stands in the parameters.
+    """
+    found = torch.full((len(old.root),), -1)
+    homes = [(old.dims.get(key), channels) for key, channels in new.dims.items()]
+    homes += [(old.elements.get(name), channels) for name, channels in new.elements.items()]
+    for before, after in homes:
+        if before is not None:
+            left = before[~dropped[before]]
+            if left.numel() == after.numel():
+                found[left] = after.reshape(-1)
+    return found
 
 
 def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
@@ -129,7 +207,7 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
         module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
-    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False)
+    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False, with_streams=False)
     links, no_link = _find_links(net, blueprint, has_depth)
     return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
 
@@ -171,7 +249,8 @@ class _Wishes:
     def _check_exact(self, key: str, choice: LearnableSites) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
-        for site in choice.blueprint.sites[0]:
+        streams = [stream.site for stream in choice.blueprint.bare_streams]
+        for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
                 continue
             reason = choice.width_reason(0, site)
@@ -193,7 +272,7 @@ class _Wishes:
         close = difflib.get_close_matches(key, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
-            f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
+            f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
             f"front of them: {', '.join(sites[:20])}"
         )
 
@@ -231,6 +310,8 @@ def _find_links(
             links[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
+    for stream in blueprint.streams:
+        reasons.setdefault(stream.site.name, Reason("no activation behind it", _DEPTH_FIX))
     return links, reasons
 
 

@@ -22,11 +22,18 @@ from archlearn.errors import InputError, lies_in
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.optim.budgets import Budget, check_reachable, fill_up, fit, rank_gates, read_budget
 from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
+from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
+_MOST_SHRINKS = 5
+"""How often `shrink_` is advised while gates decide; torch.compile gives up after 8 versions."""
+_LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
+"""The part of its cost that must be left for a cut to pay, and for the last one."""
+_LOOKS = 40
+"""How often it is looked whether a cut pays."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 
@@ -43,9 +50,11 @@ class GateSchedule:
         memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear.
+        patience: After how many decisions in a row a closed channel is closed for good.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
-        per_cost: Whether earnings are set against costs.
+        cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
+            not count.
     """
 
     begin: float = 0.1
@@ -55,8 +64,9 @@ class GateSchedule:
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
+    patience: int = 20
     signal: Literal["square", "size", "signed"] = "square"
-    per_cost: bool = True
+    cost_power: float = 1.0
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -68,7 +78,8 @@ class GateSchedule:
             )
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
-        for name, least in (("power", 0), ("decisions", 1), ("stay", 1), ("stay_linear", 1)):
+        bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
+        for name, least in {**bounds, "patience": 1}.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; give a number from {least} on"
@@ -115,13 +126,13 @@ class GateOptimizer(torch.optim.Optimizer):
         Raises:
             InputError: If the model has no gates of ours, or the budget cannot be reached.
         """
-        owner = _find_gated(model)
-        self._store: GateContainer = getattr(owner, STORE)
+        self._owner = find_gated(model)
+        self._store: GateContainer = getattr(self._owner, STORE)
         _check(total_steps, budget, width_cost, least_width, largest_cut)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self.schedule = schedule or GateSchedule()
-        self._cost = CostFunction(owner, self._store.choice)
+        self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
         self._least = _least_widths(self._store, protect, least_width, largest_cut)
@@ -135,9 +146,20 @@ class GateOptimizer(torch.optim.Optimizer):
         self._end = math.ceil(self._end / every) * every
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
+        self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
+        self._may_pay = False
         self._written: list[Tensor] = []
         self._has_warned = False
         self._remember()
+
+    def _take_costs(self) -> None:
+        """Learn what the network costs, and which channels can be cut out while it is trained."""
+        blueprint = self._store.choice.blueprint
+        self._cost = CostFunction(self._owner, self._store.choice)
+        self._computed, _ = self._cost.extremes()
+        can_go = find_sliceable(self._owner, blueprint)
+        gates = [group.channels for group in blueprint.groups]
+        self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
 
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
@@ -146,16 +168,24 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, linear = self._state()
         present = name_costs(cost(opened[None], linear[None])[0])
         start, least = cost.extremes(self._least)
+        start = store.original_costs or start
         limits = dict.fromkeys(COSTS, math.inf)
         if budget is not None:
             store.budget = read_budget(budget, start, self._n_examples)
             check_reachable(store.budget, least, present, self._n_examples)
             limits |= store.budget
-        elif self._width_cost is None:
-            macs = "multiply_adds"
-            limits[macs] = math.floor((present[macs] + least[macs]) / 2)
-        self._start = torch.tensor([*present.values()], dtype=torch.float64, device=device)
+        self._has_default_budget = budget is None and self._width_cost is None
+        self._cheapest = least
         self._limits = torch.tensor([*limits.values()], dtype=torch.float64, device=device)
+        self._begin_with([*present.values()])
+
+    def _begin_with(self, costs: list[float]) -> None:
+        """Let the path to the budget start at these costs, which checkpoints keep."""
+        self.param_groups[0]["start"] = costs
+        self._start = torch.tensor(costs, dtype=torch.float64, device=self._limits.device)
+        if self._has_default_budget:
+            place = COSTS.index("multiply_adds")
+            self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -210,6 +240,8 @@ class GateOptimizer(torch.optim.Optimizer):
         self._put_back_()
         if group["frozen"] or group["step"] < self._begin:
             return
+        if group["step"] // self._look_interval > before // self._look_interval:
+            self._may_pay = True
         if group["step"] >= self._end:
             self.finish()
         elif group["step"] // self._interval > before // self._interval:
@@ -225,6 +257,52 @@ class GateOptimizer(torch.optim.Optimizer):
         if not self.param_groups[0]["frozen"]:
             self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
+            self._may_pay = True
+
+    @torch.no_grad()
+    def closed_for_good(self) -> dict[str, Tensor]:
+        """Return which gates of each group never open again and can be cut out by `shrink_`."""
+        opened, _ = self._state()
+        closed = (opened == 0) & self._can_go.to(opened.device)
+        if not self.param_groups[0]["frozen"]:
+            closed &= self._times_closed() >= self.schedule.patience
+        groups = self._store.choice.blueprint.groups
+        pieces = closed.split([len(group.channels) for group in groups])
+        return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
+
+    @torch.no_grad()
+    def can_shrink(self) -> bool:
+        """Return whether `shrink_` would pay now; call it as often as you like.
+
+        It pays a few times in a run: whenever what is closed for good costs a good part of what is
+        computed now, and once more when all gates stand still. It looks seldom, for it waits for
+        the device then.
+        """
+        if not self._may_pay:
+            return False
+        self._may_pay = False
+        gone = torch.cat(list(self.closed_for_good().values())).double()
+        states = torch.stack([torch.ones_like(gone), 1.0 - gone])
+        linear = gone.new_zeros(2, self._cost.n_depth)
+        now, then = self._cost(states, linear)
+        n_left = _MOST_SHRINKS - self._store.n_shrinks
+        if self.param_groups[0]["frozen"]:
+            return n_left >= 0 and bool((then <= _LEAST_LAST_GAIN * now).any())
+        if n_left <= 0:
+            return False
+        self._follow_device(now.device)
+        # Equal shares of the way that is left, so that there are enough for all of it.
+        share = (self._limits / now).clamp(max=1.0) ** (1.0 / n_left)
+        pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
+        limited = self._limits.isfinite()
+        return bool((pays & limited).any() if bool(limited.any()) else pays.any())
+
+    def follow_model(self) -> None:
+        """Go on with a model whose channels `shrink_` has cut out."""
+        self._take_costs()
+        sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
+        self._least = torch.minimum(self._least, sizes)
+        self._remember()
 
     def accept_gates(self) -> None:
         """Take the gates as they are: whoever moved them was allowed to."""
@@ -240,11 +318,17 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return what each cost with a budget may be now, and the price; waits for the device.
 
         The price is what the next channel to go earned for what it costs, at the last decision.
+        What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
+        rows = {"parameters": 1, "multiply_adds": self._n_examples}
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
-        return {"budget_path": path, "price": 0.0 if price is None else price.item()}
+        return {
+            "budget_path": path,
+            "price": 0.0 if price is None else price.item(),
+            "trained": {name: cost / rows[name] for name, cost in self._computed.items()},
+        }
 
     def fits(self) -> bool:
         """Return whether the network is within its budget now; waits for the device."""
@@ -263,6 +347,7 @@ class GateOptimizer(torch.optim.Optimizer):
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
+        self._begin_with(self.param_groups[0].get("start", self._start.tolist()))
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:
@@ -278,6 +363,9 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = self._costs_of_gates(opened, linear, earned)
         else:
             prices = self._neurons(opened, linear)
+        for_good = self._times_closed() >= schedule.patience
+        earned[:n_width].masked_fill_(for_good, -1.0)  # first to go, and never to come back
+        prices[:n_width].masked_fill_(for_good, 1.0)
         group = store.group_of_gate[:n_width]
         kept = torch.cat([opened > 0, linear == 0])
         ranking = rank_gates(earned, prices, kept, group, self._least, schedule.stay)
@@ -290,7 +378,25 @@ class GateOptimizer(torch.optim.Optimizer):
             is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
+        self._count_closed_(is_open)
         self._write_(_stand(ranking.ratio, bound, is_open, is_linear, last=last))
+
+    def _times_closed(self) -> Tensor:
+        """Return at how many decisions in a row each width gate has been closed."""
+        gates: list[Tensor] = self.param_groups[0]["params"][: self._n_groups()]
+        counts = [self.state[gate].get("closed") for gate in gates]
+        found = [torch.zeros_like(g, dtype=torch.int32) if n is None else n
+                 for g, n in zip(gates, counts, strict=True)]  # fmt: skip
+        return torch.cat([*found, self._can_go[:0].int().to(gates[0].device)])
+
+    def _count_closed_(self, is_open: Tensor) -> None:
+        gates: list[Tensor] = self.param_groups[0]["params"][: self._n_groups()]
+        counts = torch.where(is_open > 0, 0, self._times_closed() + 1)
+        for gate, count in zip(gates, counts.split([len(gate) for gate in gates]), strict=True):
+            self.state[gate]["closed"] = count.clone()
+
+    def _n_groups(self) -> int:
+        return len(self.param_groups[0]["params"]) - self._cost.n_depth
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
@@ -324,7 +430,7 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = torch.cat([prices, (curved - straight).mv(weights)])
             overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
             earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
-        return prices if self.schedule.per_cost else (prices > 0).double()
+        return torch.where(prices > 0, prices.abs() ** self.schedule.cost_power, prices)
 
     def _neurons(self, opened: Tensor, linear: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""
@@ -351,7 +457,7 @@ class GateOptimizer(torch.optim.Optimizer):
         their number (its root, where sizes are counted) makes up for what cancels.
         """
         gates: list[Tensor] = self.param_groups[0]["params"]
-        n_groups = len(gates) - self._cost.n_depth
+        n_groups = self._n_groups()
         if any("mean" in self.state[gate] for gate in gates):
             values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
         else:  # nothing was observed: gates speak for themselves
@@ -413,7 +519,12 @@ def _stand(
     return torch.cat([kept[: len(is_open)], 1.0 - kept[len(is_open) :]])
 
 
-def _find_gated(model: nn.Module) -> nn.Module:
+def find_gated(model: nn.Module) -> nn.Module:
+    """Return the part of a model that `add_gates` made.
+
+    Raises:
+        InputError: If there is not just one, or its gates are drawn at random.
+    """
     found = [module for module in unwrap(model).modules() if STORE in module._modules]
     if len(found) != 1:
         raise InputError(

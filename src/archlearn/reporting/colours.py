@@ -36,8 +36,6 @@ SERIES = (
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1)), (0, (8, 2)))
 ALL = (INK, MUTED, GRID, GHOST, GHOST_EDGE, SURFACE, PAGE, LINK, WARNING, *SERIES)
 
-ROLE_OF_SHADE = {colour.light: colour.role for colour in ALL}
-
 
 def write_variables(*, dark: bool) -> str:
     """Return the declarations that give each role its shade in a style sheet."""

@@ -5,23 +5,26 @@ Whoever picks the best of several runs by their test scores reads too high a sco
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.architecture_diagram import (
-    describe_silhouette,
-    draw_silhouette,
-    read_silhouette,
+    describe_diagram,
+    draw_diagram,
+    read_diagram,
 )
 from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
 from archlearn.reporting.figures import (
     FONT_SIZE,
+    FigureItem,
+    draw_text,
     format_share_ticks_,
     label_axes,
+    make_item,
     new_figure,
     tick_logarithmic_,
-    write_text,
 )
 from archlearn.reporting.formatting import (
     format_count,
@@ -30,21 +33,21 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.markup import (
-    Html,
-    fill,
-    join,
-    write_figure,
-    write_paragraph,
-    write_section,
-    write_table,
+from archlearn.reporting.run_reader import JsonTable, RunRecord, as_number, is_table
+from archlearn.reporting.sections import (
+    PICTURE_NOTE,
+    TableItem,
+    format_score,
+    say,
+    write_widths,
 )
-from archlearn.reporting.run_reader import Run, Table, as_number, is_table
-from archlearn.reporting.sections import PICTURE_NOTE, format_score, say, write_widths
+
+IGNORED = ("out", "name")
+"""Settings in which every two runs differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class RunPoint:
     """One run: its number in the table, its parameters and its score on validation data."""
 
     number: int
@@ -64,17 +67,17 @@ class Frontier:
     data: str
     score_name: str
     lower_is_better: bool
-    points: tuple[Point, ...]
-    best: tuple[Point, ...]
+    points: tuple[RunPoint, ...]
+    best: tuple[RunPoint, ...]
 
 
-def read_frontiers(runs: Sequence[Run]) -> tuple[Frontier, ...]:
+def read_frontiers(runs: Sequence[RunRecord]) -> tuple[Frontier, ...]:
     """Return one frontier for each data set and kind of score, numbered as in the table."""
-    groups: dict[tuple[str, bool], list[Point]] = {}
+    groups: dict[tuple[str, bool], list[RunPoint]] = {}
     for number, run in enumerate(runs, start=1):
         score = run.validation_score
         if score is not None and run.after.parameters:
-            point = Point(number=number, parameters=run.after.parameters, score=score)
+            point = RunPoint(number=number, parameters=run.after.parameters, score=score)
             groups.setdefault((run.data, run.regression), []).append(point)
     return tuple(
         Frontier(
@@ -88,17 +91,17 @@ def read_frontiers(runs: Sequence[Run]) -> tuple[Frontier, ...]:
     )
 
 
-def find_best(points: Sequence[Point], *, lower_is_better: bool) -> tuple[Point, ...]:
+def find_best(points: Sequence[RunPoint], *, lower_is_better: bool) -> tuple[RunPoint, ...]:
     """Return the points that none of fewer or equal parameters matches, smallest first."""
     sign = 1 if lower_is_better else -1
-    best: list[Point] = []
+    best: list[RunPoint] = []
     for point in sorted(points, key=lambda p: (p.parameters, sign * p.score)):
         if not best or sign * point.score < sign * best[-1].score:
             best.append(point)
     return tuple(best)
 
 
-def draw_frontier(numbers: Frontier) -> Figure:
+def draw_run_frontier(numbers: Frontier) -> Figure:
     """Draw each run as its number in the table, those that no other beats filled and joined."""
     figure, axes = new_figure(height=225, width=380)
     axes.set_xscale("log")
@@ -122,7 +125,7 @@ def draw_frontier(numbers: Frontier) -> Figure:
         )
         shade = (SURFACE if best else MUTED).light
         place = (point.parameters, point.score)
-        write_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
+        draw_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
     _set_axes_(figure, numbers)
     return figure
 
@@ -140,44 +143,22 @@ def _set_axes_(figure: Figure, numbers: Frontier) -> None:
     label_axes(axes, "parameters, logarithmic", f"validation {numbers.score_name}")
 
 
-_HEADER = """<header>
-<p class="eyebrow">archlearn</p>
-<h1>$count runs side by side</h1>
-<p class="lead">$lead</p>
-$notes
-</header>"""
-
-
-_CHOICE = (
-    "Runs are compared, and the best of them chosen, on validation data. The test score is for the "
-    "run that is chosen: the highest of several is too high."
-)
-
-
-IGNORED = ("out", "name")
-
-
-"""Settings in which every two runs differ."""
-
-
-def write_comparison(runs: Sequence[Run]) -> Html:
-    """Return the whole comparison."""
-    notes = (write_paragraph(f"{run.name}: {note}", "note") for run in runs for note in run.notes)
-    lead = "; ".join(sorted({f"{run.model} on {run.data}" for run in runs}))
-    header = fill(_HEADER, count=len(runs), lead=lead, notes=join(notes))
+def describe_comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what `template.html` needs for the page of several runs side by side."""
     groups = [numbers for numbers in read_frontiers(runs) if len(numbers.points) > 1]
-    frontiers = [_frontier(numbers, place) for place, numbers in enumerate(groups)]
-    return join(
-        (
-            header,
-            write_section("runs", "Results", *frontiers, _results(runs)),
-            write_section("settings", "Settings that differ", _settings(runs)),
-            write_section("networks", "Architectures before and after", _pictures(runs)),
-        )
-    )
+    return {
+        "title": f"{len(runs)} runs side by side",
+        "lead": "; ".join(sorted({f"{run.model} on {run.data}" for run in runs})),
+        "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
+        "frontiers": [_frontier(numbers, place) for place, numbers in enumerate(groups)],
+        "runs": _results(runs),
+        "settings": _settings(runs),
+        "pictures": [_picture(n, run) for n, run in enumerate(runs, 1) if run.before.widths],
+        "picture_note": PICTURE_NOTE,
+    }
 
 
-def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
+def find_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[object, ...]]:
     """Return each setting in which the runs differ, with its value in each run."""
     flat = [dict(_flatten(run.config)) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
@@ -189,7 +170,7 @@ def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
     }
 
 
-def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(config: JsonTable, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
         if is_table(value):
             yield from _flatten(value, f"{prefix}{name}.")
@@ -197,7 +178,7 @@ def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield f"{prefix}{name}", value
 
 
-def _frontier(numbers: Frontier, place: int) -> Html:
+def _frontier(numbers: Frontier, place: int) -> FigureItem:
     caption = (
         "Numbers are rows of the table. Filled: no other run is both smaller and better on "
         "validation data."
@@ -207,22 +188,23 @@ def _frontier(numbers: Frontier, place: int) -> Html:
         f"run {p.number}: {p.parameters:,} parameters, {form(p.score)}" for p in numbers.points
     )
     title = f"Validation {numbers.score_name} against parameters on {numbers.data}."
-    return write_figure(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
+    return make_item(draw_run_frontier(numbers), f"frontier-{place}", title, (caption, words))
 
 
-def _results(runs: Sequence[Run]) -> Html:
+def _results(runs: Sequence[RunRecord]) -> TableItem:
     score = " or ".join(dict.fromkeys(run.score_name for run in runs))
     costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
     head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
     rows = [_result(number, run) for number, run in enumerate(runs, start=1)]
-    return join((write_paragraph(_CHOICE), write_table("Runs side by side", head, rows)))
+    return TableItem("Runs side by side", head, rows)
 
 
-def _result(number: int, run: Run) -> tuple[object, ...]:
+def _result(number: int, run: RunRecord) -> tuple[object, ...]:
     before, after = run.before, run.after
     seconds = as_number(run.summary.get("seconds"))
     return (
-        _label(number, run),
+        number,
+        run.name,
         format_score(run, run.validation_score),
         format_score(run, run.test_score),
         format_count(after.parameters),
@@ -234,33 +216,19 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
     )
 
 
-def _label(number: int, run: Run) -> Html:
-    return fill('<span class="number">$number</span> $name', number=number, name=run.name)
-
-
-def _settings(runs: Sequence[Run]) -> Html:
+def _settings(runs: Sequence[RunRecord]) -> TableItem | None:
     differences = find_differences(runs)
     if not differences:
-        return write_paragraph("All runs were given the same settings.")
-    head = ("Run", *differences)
-    rows = (
-        (_label(place + 1, run), *(say(entries[place]) for entries in differences.values()))
+        return None
+    rows = [
+        (place + 1, run.name, *(say(entries[place]) for entries in differences.values()))
         for place, run in enumerate(runs)
-    )
-    return write_table("Settings that differ between the runs", head, rows)
+    ]
+    return TableItem("Settings that differ between the runs", ("Run", *differences), rows)
 
 
-def _pictures(runs: Sequence[Run]) -> Html:
-    numbered = [(n, run) for n, run in enumerate(runs, start=1) if run.before.widths]
-    if not numbered:
-        return Html("")
-    note = write_paragraph(f"Outline: at the start. Filled: after. {PICTURE_NOTE}")
-    pictures = join(_picture(number, run) for number, run in numbered)
-    return join((note, fill('<div class="grid">$pictures</div>', pictures=pictures)))
-
-
-def _picture(number: int, run: Run) -> Html:
-    numbers = read_silhouette(run)
-    texts = (write_widths(run.after), describe_silhouette(numbers))
+def _picture(number: int, run: RunRecord) -> FigureItem:
+    numbers = read_diagram(run)
+    texts = (write_widths(run.after), describe_diagram(numbers))
     title = f"{number} {run.name}:"
-    return write_figure(draw_silhouette(numbers), f"architecture-{number}", title, texts)
+    return make_item(draw_diagram(numbers), f"architecture-{number}", title, texts)

@@ -3,48 +3,16 @@
 import os
 import tempfile
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from archlearn.errors import InputError
 from archlearn.reporting.colours import write_variables
-from archlearn.reporting.comparison import write_comparison
-from archlearn.reporting.markup import Html, fill, join
-from archlearn.reporting.progress import write_gates, write_progress
-from archlearn.reporting.run_reader import Run, read_run
-from archlearn.reporting.sections import (
-    write_architecture,
-    write_certificate,
-    write_configuration,
-    write_header,
-    write_loading,
-    write_provenance,
-    write_title,
-)
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en-GB">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="archlearn">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<title>$title</title>
-<style>
-:root { $light }
-@media screen and (prefers-color-scheme: dark) { :root { $dark } }
-$style
-</style>
-</head>
-<body>
-<main>
-$body
-</main>
-</body>
-</html>
-"""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+from archlearn.reporting.comparison import describe_comparison
+from archlearn.reporting.run_reader import read_run
+from archlearn.reporting.sections import describe_run
 
 
 def write_report(run_folders: Sequence[Path], out: Path) -> Path:
@@ -67,41 +35,26 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
             f"give a file, such as {str(out / 'report.html')!r}"
         )
     runs = [read_run(Path(folder)) for folder in run_folders]
-    page = write_page(runs[0]) if len(runs) == 1 else write_comparison_page(runs)
-    _replace(out, page.text)
+    _replace(out, render(describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)))
     return out
 
 
-def write_page(run: Run) -> Html:
-    """Return the page of one run."""
-    sections = (
-        write_header(run),
-        write_architecture(run),
-        write_progress(run),
-        write_gates(run),
-        write_certificate(run),
-        write_loading(run),
-        write_configuration(run),
-        write_provenance(run),
+def render(content: dict[str, object]) -> str:
+    """Return the page that `template.html` makes of the data of a run or a comparison."""
+    environment = Environment(
+        loader=PackageLoader("archlearn.reporting", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return _page(f"{run.name}: {write_title(run)}", join(sections))
-
-
-def write_comparison_page(runs: Sequence[Run]) -> Html:
-    """Return the page of several runs side by side."""
-    return _page(f"{len(runs)} runs side by side", write_comparison(runs))
-
-
-def _page(title: str, body: Html) -> Html:
-    style = resources.files("archlearn.reporting").joinpath("style.css").read_text("utf-8")
-    return fill(
-        _PAGE,
-        policy=_POLICY,
-        title=title,
-        light=Html(write_variables(dark=False)),
-        dark=Html(write_variables(dark=True)),
-        style=Html(style),
-        body=body,
+    assert environment.loader is not None
+    style = environment.loader.get_source(environment, "style.css")[0]
+    return environment.get_template("template.html").render(
+        content,
+        style=Markup(style),
+        light=write_variables(dark=False),
+        dark=write_variables(dark=True),
     )
 
 

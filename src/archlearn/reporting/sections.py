@@ -1,11 +1,22 @@
-"""Sections of the report: header, architecture, certificate, configuration."""
+"""What the page of one run says, as plain data: headline, figures, tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from archlearn.reporting.architecture_diagram import (
-    describe_silhouette,
-    draw_silhouette,
-    read_silhouette,
+    describe_diagram,
+    draw_diagram,
+    read_diagram,
+)
+from archlearn.reporting.figures import (
+    FigureItem,
+    draw_gate_history,
+    draw_histogram,
+    draw_lines,
+    draw_width_map,
+    make_item,
+    width_map,
 )
 from archlearn.reporting.formatting import (
     format_bytes,
@@ -15,21 +26,12 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.markup import (
-    Html,
-    fill,
-    join,
-    write_code,
-    write_figure,
-    write_pairs,
-    write_paragraph,
-    write_section,
-    write_table,
-)
 from archlearn.reporting.run_reader import (
-    Run,
-    Standing,
-    Table,
+    GATES,
+    Epoch,
+    JsonTable,
+    NetworkState,
+    RunRecord,
     as_count,
     as_items,
     as_number,
@@ -37,53 +39,95 @@ from archlearn.reporting.run_reader import (
     as_text,
     is_list,
     is_table,
+    read_json_lines,
+)
+from archlearn.reporting.series import (
+    FigureData,
+    GateCounts,
+    budget_lines,
+    count_gates,
+    depth_lines,
+    gap_lines,
+    loss_lines,
+    parameter_lines,
+    price_lines,
+    score_lines,
+    width_lines,
 )
 
+PICTURE_NOTE = "Bars are as long as the square root of their channels."
+MOST_WIDTHS = 12
+MOST_LINES = 6
+"""More lines than this are drawn as a map."""
+MOST_NUMBERS = 4
 _KNOWN = {"difference", "difference_float64", "dtype", "n_inputs", "tolerance", "tolerance_float64"}
+_WITH = """import archlearn as al
+
+model = al.load("{path}")  # a plain nn.Module, ready to call
+model.eval()
+output = model(x)"""
+_WITHOUT = """import json
+from safetensors import safe_open
+
+with safe_open("{path}", framework="pt") as file:
+    graph = json.loads(file.metadata()["description"])  # what the layers are and how they join
+    weights = {{name: file.get_tensor(name) for name in file.keys()}}"""
 
 
-_PLAN = "<details><summary>What was dropped and merged: the plan</summary>$plan</details>"
+@dataclass(frozen=True, slots=True)
+class TableItem:
+    """A table of the page; the first column names its row."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
 
 
-def write_certificate(run: Run) -> Html:
-    """Return the certificate of exactness, and the plan that was carried out."""
-    certificate = as_table(run.summary.get("certificate"))
-    plan = as_text(run.summary.get("plan"))
-    details = fill(_PLAN, plan=write_code(plan, "Plan")) if plan else Html("")
-    if certificate:
-        body = (*_measured(certificate), details)
-    elif run.finished:
-        body = (write_paragraph("Nothing was compacted, so there is nothing to certify."),)
-    else:
-        body = (write_paragraph("There is no certificate: the run is not compacted yet."),)
-    return write_section("certificate", "Certificate of exactness", *body)
+def describe_run(run: RunRecord) -> dict[str, Any]:
+    """Return what `template.html` needs for the page of one run."""
+    known = (run.before, run.after) if run.before.architecture else ()
+    numbers = as_table(run.summary.get("normalisation"))
+    return {
+        "run": run,
+        "title": f"{run.name}: {write_title(run)}",
+        "headline": write_title(run),
+        "ends": [write_widths(standing) for standing in known],
+        "tiles": _tiles(run),
+        "architecture": _architecture(run),
+        "costs": TableItem(
+            "Costs before and after",
+            ("Cost", "Before", "After", "Left", "Fewer"),
+            [_cost_row(*cost) for cost in _counted(run)],
+        ),
+        "progress": [item for item in _progress(run) if item is not None],
+        "epochs": _epochs(run),
+        "gates": list(_gates(run)),
+        "certificate": _certificate(as_table(run.summary.get("certificate"))),
+        "plan": as_text(run.summary.get("plan")),
+        "compact": _compact(run),
+        "normalisation": list(_normalisation(numbers)),
+        "configuration": list(_configuration(run)),
+        "command": as_text(run.summary.get("command")),
+        "facts": list(_facts(run)),
+    }
 
 
-def _measured(certificate: Table) -> Iterator[Html]:
-    """Yield what was compared, the differences found, and whatever else a certificate holds."""
-    n_inputs = as_count(certificate.get("n_inputs"))
-    inputs = f"the same {n_inputs:,} inputs" if n_inputs else "the same inputs"
-    yield write_paragraph(
-        f"The gated and the compact model were given {inputs}. "
-        "These are the largest differences between their outputs, relative to their size."
-    )
-    own = say(certificate.get("dtype", "the model's own"))
-    rows = [
-        (own, certificate.get("difference"), certificate.get("tolerance")),
-        ("float64", certificate.get("difference_float64"), certificate.get("tolerance_float64")),
-    ]
-    said = [(name, say(found), say(allowed)) for name, found, allowed in rows if found is not None]
-    if said:
-        yield write_table("Differences", ("Precision", "Largest difference", "Allowed"), said)
-    others = {name: value for name, value in certificate.items() if name not in _KNOWN}
-    if others:
-        yield write_pairs((name_words(name), say(value)) for name, value in others.items())
+def write_title(run: RunRecord) -> str:
+    """Return what was learnt on what, in the user's own words."""
+    return f"{run.model or 'A model'} on {run.data or 'data'}"
 
 
-def name_words(key: str) -> str:
-    """Write `largest_difference` as `Largest difference`."""
-    words = key.replace("_", " ").strip()
-    return words[:1].upper() + words[1:]
+def write_widths(standing: NetworkState) -> str:
+    """Return the architecture; its sums only where it is no chain, or too long to be read."""
+    widths = standing.widths.values()
+    if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
+        return standing.architecture + (" (one layer)" if len(widths) == 1 else "")
+    return f"{sum(widths):,} channels in {len(widths)} layers"
+
+
+def format_score(run: RunRecord, score: float | None) -> str:
+    """Return an accuracy of a run in per cent, or its squared error."""
+    return format_number(score) if run.regression else format_percent(score)
 
 
 def say(value: object) -> str:
@@ -96,118 +140,34 @@ def say(value: object) -> str:
     if is_list(value):
         return ", ".join(say(item) for item in value) or "–"
     if is_table(value):
-        return _say_table(value)
+        return ", ".join(f"{name}: {say(entry)}" for name, entry in value.items()) or "–"
     return "–" if value is None or value == "" else str(value)
 
 
-def _say_table(table: Table) -> str:
-    return ", ".join(f"{name}: {say(value)}" for name, value in table.items()) or "–"
-
-
-_HEADER = """<header>
-<p class="eyebrow">archlearn · $name</p>
-<h1>$title</h1>
-<p class="lead">$lead</p>
-$notes
-<ul class="tiles">$tiles</ul>
-</header>"""
-
-
-PICTURE_NOTE = "Bars are as long as the square root of their channels."
-
-
-MOST_WIDTHS = 12
-
-
-_TILE = '<li><span class="label">$label</span><span class="value">$value</span>$note</li>'
-
-
-_BAR = '<span class="bar" aria-hidden="true"><i style="width:$share%"></i></span>'
-
-
-def write_header(run: Run) -> Html:
-    """Return the headline of one run with its main numbers."""
-    notes = [write_paragraph(note, "note") for note in run.notes]
-    if not run.finished:
-        notes.append(write_code(f"archlearn learn --resume {run.folder}", "To continue the run"))
-    return fill(
-        _HEADER,
-        name=run.name,
-        title=write_title(run),
-        lead=_lead(run),
-        notes=join(notes),
-        tiles=join(_tiles(run), ""),
-    )
-
-
-def write_title(run: Run) -> str:
-    """Return what was learnt on what, in the user's own words."""
-    return f"{run.model or 'A model'} on {run.data or 'data'}"
-
-
-def write_widths(standing: Standing) -> str:
-    """Return the architecture; its sums only where it is no chain, or too long to be read."""
-    widths = standing.widths.values()
-    if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
-        return standing.architecture + (" (one layer)" if len(widths) == 1 else "")
-    return f"{sum(widths):,} channels in {len(widths)} layers"
-
-
-def format_score(run: Run, score: float | None) -> str:
-    """Return an accuracy of a run in per cent, or its squared error."""
-    return format_number(score) if run.regression else format_percent(score)
-
-
-def write_architecture(run: Run) -> Html:
-    """Return the picture of the network before and after, with the table of its costs."""
-    parts = [_costs(run)]
-    if run.before.widths:
-        now = "after compacting" if run.finished else "as the gates stand now"
-        caption = f"Outline: at the start. Filled: {now}. {PICTURE_NOTE}"
-        numbers = read_silhouette(run)
-        texts = (caption, describe_silhouette(numbers))
-        figure = draw_silhouette(numbers)
-        parts.insert(0, write_figure(figure, "architecture", "Channels of each layer.", texts))
-    return write_section("network", "Architecture before and after", *parts)
-
-
-def _lead(run: Run) -> Html:
-    arrow = ' <span aria-label="became">→</span> '
-    if not run.before.architecture:
-        return Html("No measurement has been written yet.")
-    ends = (write_widths(run.before), write_widths(run.after))
-    return join((fill("<b>$end</b>", end=end) for end in ends), arrow)
-
-
-def _tiles(run: Run) -> list[Html]:
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Return label, value and remark of each main number."""
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
-    tiles = [_tile(run.score_name.capitalize(), format_score(run, run.score), where)]
-    for label, before, after in _counted(run):
-        saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
-        tiles.append(_tile(label, format_count(after), _note(saved, before, after)))
-    before, after = (len(standing.widths) or None for standing in (run.before, run.after))
-    tiles.append(_tile("Layers", format_count(after), _note(f"of {before}", before, after)))
+    tiles = [(run.score_name.capitalize(), format_score(run, run.score), where)]
     if run.summary.get("task") == "next_token":
         loss = as_number(run.summary.get("test_loss"))
-        tiles.insert(1, _tile("Loss", format_number(loss), "nats a token, on test data"))
-    return tiles
+        tiles.append(("Loss", format_number(loss), "nats a token, on test data"))
+    for label, before, after in _counted(run):
+        saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
+        tiles.append((label, format_count(after), _remark(saved, before, after)))
+    before, after = (len(standing.widths) or None for standing in (run.before, run.after))
+    return [*tiles, ("Layers", format_count(after), _remark(f"of {before}", before, after))]
 
 
-def _note(saved: str, before: int | None, after: int | None) -> str:
+def _remark(saved: str, before: int | None, after: int | None) -> str:
     """Return what is said below a count; nothing of what is not known."""
     if before is None or after is None:
         return ""
     return saved if before != after else "unchanged"
 
 
-def _tile(label: str, value: str, note: str) -> Html:
-    small = fill('<span class="small">$note</span>', note=note)
-    return fill(_TILE, label=label, value=value, note=small)
-
-
-def _counted(run: Run) -> tuple[tuple[str, int | None, int | None], ...]:
+def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
     before, after = run.before, run.after
     return (
         ("Parameters", before.parameters, after.parameters),
@@ -215,90 +175,161 @@ def _counted(run: Run) -> tuple[tuple[str, int | None, int | None], ...]:
     )
 
 
-def _costs(run: Run) -> Html:
-    head = ("Cost", "Before", "After", "Left", "Fewer")
-    rows = [_cost_row(*cost) for cost in _counted(run)]
-    return write_table("Costs before and after", head, rows)
-
-
-def _cost_row(label: str, before: int | None, after: int | None) -> tuple[object, ...]:
+def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, ...]:
     share = after / before if before and after is not None else None
-    bar = fill(_BAR, share=f"{100 * min(share or 0.0, 1.0):.2f}")
-    left = fill(
-        "$bar<span>$text</span>",
-        bar=bar,
-        text=format_percent(share, 1 if share and share > 0.01 else 2),
+    return (
+        label,
+        format_count(before),
+        format_count(after),
+        f"{100 * min(share or 0.0, 1.0):.2f}",
+        format_percent(share, 1 if share and share > 0.01 else 2),
+        format_ratio(before, after),
     )
-    numbers = (format_count(before), format_count(after))
-    return (label, *numbers, left, format_ratio(before, after))
 
 
-MOST_NUMBERS = 4
+def _architecture(run: RunRecord) -> FigureItem | None:
+    if not run.before.widths:
+        return None
+    now = "after compacting" if run.finished else "as the gates stand now"
+    numbers = read_diagram(run)
+    texts = (f"Outline: at the start. Filled: {now}. {PICTURE_NOTE}", describe_diagram(numbers))
+    return make_item(draw_diagram(numbers), "architecture", "Channels of each layer.", texts)
 
 
-_WITH = """import archlearn as al
+def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
+    """Yield the figures over epochs; None for what was not measured."""
+    name = run.score_name.capitalize()
+    yield _over_epochs("score", f"{name}.", "On validation data.", score_lines(run))
+    yield _over_epochs("loss", "Loss.", "The penalty comes on top in training.", loss_lines(run))
+    caption = "Layers that never change are left out."
+    yield _over_epochs("widths", "Widths.", caption, width_lines(run))
+    depth = depth_lines(run)
+    caption = f"Not learnt in this run; the network has {len(run.before.widths)} layers."
+    if not depth.empty:
+        caption = "A linear layer can merge with the next."
+    yield _over_epochs("depth", "Depth.", caption, depth) or FigureItem("depth", "Depth.", caption)
+    yield _over_epochs("size", "Size.", "If compacted at that epoch.", parameter_lines(run))
+    told = "The cost, what it may be, and what a step computes."
+    yield _over_epochs("budget", "Budget.", told, budget_lines(run))
+    yield _over_epochs("price", "Price.", "Channels that earn less are closed.", price_lines(run))
+    yield _over_epochs("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run))
 
-model = al.load("{path}")  # a plain nn.Module, ready to call
-model.eval()
-output = model(x)"""
+
+def _over_epochs(name: str, title: str, caption: str, numbers: FigureData) -> FigureItem | None:
+    if numbers.empty:
+        return None
+    as_map = name == "widths" and len(numbers.lines) > MOST_LINES
+    figure = draw_width_map(width_map(numbers)) if as_map else draw_lines(numbers)
+    return make_item(figure, name, title, (caption, describe_lines(numbers)))
 
 
-_WITHOUT = """import json
-from safetensors import safe_open
+def describe_lines(numbers: FigureData) -> str:
+    """Return the first and last value of each line, in words."""
+    form = format_percent if numbers.scale in ("share", "accuracy") else format_number
+    return "; ".join(
+        f"{line.label}: {form(line.values[0])} at epoch {line.epochs[0]}, "
+        f"{form(line.values[-1])} at epoch {line.epochs[-1]}"
+        for line in numbers.lines
+        if line.values
+    )
 
-with safe_open("{path}", framework="pt") as file:
-    graph = json.loads(file.metadata()["description"])  # what the layers are and how they join
-    weights = {{name: file.get_tensor(name) for name in file.keys()}}"""
+
+def _epochs(run: RunRecord) -> TableItem:
+    head = (
+        *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
+        *("Penalty", "Gap", "Parameters", "Time"),
+    )
+    return TableItem("Numbers by epoch", head, [_epoch_row(run, epoch) for epoch in run.epochs])
 
 
-def write_loading(run: Run) -> Html:
+def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
+    return (
+        str(epoch.epoch),
+        format_number(epoch.train_loss),
+        format_number(epoch.validation_loss),
+        format_score(run, epoch.score),
+        format_number(epoch.penalty),
+        format_number(epoch.gap),
+        format_count(epoch.parameters),
+        format_duration(epoch.seconds),
+    )
+
+
+def _gates(run: RunRecord) -> Iterator[FigureItem]:
+    """Yield where the gates stand, and how they came there."""
+    counts = count_gates(read_json_lines(run.folder / GATES))
+    if not counts or not counts[-1].n_width + counts[-1].n_depth:
+        return
+    words = _describe_gates(counts[-1])
+    yield make_item(draw_histogram(counts[-1]), "histogram", "Histogram.", (words, words))
+    if len(counts) > 1 and counts[-1].n_width:
+        caption = "Each column is an epoch; gates below the dashed line drop their channel."
+        first, last = counts[0], counts[-1]
+        ends = (
+            f"Of {last.n_width:,} width gates, {first.kept:,} stood at one half or above after "
+            f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
+        )
+        yield make_item(draw_gate_history(counts), "history", "Movement.", (caption, ends))
+
+
+def _describe_gates(counts: GateCounts) -> str:
+    depth = f" (blue) and {counts.n_depth:,} of depth (orange)" if counts.n_depth else ""
+    return (
+        f"{counts.n_width:,} gates of width{depth} after epoch {counts.epoch}; "
+        f"{counts.undecided:,} undecided, between 0.1 and 0.9."
+    )
+
+
+def _certificate(certificate: JsonTable) -> dict[str, Any]:
+    """Return what was compared, the differences found, and whatever else a certificate holds."""
+    if not certificate:
+        return {}
+    n_inputs = as_count(certificate.get("n_inputs"))
+    own = say(certificate.get("dtype", "the model's own"))
+    rows = [
+        (own, certificate.get("difference"), certificate.get("tolerance")),
+        ("float64", certificate.get("difference_float64"), certificate.get("tolerance_float64")),
+    ]
+    said = [(name, say(found), say(allowed)) for name, found, allowed in rows if found is not None]
+    others = ((key, value) for key, value in certificate.items() if key not in _KNOWN)
+    return {
+        "inputs": f"the same {n_inputs:,} inputs" if n_inputs else "the same inputs",
+        "differences": TableItem(
+            "Differences", ("Precision", "Largest difference", "Allowed"), said
+        ),
+        "others": [(_name_words(key), say(value)) for key, value in others],
+    }
+
+
+def _name_words(key: str) -> str:
+    """Write `largest_difference` as `Largest difference`."""
+    words = key.replace("_", " ").strip()
+    return words[:1].upper() + words[1:]
+
+
+def _compact(run: RunRecord) -> dict[str, str]:
     """Return how to load the compact model, with this package and without it."""
     files = as_table(run.summary.get("files"))
     path = run.folder / (as_text(files.get("compact")) or "compact.safetensors")
     if not run.finished or not path.is_file():
-        text = "There is no compact model in the folder yet; it is written when the run ends."
-        return write_section("loading", "Loading the model", write_paragraph(text))
-    size = format_bytes(path.stat().st_size)
-    return write_section(
-        "loading",
-        "Loading the model",
-        write_paragraph(f"The compact model is one file of {size}, with no pickle in it."),
-        write_code(_WITH.format(path=path.as_posix()), "Loading with archlearn"),
-        write_paragraph("Without this package, any reader of safetensors opens it:"),
-        write_code(_WITHOUT.format(path=path.as_posix()), "Loading without archlearn"),
-        *_normalisation(as_table(run.summary.get("normalisation"))),
-    )
+        return {}
+    return {
+        "size": format_bytes(path.stat().st_size),
+        "with_archlearn": _WITH.format(path=path.as_posix()),
+        "without": _WITHOUT.format(path=path.as_posix()),
+    }
 
 
-def write_configuration(run: Run) -> Html:
-    """Return the configuration of the run, a list for each part of the file."""
-    plain = {key: value for key, value in run.config.items() if not is_table(value)}
-    parts = [_block(name, as_table(value)) for name, value in run.config.items()]
-    used = _block("strengths in use", as_table(run.summary.get("strengths")))
-    blocks = [_block("run", plain), *parts, used]
-    grid = fill('<div class="columns">$blocks</div>', blocks=join(blocks))
-    return write_section("configuration", "Configuration", grid)
-
-
-def write_provenance(run: Run) -> Html:
-    """Return the command, the machine and the versions that made the run."""
-    command = as_text(run.summary.get("command"))
-    body = [write_code(command, "Command")] if command else []
-    pairs = list(_facts(run))
-    body += [write_pairs(pairs)] if pairs else []
-    return write_section("provenance", "How it was made", *body)
-
-
-def _normalisation(numbers: Table) -> Iterator[Html]:
+def _normalisation(numbers: JsonTable) -> Iterator[str]:
     """Say what the model expects of its inputs, and what its outputs are, where it is known."""
     if as_items(numbers.get("mean")):
-        yield write_paragraph(
+        yield (
             f"The model was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
             f"{_few(numbers.get('std'))}; images count from 0 to 1."
         )
     target = as_items(numbers.get("target_mean")), as_items(numbers.get("target_std"))
     if target not in (((), ()), ((0.0,), (1.0,))):
-        yield write_paragraph(
+        yield (
             f"Its outputs are to be multiplied by {_few(numbers.get('target_std'))}, "
             f"and {_few(numbers.get('target_mean'))} to be added."
         )
@@ -309,14 +340,18 @@ def _few(value: object) -> str:
     return say(value) if len(as_items(value)) <= MOST_NUMBERS else "as in summary.json"
 
 
-def _block(title: str, values: Table) -> Html:
-    if not values:
-        return Html("")
-    pairs = write_pairs((name, say(value)) for name, value in values.items())
-    return fill("<div><h3>$title</h3>$pairs</div>", title=title, pairs=pairs)
+def _configuration(run: RunRecord) -> Iterator[tuple[str, Iterable[tuple[str, str]]]]:
+    """Yield the settings of each part of the file, under its name."""
+    plain = {key: value for key, value in run.config.items() if not is_table(value)}
+    parts = {name: as_table(value) for name, value in run.config.items()}
+    used = as_table(run.summary.get("strengths"))
+    for name, values in {"run": plain, **parts, "strengths in use": used}.items():
+        if values:
+            yield name, [(key, say(value)) for key, value in values.items()]
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield data, time, machine and versions that made the run."""
     summary = run.summary
     if summary.get("data_source"):
         yield "Data from", say(summary["data_source"])
@@ -328,6 +363,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
         if key in summary:
             yield name, say(summary[key])
+    cut = as_table(summary.get("shrinking"))
+    if cut:
+        epochs = ", ".join(say(epoch) for epoch in as_items(cut.get("epochs")))
+        share = 100 * (as_number(cut.get("multiply_adds")) or 0.0)
+        yield "Channels cut out", f"in the epochs {epochs}"
+        yield "Computed by a step", f"{share:.0f} % of the original's multiply-adds, on average"
     for key in ("hardware", "versions"):
         for name, value in as_table(summary.get(key)).items():
             yield name, say(value)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
+from archlearn.gating.container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.surgery.planning import decide, draft
 from archlearn.tracing.generated_forward import unwrap
@@ -63,9 +64,11 @@ def read_architecture(
     gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
     graph = decision.choice.blueprint.traces.evaluation
     layers: dict[str, Layer] = {}
+    store = find_store(model)
     for name, rows in decision.choice.rows:
         kept = int((~decision.dropped[rows]).sum())
-        layers[name] = Layer(name, kept, len(rows))
+        initial = len(rows) if store is None else store.original_widths[name]
+        layers[name] = Layer(name, kept, initial)
     in_order = [layer_of(n) for n in graph.nodes if _is_layer(n, model)]
     names = [name for name in dict.fromkeys(in_order) if name in layers and name not in gone]
     return Architecture(tuple(layers[name] for name in names), _is_chain(graph, model))

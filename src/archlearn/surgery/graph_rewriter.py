@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import Labels, without_repeats
 from archlearn.analysis.rule_api import opaque
-from archlearn.analysis.rules import reshape
+from archlearn.analysis.rules import elementwise, reshape
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
@@ -113,7 +113,10 @@ class Numbers:
 _FAILED = "failed"
 
 
-_MOVES = (reshape.move, reshape.pick, reshape.pad, reshape.attribute)
+_MOVES = (
+    reshape.move, reshape.pick, reshape.pad, reshape.attribute, reshape.expand_as,
+    elementwise.new,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -188,7 +191,8 @@ class Rewriter:
             return self.cuts.reduce_all(full)
         rule = rule_for(old, self.net)
         has_labels = any(isinstance(leaf, Labels) for leaf in leaves_of(full))
-        if rule in _MOVES and has_labels and isinstance(full, Labels | tuple | list):
+        is_move = rule in _MOVES and not self._is_indexed(old)
+        if is_move and has_labels and isinstance(full, Labels | tuple | list):
             return self._visit_move(old, node, full)
         if not has_labels:
             return self._visit_number(old, node, full)
@@ -197,6 +201,11 @@ class Rewriter:
                 raise SurgeryError(cannot_narrow(source))
         self._bake_numbers(old, node)
         return self.cuts.reduce_all(full) if self._is_looked_at(old) else None
+
+    def _is_indexed(self, old: fx.Node) -> bool:
+        """Return whether a call is x[index] with a tensor as index, which no channel lies along."""
+        index = old.args[1] if old.target is operator.getitem else None
+        return isinstance(index, fx.Node) and isinstance(self.values[index.name], Labels)
 
     def _is_looked_at(self, old: fx.Node) -> bool:
         """Return whether what stays of a tensor must be known: something moves or measures it."""

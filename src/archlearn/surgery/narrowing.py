@@ -63,14 +63,18 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
             if key not in known:
                 known[key] = torch.tensor(each.kept, device=old.device)
             kept[each.dim] = known[key]
-        new = _select(old.detach(), kept).contiguous(memory_format=_layout_of(old))
+        new = select_kept(old.detach(), kept)
         is_parameter = isinstance(old, nn.Parameter)
         made[id(old)] = nn.Parameter(new, old.requires_grad) if is_parameter else new
     return made
 
 
+def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
+    """Return the indices that are kept along each dimension, laid out in memory as they were."""
+    return _select(tensor, kept).contiguous(memory_format=_layout_of(tensor))
+
+
 def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    """Return the indices that are kept along each dimension."""
     if set(kept) == {0, 1}:  # at once, for what lies in between would be large
         return tensor[kept[0][:, None], kept[1]]
     for dim, places in kept.items():

@@ -1,6 +1,7 @@
 """`plan`: read the gates, and list what is narrowed, folded and merged."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -256,6 +257,17 @@ def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
 
 def _folds(model: nn.Module, blueprint: ChannelGraph, dropped: Tensor) -> list[Fold]:
     found: dict[str, Fold] = {}
+    for layer, channels, constant in _constant_inputs(model, blueprint):
+        gone = dropped[channels] & constant
+        if bool(gone.any()):
+            found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
+    return list(found.values())
+
+
+def _constant_inputs(
+    model: nn.Module, blueprint: ChannelGraph
+) -> Iterable[tuple[str, Tensor, Tensor]]:
+    """Yield the layers with inputs that are constant once dropped: their channels, and which."""
     for place, graph in enumerate(blueprint.graphs):
         values = blueprint.followed[place].values
         for node in graph.nodes:
@@ -267,13 +279,24 @@ def _folds(model: nn.Module, blueprint: ChannelGraph, dropped: Tensor) -> list[F
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
-            if not bool(constant.any()):
-                continue
-            gone = dropped[blueprint.root[ids[0]]] & constant
-            if bool(gone.any()):
-                columns = tuple(torch.nonzero(gone).flatten().tolist())
-                found[op.layer] = Fold(op.layer, columns)
-    return list(found.values())
+            if bool(constant.any()):
+                yield op.layer, blueprint.root[ids[0]], constant
+
+
+def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
+    """Return which channels leave nothing behind when they go, in either mode.
+
+    A BatchNorm behind a gate makes a dropped channel a constant, another one in training than in
+    evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
+    """
+    found = torch.ones(len(blueprint.root), dtype=torch.bool)
+    for _, channels, constant in _constant_inputs(model, blueprint):
+        found[channels[constant]] = False
+    for (name, _), channels in blueprint.dims.items():
+        owner, _, key = name.rpartition(".")
+        if key in computed_names(find_module(model, owner)):
+            found[channels] = False
+    return found
 
 
 def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:

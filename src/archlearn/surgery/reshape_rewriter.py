@@ -153,6 +153,18 @@ def _expand(move: Move) -> fx.Node | None:
         return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
 
 
+def _new(move: Move) -> fx.Node:
+    first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
+    with move.graph.inserting_before(move.node):
+        made = (tuple(_sizes(move, infer=False)), *rest)
+        return move.graph.call_method(str(move.node.target), (first, *made), move.node.kwargs)
+
+
+def _is_sizes(move: Move) -> bool:
+    """Return whether all sizes are one argument, so that others may follow."""
+    return len(move.node.args) > 1 and isinstance(_value(move, move.node.args[1]), tuple | list)
+
+
 def _sizes(move: Move, infer: bool = True) -> list[Any]:
     """Return sizes as literals, except where the call got them from the input itself."""
     given = list(move.node.args[1:])
@@ -269,6 +281,7 @@ _WRITERS: dict[str, Callable[[Move], fx.Node | None]] = {
     "reshape": _reshape,
     "unflatten": _unflatten,
     "expand": _expand,
+    "new": _new,
     "split": _split,
     "pad": _pad,
     "slice": _slice,

@@ -1,13 +1,15 @@
-"""Narrow grouped convolutions and local response normalisation."""
+"""Narrow grouped convolutions, local response normalisation and means over channels."""
 
+import operator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.labels import Labels
+from archlearn.analysis.labels import Labels, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.rules.linear import splits_whole_groups
 from archlearn.module_utils import find_module
@@ -36,11 +38,29 @@ def narrow_call_(
     is_local = isinstance(module, nn.LocalResponseNorm | NarrowedLocalResponseNorm)
     if is_local or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
+    if node.target in (torch.mean, "mean"):
+        return _narrow_mean_(seen, node, dropped)
     spec = None if module is None else spec_of_class(type(module))
     if spec is not None and spec.rule == "normalization.within_channel":
         ids = _line(seen.out.ids, 1)
         setattr(module, spec.sized_by, int((~dropped[seen.root[ids]]).sum()))
     return False
+
+
+def _narrow_mean_(seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
+    """Divide a mean over channels by as many as there were: those that went were zero."""
+    shares = [_share_left(labels.ids, seen.root, dropped) for labels in (seen.source, seen.out)]
+    if shares[0] == shares[1]:
+        return False
+    with node.graph.inserting_after(node):
+        scaled = node.graph.call_function(operator.mul, (node, float(shares[0] / shares[1])))
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+    return True
+
+
+def _share_left(ids: Tensor, root: Tensor, dropped: Tensor) -> Fraction:
+    stays = ~dropped[root[without_repeats(ids)]]
+    return Fraction(int(stays.sum()), max(1, stays.numel()))
 
 
 def _set_groups_(

@@ -274,12 +274,35 @@ class Comparison:
             )
 
 
-def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
+def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleInputs) -> float:
+    """Return the largest relative difference in float64, in evaluation and in training mode.
+
+    One run each on the example inputs. What draws random numbers (dropout), or does not run on
+    them in training mode (a BatchNorm over a single number), is not compared in that mode.
+    """
+    found = 0.0
+    wide = inputs.to(torch.float64, floating_only=True)
+    doubles = {**to_float64(first), **to_float64(second)}
+    with evaluating(first, second), exchanging(doubles):
+        found = difference(_run(first, wide), _run(second, wide))
+        first.train()
+        second.train()
+        try:
+            outputs = _run(first, wide)
+        except Exception:
+            return found
+        is_drawn = difference(outputs, _run(first, wide, seed=1)) > 0
+        return found if is_drawn else max(found, difference(outputs, _run(second, wide)))
+
+
+def _run(
+    model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",), seed: int = 0
+) -> list[Tensor]:
     devices = cuda_devices(inputs)
     with preserve_weights(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(0)
+        torch.default_generator.manual_seed(seed)
         for device in devices:
-            torch.cuda.default_generators[device].manual_seed(0)
+            torch.cuda.default_generators[device].manual_seed(seed)
         given = inputs.copy()
         out = model(*given.args, **given.kwargs)
     return tensors_in(out)

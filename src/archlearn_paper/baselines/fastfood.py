@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn_paper.baselines.interface import TOLERANCE, BudgetError
+from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
 
 
 def transform(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn_paper.baselines.interface import is_within
+from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.penalised_module import Penalised
 
 _HALVINGS = 10

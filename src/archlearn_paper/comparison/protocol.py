@@ -6,11 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from archlearn.errors import DataError, SettingsError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
 from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
+from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts
 from archlearn_paper.evaluation import find_dataset
 from archlearn_paper.experiment import Scale
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
@@ -34,7 +39,7 @@ more of it the smaller the batch is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contest:
+class ComparisonSetup:
     """What is the same for all methods, at one scale.
 
     Attributes:
@@ -57,8 +62,8 @@ class Contest:
         """Epochs after that."""
         return max(1, self.scale.epochs - self.first_epochs)
 
-    def calibration(self) -> "Contest":
-        """Return the contest in which strengths are chosen: one other seed, and validation data."""
+    def calibration(self) -> "ComparisonSetup":
+        """Return the setup in which strengths are chosen: one other seed, and validation data."""
         share = self.scale.validation or VALIDATION
         scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
         return replace(self, scale=scale)
@@ -112,3 +117,28 @@ class Contest:
         for place in range(n_batches):
             part = slice(place * size, (place + 1) * size)
             yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
+
+
+def check_setup(setup: ComparisonSetup) -> None:
+    """Refuse data without classes and budgets out of reach, before anything is trained.
+
+    Raises:
+        SettingsError: If a budget is below the network with a channel a layer, or not below the
+            whole network.
+        DataError: If the data have no classes.
+    """
+    if find_dataset(setup.plain(0, 1)).task == "regression":
+        raise DataError(
+            f"{setup.scale.data!r} is a regression, but results state an accuracy; choose data "
+            "with classes (archlearn data lists them)"
+        )
+    network, example = setup.fresh_network(0), setup.example()
+    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
+    most = sum(parameter.numel() for parameter in network.parameters())
+    for budget in setup.budgets:
+        if least > (1 + TOLERANCE) * budget or budget >= most:
+            raise SettingsError(
+                f"--budget {budget:,}: {setup.model} has {most:,} parameters, and {least:,} with "
+                "one channel in each layer; choose budgets in between"
+            )

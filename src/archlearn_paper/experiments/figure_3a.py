@@ -8,16 +8,17 @@ from typing import Any
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     correlate_ranks,
     group,
     measure_spread,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn_paper.tables import write_counts
@@ -43,7 +44,7 @@ def name_row(cost: float, binarise: float) -> str:
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
     del done
     scale = scale.shorten(EPOCHS)
@@ -196,7 +197,7 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
     rows = tuple(
         (
@@ -219,12 +220,12 @@ def tabulate(derived: Derived) -> list[Table]:
         "last change of layer 3",
         "layer 3 near its end at step",
     )
-    return [Table(columns=columns, rows=rows)]
+    return [ResultTable(columns=columns, rows=rows)]
 
 
 EXPERIMENT = Experiment(
     name="figure-3a",
-    title="number of neurons against iterations, for several lambda 1 and lambda 3",
+    title=TITLES["figure-3a"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

@@ -7,16 +7,17 @@ from typing import Any
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     correlate_ranks,
     group,
     spread_of,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn_paper.tables import write_counts, write_spread
@@ -35,7 +36,7 @@ def name_row(n_classes: int) -> str:
     return f"{n_classes} classes"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each number of classes and seed, all of about the same number of steps.
 
     Fewer classes have fewer examples, so they are passed over more often: the gates of every run
@@ -43,7 +44,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """
     del done
     scale = scale.shorten(EPOCHS)
-    works: list[Work] = []
+    works: list[RunTask] = []
     terms = replace(TERMS, gate_rate=choose_gate_rate(scale, TERMS))
     for n_classes in scale.pick(CLASSES):
         part = n_classes / ALL_CLASSES
@@ -113,7 +114,7 @@ def _check_rank(derived: Derived, name: str, words: str, *, bound: float | None 
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return neurons and errors by number of classes; the paper has them as a figure only."""
     rows = tuple(
         (
@@ -126,12 +127,12 @@ def tabulate(derived: Derived) -> list[Table]:
         for n_classes, numbers in derived["classes"].items()
     )
     columns = ("classes", "neurons", "of the third layer", "parameters", "error %")
-    return [Table(columns=columns, rows=rows)]
+    return [ResultTable(columns=columns, rows=rows)]
 
 
 EXPERIMENT = Experiment(
     name="figure-3b",
-    title="neurons and error for 2 to 10 classes, nothing else changed",
+    title=TITLES["figure-3b"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

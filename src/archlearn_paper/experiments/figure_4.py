@@ -23,18 +23,19 @@ from archlearn_paper.baselines.bayesian_search import (
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     measure_spread,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
 from archlearn_paper.tables import NOTHING, write_spread
-from archlearn_paper.worker_pool import call_helpers, count_helpers, map_helped
+from archlearn_paper.worker_pool import map_in_processes
 
 WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
 
@@ -126,11 +127,10 @@ def shorten(scale: Scale) -> Scale:
     return replace(scale, epochs=EPOCHS, batch_size=BATCH_SIZE, seeds=scale.seeds[:N_SEEDS])
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn the widths, for each panel and seed."""
     del done
     short = shorten(scale)
-    call_helpers(warm_up, _count_helpers(short))
     return [
         Run(
             row=panel.row(),
@@ -147,9 +147,9 @@ def _terms(panel: Panel) -> Terms:
     return Terms(learn="width", cost=PRICE, leave=left, freeze_for=FREEZE_FOR)
 
 
-def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
+def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
     """Return the next training of every search; all searches go on side by side."""
-    short, works = shorten(scale), list[Work]()
+    short, works = shorten(scale), list[RunTask]()
     if number >= (N_QUICK if scale.points else N_TRAININGS):
         return []
     searches = [(panel, seed) for panel in PANELS for seed in short.seeds]
@@ -157,7 +157,7 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
         (panel, seed, read_trainings(panel, [d.row for d in done if d.row.seed == seed]))
         for panel, seed in searches
     ]
-    proposals = map_helped(ask_next, known, _count_helpers(short))
+    proposals = map_in_processes(ask_next, known)
     for (panel, seed), proposal in zip(searches, proposals, strict=True):
         row = panel.row(number)
         _search_seconds[row, seed] = proposal.seconds
@@ -166,12 +166,7 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
     return works
 
 
-def _count_helpers(scale: Scale) -> int:
-    """Return how many processes search: one a search at most."""
-    return min(count_helpers(), len(PANELS) * len(scale.seeds))
-
-
-def measure(scale: Scale, done: Done) -> dict[str, Any]:
+def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how long the proposal of a training took."""
     del scale
     seconds = _search_seconds.get((done.row.row, done.row.seed))
@@ -252,7 +247,7 @@ def _write_count(curve: dict[str, Any]) -> str:
     return f"not in {len(curve['best'])}" if count is None else str(count)
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return both ways side by side for each panel."""
     rows: list[tuple[str, ...]] = []
     for name, panel in derived["panels"].items():
@@ -278,7 +273,7 @@ def tabulate(derived: Derived) -> list[Table]:
         "seconds of the search, its own time included",
         "trainings to match, by seed",
     )
-    return [Table(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
+    return [ResultTable(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:
@@ -287,7 +282,7 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 EXPERIMENT = Experiment(
     name="figure-4",
-    title="trainings that Bayesian optimisation needs to match one that learns its widths",
+    title=TITLES["figure-4"],
     stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
     derive=derive,
     check=check,

@@ -9,16 +9,17 @@ from archlearn.training.settings import RunSettings
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     spread_of,
     summarise,
 )
+from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture
 from archlearn_paper.tables import (
@@ -61,7 +62,7 @@ def name_row(depth: int) -> str:
     return f"depth {depth}"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
@@ -127,7 +128,7 @@ def check(derived: Derived) -> list[Check]:
     return checks
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it."""
     rows: list[tuple[str, ...]] = []
     for depth, (final, architecture, error) in PAPER.items():
@@ -156,12 +157,12 @@ def tabulate(derived: Derived) -> list[Table]:
         "parameters",
         "error %",
     )
-    return [Table(columns=columns, rows=tuple(rows))]
+    return [ResultTable(columns=columns, rows=tuple(rows))]
 
 
 EXPERIMENT = Experiment(
     name="table-3",
-    title="20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
+    title=TITLES["table-3"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

@@ -52,17 +52,16 @@ def test_all_three_widths_are_searched() -> None:
 
 
 def test_a_study_goes_on_where_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "studies" / "search.db"
-    train(Search("a", LAST, seed=0, file=file), 3)
-    again = Search("a", LAST, seed=0, file=file)
+    storage = f"sqlite:///{tmp_path / 'search.db'}"
+    train(Search("a", LAST, seed=0, storage=storage), 3)
+    again = Search("a", LAST, seed=0, storage=storage)
     assert len(again.history()) == 3
-    assert again.n_left(20) == 17
     train(again, 1)
     assert [t.number for t in again.history()] == [0, 1, 2, 3]
     assert all(t.train_seconds == 1.5 for t in again.history())
     assert all(t.search_seconds > 0 for t in again.history())
     assert len({t.widths["fc1"] for t in again.history()}) == 4
-    assert Search("other", LAST, seed=0, file=file).history() == []
+    assert Search("other", LAST, seed=0, storage=storage).history() == []
 
 
 def test_a_proposal_follows_from_seed_and_history() -> None:
@@ -75,26 +74,14 @@ def test_a_proposal_follows_from_seed_and_history() -> None:
 
 
 def test_workers_share_a_study(tmp_path: Path) -> None:
-    file = tmp_path / "search.db"
-    first = Search("a", LAST, seed=0, file=file)
-    second = Search("a", LAST, seed=1, file=file)
-    under_way = first.propose()
-    assert second.n_left(2) == 1
-    other = second.propose()
+    storage = f"sqlite:///{tmp_path / 'search.db'}"
+    first = Search("a", LAST, seed=0, storage=storage)
+    second = Search("a", LAST, seed=1, storage=storage)
+    under_way, other = first.propose(), second.propose()
     assert other.number != under_way.number
     second.tell(other, bowl(other.widths), 1.0)
     first.tell(under_way, bowl(under_way.widths), 1.0)
     assert len(first.history()) == len(second.history()) == 2
-
-
-def test_an_abandoned_training_is_given_up(tmp_path: Path) -> None:
-    file = tmp_path / "search.db"
-    Search("a", LAST, seed=0, file=file).propose()
-    again = Search("a", LAST, seed=0, file=file)
-    assert again.drop_abandoned() == 0
-    assert again.n_left(1) == 0
-    assert again.drop_abandoned(older_than=0.0) == 1
-    assert again.n_left(1) == 1
 
 
 def test_the_objective_by_hand() -> None:

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn_paper.baselines.bayesian_search import Search, Space, find_widths, start_at_widths
+from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
+from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew
-from archlearn_paper.baselines.interface import Method, is_within
 from archlearn_paper.baselines.l1_diagonal import add_diagonals, diagonals, reduce_by_diagonals
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
@@ -27,7 +26,7 @@ IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return CaffeNet(Sizes(side=67, n_outputs=10, factor=1 / 8)).eval()
+    return CaffeNet(CaffeNetSizes(side=67, n_outputs=10, factor=1 / 8)).eval()
 
 
 @pytest.mark.parametrize(
@@ -38,10 +37,10 @@ def test_half_the_parameters(
 ) -> None:
     if reduce is reduce_by_torch_pruning:
         pytest.importorskip("torch_pruning")
-    method = Method(name=reduce.__name__, reduce=reduce, is_dense=True, source="")
     budget = al.count_costs(net, IMAGES).parameters // 2
-    reduced = method.prepare(net, IMAGES, budget)
-    assert reduced.model(IMAGES).shape == (2, 10)
+    reduced = reduce(net, IMAGES, budget)
+    assert is_within(al.count_costs(reduced, IMAGES).parameters, budget)
+    assert reduced(IMAGES).shape == (2, 10)
 
 
 def test_a_quarter_of_each_rank(net: nn.Module) -> None:
@@ -84,22 +83,6 @@ def test_sparse_learning_pulls_on_all_layers_and_prunes(net: nn.Module) -> None:
     budget = al.count_costs(net, IMAGES).parameters // 2
     pruned = reduce_evenly(sparse.network.eval(), IMAGES, budget)
     assert is_within(al.count_costs(pruned, IMAGES).parameters, budget)
-
-
-def test_bayesian_optimisation_proposes_networks(net: nn.Module) -> None:
-    pytest.importorskip("optuna")
-    widths = find_widths(net, IMAGES)
-    # channels that are read or written in two groups go in pairs: all of the convolutions' here
-    assert widths == {"conv1": 6, "conv2": 16, "conv3": 24, "conv4": 24, "conv5": 16,
-                      "fc6": 512, "fc7": 512}  # fmt: skip
-    search = Search("a", Space(most=widths, fixed={}), seed=0)
-    for _ in range(7):
-        proposal = search.propose()
-        model = start_at_widths(net, IMAGES, proposal.widths, seed=0)
-        assert model(IMAGES).shape == (2, 10)
-        assert model.get_parameter("fc7.weight").shape[0] == proposal.widths["fc7"]
-        search.tell(proposal, sum(proposal.widths.values()) / 1000, train_seconds=1.0)
-    assert len({tuple(training.widths.values()) for training in search.history()}) == 7
 
 
 def test_training_anew(net: nn.Module) -> None:

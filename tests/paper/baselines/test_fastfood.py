@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
+from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.baselines.fastfood import (
     Fastfood,
     choose_features,
@@ -17,7 +18,6 @@ from archlearn_paper.baselines.fastfood import (
     replace_by_fastfood,
     transform,
 )
-from archlearn_paper.baselines.interface import BudgetError, is_within
 
 DIGITS = torch.zeros(2, 1, 28, 28)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.interface import is_within
+from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.neuron_pruning import Neurons, merge_to_widths, reduce_by_merging
 
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.interface import BudgetError, Method, is_within
+from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.baselines.svd import (
     choose_ranks,
     count_factorised,
@@ -140,10 +140,8 @@ def test_a_rank_is_worth_what_it_holds_per_parameter() -> None:
 @pytest.mark.parametrize("budget", [5_000, 10_000, 20_000, 40_000])
 def test_the_referees_budgets_are_met(budget: int) -> None:
     torch.manual_seed(0)
-    method = Method(name="svd", reduce=reduce_by_svd, is_dense=True, source="")
-    reduced = method.prepare(LeNet(), DIGITS, budget)
-    assert is_within(reduced.costs.parameters, budget)
-    assert reduced.costs.parameters == count(reduced.model)
+    reduced = reduce_by_svd(LeNet(), DIGITS, budget)
+    assert is_within(al.count_costs(reduced, DIGITS).parameters, budget)
 
 
 def test_too_small_a_budget_is_refused() -> None:

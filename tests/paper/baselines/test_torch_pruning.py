@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.lenet import LeNet
-from archlearn_paper.baselines.interface import is_within
+from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.penalised_module import Penalised
 from archlearn_paper.baselines.torch_pruning_methods import (
     STRENGTH,

@@ -127,6 +127,27 @@ def create(step: OpCall) -> Any:
     return fixed_out(step.out)
 
 
+def new(step: OpCall) -> Any:
+    """`x.new_zeros(sizes)`: channels where x has them, if the sizes are those of x there.
+
+    Whatever is made of zeros may lose any of them; with x's channels it can be added to x.
+    """
+    x, dims = step.x, varying(step.x.ids)
+    if not isinstance(step.out, Tensor) or step.out.dim() != x.ids.dim():
+        return fixed_out(step.out)
+    shape = step.out.shape
+    if not dims or any(shape[dim] != x.shape[dim] for dim in dims):
+        return fixed_out(step.out)
+    ids = x.ids
+    for dim in set(range(ids.dim())) - set(dims):
+        ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
+    if ids.numel() == 0:
+        return fixed_out(step.out)
+    name = str(getattr(step.node.target, "__name__", step.node.target))
+    state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(name, UNKNOWN)
+    return Labels(ids.expand(shape), torch.tensor(state).expand(shape))
+
+
 def combine(step: OpCall, state_rule: StateRule) -> Any:
     """Tie what stands at the same place; what is broadcast along channels must stay."""
     if not isinstance(step.out, Tensor):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, along
+from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import OpCall, opaque
 from archlearn.op_table import TRANSPOSED
@@ -79,6 +79,10 @@ def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tu
 def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> None:
     if bool((state == ZERO).all()):
         return
+    is_unknown = (state == UNKNOWN) & (ids != FIXED)
+    if step.may_gate_reads and bool(is_unknown.any()):
+        step.gate_read(step.x.ids.dim() + op.channel_dim, torch.where(is_unknown, ids, FIXED))
+        state = torch.where(is_unknown, ZERO, state)
     step.ledger.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
-from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque
 
 # Where the dimensions and keepdim stand in a call, if not second and third.
 _PLACES = {"var": (1, 3), "std": (1, 3), "norm": (2, 3), "linalg_vector_norm": (2, 3)}
@@ -68,7 +68,7 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     n = step.x.ids.dim()
     chosen = {dim % n for dim in (dims if isinstance(dims, tuple | list) else (dims,))}
     if chosen & set(varying(step.x.ids)):
-        return opaque(step, f"{describe_call(step.node)} is taken over its channels")
+        return _over_channels(step)
     ids, state = step.x.ids, step.x.state
     for dim in sorted(chosen, reverse=True):
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)
@@ -76,6 +76,31 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     if not keeps_constants:
         state = replaced(state, CONSTANT, UNKNOWN)
     return Labels(ids, state)
+
+
+def _over_channels(step: OpCall) -> Any:
+    """A sum, mean or norm over channels: those that are zero may go.
+
+    A mean divides by the channels there were; surgery sees to that.
+    """
+    text = f"{describe_call(step.node)} is taken over its channels"
+    fix = "put an activation in front of it, or leave these channels as they are"
+    dims = varying(step.x.ids)
+    if not _leaves_zeros_out(step):
+        return opaque(step, text)
+    if len(dims) > 1:
+        return opaque(step, text, fix)
+    ids, state = step.ledger.read(step.x, dims[0])
+    step.ledger.block(ids[state != ZERO], text, fix)
+    return fixed_out(step.out)
+
+
+def _leaves_zeros_out(step: OpCall) -> bool:
+    name = _name_of(step)
+    if name in ("norm", "linalg_vector_norm"):
+        order = step.argument(1, "p" if name == "norm" else "ord", 2)
+        return order in (None, "fro") or (isinstance(order, int | float) and order > 0)
+    return name in ("sum", "mean")
 
 
 def _are_dims(dims: Any) -> bool:

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, varying  # fmt: skip
+from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, Labels, along, varying
 from archlearn.analysis.rule_api import OpCall, fixed_out, opaque, tree_map
+from archlearn.analysis.rules.indexing import take
 from archlearn.tracing.fx_utils import leaves_of, map_leaves
 
 _CONSTANT_PADS = (
@@ -32,8 +33,20 @@ def pick(step: OpCall) -> Any:
     """Index a tuple, a list, a dict, a size or a tensor."""
     holder = step.args[0]
     if isinstance(holder, Labels):
-        return move(step)
+        return take(step) if isinstance(step.args[1], Labels) else move(step)
     return holder[step.args[1]]
+
+
+def expand_as(step: OpCall) -> Any:
+    """`y.expand_as(x)`: what is repeated for each channel of x can lose what x loses."""
+    labels = step.labels
+    if len(labels) != 2 or not isinstance(step.out, Tensor) or bool((labels[0].ids != FIXED).any()):
+        return move(step)
+    y, x = labels
+    padded = (1,) * (step.out.dim() - y.ids.dim()) + tuple(y.shape)
+    if any(padded[dim] != 1 for dim in varying(x.ids)):
+        return move(step)
+    return Labels(x.ids, torch.tensor(UNKNOWN).expand(x.shape))
 
 
 def attribute(step: OpCall) -> Any:

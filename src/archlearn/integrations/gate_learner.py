@@ -1,0 +1,93 @@
+"""`GateLearner`: what the callbacks of all trainers do at the start, at a step and at the end."""
+
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+from archlearn.errors import InputError
+from archlearn.gating.container import STORE
+from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.serialization import save
+from archlearn.surgery.compaction import compact
+
+logger = logging.getLogger(__name__)
+
+
+class GateLearner:
+    """A `GateOptimizer` that is made when the length of a run is known, and steps by itself.
+
+    Another optimiser may hold the gates as well, for trainers give theirs all parameters of a
+    model: once a step has been taken, gates have no gradient, and optimisers pass over what has
+    none.
+    """
+
+    def __init__(self, save_to: str | Path | None, options: dict[str, Any]) -> None:
+        if "total_steps" in options or "model" in options:
+            raise InputError("the trainer knows the model and its total_steps; leave them out")
+        self._save_to = None if save_to is None else Path(save_to)
+        self._options = options
+        self._gated: nn.Module | None = None
+        self._gates: GateOptimizer | None = None
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def gates(self) -> GateOptimizer:
+        """The optimiser of the gates.
+
+        Raises:
+            InputError: If training has not begun.
+        """
+        if self._gates is None:
+            raise InputError("the gates have no optimiser yet: training has not begun")
+        return self._gates
+
+    def start(self, model: nn.Module, total_steps: float) -> None:
+        """Make the optimiser of a model's gates, or go on with what a checkpoint held."""
+        if not 0 < total_steps < float("inf"):
+            raise InputError(
+                f"the trainer says that the run has {total_steps} steps, but the path to a budget "
+                "needs an end: give it max_steps"
+            )
+        self._gates = GateOptimizer(model, int(total_steps), **self._options)
+        self._gated = next(module for module in model.modules() if STORE in module._modules)
+        if self._state is not None:
+            self._gates.load_state_dict(self._state)
+            self._state = None
+
+    def step(self) -> None:
+        """Let the gates learn from their gradients, and leave none of these to others."""
+        gates = cast(Optimizer, self.gates)
+        gates.step()
+        gates.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beside the model."""
+        return {} if self._gates is None else self._gates.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember what a checkpoint held until the run starts."""
+        self._state = state or None
+
+    def finish(self, *, is_main_process: bool) -> None:
+        """Cut to the budget where a run ends early; write the compact model if that was asked."""
+        if not self.gates.param_groups[0]["frozen"]:
+            logger.warning(
+                "training ended before the gates had decided; they are cut to the budget now, and "
+                "the weights have not been trained since: fine-tune the compact model"
+            )
+            self.gates.finish()
+        if self._save_to is not None and is_main_process:
+            save(self.compact(), self._save_to)
+
+    def compact(self) -> nn.Module:
+        """Return the compact model, as `archlearn.compact` does.
+
+        Raises:
+            InputError: If training has not begun.
+        """
+        if self._gated is None:
+            raise InputError("there is no model to compact yet: training has not begun")
+        return compact(self._gated)

@@ -1,0 +1,78 @@
+"""`LightningGateCallback`: learn gates in a run of Lightning, with automatic optimisation."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from archlearn.errors import InputError
+from archlearn.integrations.gate_learner import GateLearner
+from archlearn.optim.gate_optimizer import GateOptimizer
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+    except ImportError:
+        from pytorch_lightning import Callback, LightningModule, Trainer
+
+
+class LightningGateCallback(Callback):
+    """Steps a `GateOptimizer` in front of each step of the module's own optimiser.
+
+    The module holds a model from `add_gates`, anywhere; its optimiser may be given all parameters.
+    Gradient clipping and accumulation concern the weights alone. Checkpoints of Lightning hold what
+    is needed to resume. `trainer.callback_metrics` has what the network would cost, compacted.
+    """
+
+    def __init__(self, *, save_to: str | Path | None = None, **options: Any) -> None:
+        """Prepare to learn gates.
+
+        Args:
+            save_to: A file for the compact model, written when training ends.
+            options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
+                of steps is the trainer's.
+        """
+        super().__init__()
+        self._learner = GateLearner(save_to, options)
+
+    @property
+    def gates(self) -> GateOptimizer:
+        """The optimiser of the gates, once training has begun."""
+        return self._learner.gates
+
+    def compact(self) -> nn.Module:
+        """Return the compact model: the part of the module that has gates, without them."""
+        return self._learner.compact()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the optimiser of the gates."""
+        if not pl_module.automatic_optimization:
+            raise InputError(
+                f"{type(pl_module).__name__} optimises by hand; make an archlearn.GateOptimizer "
+                "there, and call its step() and zero_grad() behind manual_backward()"
+            )
+        self._learner.start(pl_module, trainer.estimated_stepping_batches)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        """Step the gates."""
+        self._learner.step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log what the network would cost, compacted now."""
+        pl_module.log_dict(self._learner.gates.costs(), rank_zero_only=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Cut to the budget if training ended early, and write the compact model."""
+        self._learner.finish(is_main_process=trainer.is_global_zero)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the gates' optimiser."""
+        return self._learner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the state of the gates' optimiser."""
+        self._learner.load_state_dict(state_dict)

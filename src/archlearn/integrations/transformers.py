@@ -1,0 +1,99 @@
+"""`TrainerGateCallback`: learn gates in a run of the `Trainer` of Hugging Face transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from archlearn.errors import InputError
+from archlearn.integrations.gate_learner import GateLearner
+from archlearn.optim.gate_optimizer import GateOptimizer
+
+GATES = "archlearn_gates.pt"
+
+
+class TrainerGateCallback(TrainerCallback):
+    """Steps a `GateOptimizer` in front of each step of the trainer's own optimiser.
+
+    The trainer's model comes from `add_gates`; labels belong into its example inputs, and its
+    optimiser may be given all parameters. Each `checkpoint-…` of the trainer gets a file with the
+    state of the gates, so that `trainer.train(resume_from_checkpoint=True)` goes on as if it had
+    never stopped. The trainer clips gates and weights by one norm.
+    """
+
+    def __init__(
+        self,
+        *,
+        save_to: str | Path | None = None,
+        resume_from: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        """Prepare to learn gates.
+
+        Args:
+            save_to: A file for the compact model, written when training ends.
+            resume_from: The folder of the checkpoint to go on from, where it is not the trainer's
+                own `checkpoint-…` in its `output_dir`.
+            options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
+                of steps is the trainer's.
+        """
+        self._learner = GateLearner(save_to, options)
+        self._resume_from = resume_from
+
+    @property
+    def gates(self) -> GateOptimizer:
+        """The optimiser of the gates, once training has begun."""
+        return self._learner.gates
+
+    def compact(self) -> nn.Module:
+        """Return the compact model, of the class that the trainer's model had."""
+        return self._learner.compact()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Make the optimiser of the gates, or go on with that of a checkpoint."""
+        if args.load_best_model_at_end:
+            raise InputError(
+                "load_best_model_at_end would take a checkpoint from before the gates had closed, "
+                "which is beyond the budget; leave it out: the last model is the one that fits"
+            )
+        if state.global_step > 0:
+            folder = self._resume_from or _folder_of(args, state)
+            self._learner.load_state_dict(_read(Path(folder) / GATES))
+        self._learner.start(kwargs["model"], state.max_steps)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Step the gates."""
+        self._learner.step()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add the state of the gates' optimiser to a checkpoint."""
+        if state.is_world_process_zero:
+            torch.save(self._learner.state_dict(), _folder_of(args, state) / GATES)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Cut to the budget if training ended early, and write the compact model."""
+        self._learner.finish(is_main_process=state.is_world_process_zero)
+
+
+def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(
+            f"the run goes on from a checkpoint, but {path} is not there, where the state of its "
+            "gates was written; say where the checkpoint is: "
+            "TrainerGateCallback(resume_from='folder/checkpoint-…')"
+        )
+    return torch.load(path, weights_only=True, map_location="cpu")

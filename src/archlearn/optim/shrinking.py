@@ -1,0 +1,358 @@
+"""`shrink_`: cut channels that are closed for good out of a model while it is trained.
+
+The model and its parameters stay the objects they are, since trainers, loggers and optimisers hold
+them: each parameter gets the slice of its numbers that stays, and so does all that optimisers keep
+for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.costs import place_inputs
+from archlearn.errors import InputError, SurgeryError
+from archlearn.gating.attach import bind_gates_
+from archlearn.gating.container import STORE, GateContainer, gate_key
+from archlearn.gating.selection import choose_again
+from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
+from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
+from archlearn.original_channels import KEPT
+from archlearn.surgery.compaction import carry_out
+from archlearn.surgery.narrowing import select_kept
+from archlearn.surgery.plan import Plan
+from archlearn.surgery.planning import Decision, find_sliceable, write_plan
+from archlearn.tracing.block_hooks import without_marks
+from archlearn.tracing.generated_forward import unwrap
+from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.trace_context import without_autocast
+from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
+
+Kept = dict[int, Tensor]
+"""The indices that are kept along each dimension of a tensor that loses some."""
+_MIXING = ("LBFGS", "Muon", "SOAP", "Shampoo")
+"""Optimisers whose update of one number hangs on the others of its tensor."""
+_log = logging.getLogger(__name__)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+@without_autocast()
+def shrink_(
+    model: nn.Module,
+    *optimizers: Any,
+    copies: Iterable[nn.Module] = (),
+    like: Mapping[str, Any] | None = None,
+) -> None:
+    """Cut the channels that are closed for good out of a model and its optimisers, in place.
+
+    The model computes what it computed, in both modes (dropout draws other masks), and what stays
+    is updated next as it would have been. With a `GateOptimizer` among the optimisers, channels go
+    that it never opens again; without one, all that are closed. Channels stay that leave a constant
+    behind (a BatchNorm follows their gate) or live in weights that are computed (weight_norm), and
+    two of each group; `compact` removes them at the end. Wrap in DDP again behind it.
+
+    Args:
+        model: A model from `add_gates`, or one that contains such a model.
+        optimizers: All optimisers of the model, for weights and for gates.
+        copies: Copies of the model, such as `torch.optim.swa_utils.AveragedModel`, that follow it:
+            they lose the same channels, and take its gates.
+        like: A `state_dict` of a model that was shrunk: cut what is not in it, so that it can be
+            loaded. All gates count as closed that it has not.
+
+    Raises:
+        InputError: If an optimiser keeps what cannot be sliced, or one was not given.
+        SurgeryError: If the smaller model would not be the same function. Nothing has changed then.
+    """
+    owner = find_gated(model)
+    check_forwards(owner, "shrink_")
+    inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
+    followers = [find_gated(_unwrap_copy(each)) for each in copies]
+    store: GateContainer = getattr(owner, STORE)
+    stays = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
+    if all(bool(each.all()) for each in stays.values()):
+        return
+    with class_forwards(owner):
+        cut = _prepare(owner, store, stays, is_same=like is None)
+    _check_optimizers(owner, cut, inner)
+    for follower in followers:
+        _check_copy(owner, follower)
+    sliced = [_slice_states(owner, cut, optimizer) for optimizer in inner]
+    before = sum(parameter.numel() for parameter in owner.parameters())
+    _note_cut_(owner, cut, like)
+    for follower in followers:
+        _transplant_(follower, cut, copy.deepcopy(getattr(cut.small, STORE)))
+    _transplant_(owner, cut, getattr(cut.small, STORE))
+    for states in sliced:
+        for state, new in states:
+            state.update(new)
+    for optimizer in inner:
+        if isinstance(optimizer, GateOptimizer):
+            optimizer.follow_model()
+    after = sum(parameter.numel() for parameter in owner.parameters())
+    _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What is cut out.
+
+    Attributes:
+        small: The smaller model, with gates; a copy.
+        plan: What was narrowed in it.
+        kept: What is kept of each tensor that loses something, by name.
+        places: The places of the gates that stay, by group.
+    """
+
+    small: nn.Module
+    plan: Plan
+    kept: dict[str, Kept]
+    places: dict[str, Tensor]
+
+
+def _find_kept(
+    owner: nn.Module, store: GateContainer, optimizers: list[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Return which gates of each group stay: those that are not closed for good, but two."""
+    learners = [each for each in optimizers if isinstance(each, GateOptimizer)]
+    if learners:
+        closed = learners[0].closed_for_good()
+    else:
+        can_go = find_sliceable(owner, store.choice.blueprint)
+        groups, gates = store.choice.blueprint.groups, store.width_gates()
+        closed = {g.name: (gates[g.name].cpu() < 0.5) & can_go[g.channels] for g in groups}
+    return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
+
+
+def _keep_two(stays: Tensor) -> Tensor:
+    """Return what stays of a group; one channel alone would be no group, and its gate be lost."""
+    if int(stays.sum()) < 2:
+        stays[torch.nonzero(~stays).flatten()[: 2 - int(stays.sum())]] = True
+    return stays
+
+
+def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return which gates of each group a `state_dict` still has.
+
+    Raises:
+        InputError: If it has some that the model has not.
+    """
+    found: dict[str, Tensor] = {}
+    for name, own in store.original_places().items():
+        end = f"{STORE}.kept.{gate_key(name)}"
+        saved = next((value for key, value in state.items() if key.endswith(end)), None)
+        stays = torch.ones(len(own), dtype=torch.bool)
+        if saved is not None:
+            stays = torch.isin(own.cpu(), saved.cpu())
+        if saved is not None and int(stays.sum()) != len(saved):
+            raise InputError(
+                f"the state_dict has channels of {name!r} that have been cut out of this model; "
+                "call shrink_ on a model that has them still"
+            )
+        found[name] = stays
+    return found
+
+
+def _prepare(
+    owner: nn.Module, store: GateContainer, stays: dict[str, Tensor], *, is_same: bool
+) -> _Cut:
+    """Return a smaller copy of the model with gates, and what was kept; nothing is changed.
+
+    Raises:
+        SurgeryError: If it is not the same function, and should be.
+    """
+    blueprint = store.choice.blueprint
+    dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
+    for group in blueprint.groups:
+        dropped[group.channels] = ~stays[group.name]
+    modes = modes_of(owner)
+    inputs = place_inputs(owner, blueprint.inputs)
+    with evaluating(owner):
+        decision = Decision(store.choice, dropped, ())
+        plan = write_plan(owner, decision, "parameters")
+        small, graphs, changed = carry_out(owner, decision, plan)
+        plain = [without_marks(graph) for graph in graphs]
+        traces = replace(
+            blueprint.traces, evaluation=plain[0], training=plain[1] if plain[1:] else None
+        )
+        choice = choose_again(small, inputs, store.choice, traces, dropped)
+        fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
+        bind_gates_(small, fresh)
+        places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
+        _copy_gates_(store, fresh, places)
+        gap = compare_in_both_modes(owner, small, inputs) if is_same else 0.0
+    if not gap <= TOLERANCES[torch.float64]:
+        raise SurgeryError(
+            f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
+            "float64; train on without shrink_, and report the model"
+        )
+    set_modes_(small, modes)
+    kept: dict[str, Kept] = {}
+    for each in plan.narrowings:
+        device = find_tensor(owner, each.name).device
+        kept.setdefault(each.name, {})[each.dim] = torch.tensor(each.kept, device=device)
+    for name, gate in store.width_gates().items():
+        if len(places[name]) < len(gate):
+            key = f"{STORE}.{store.home_name}.{gate_key(name)}"
+            kept[key] = {0: places[name].to(gate.device)}
+    return _Cut(small, plan, kept, places)
+
+
+def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, Tensor]) -> None:
+    for name, gate in fresh.width_gates().items():
+        gate.copy_(store.width_gates()[name][places[name].to(gate.device)])
+        gate.requires_grad_(store.width_gates()[name].requires_grad)
+    for name, gate in fresh.depth_gates().items():
+        gate.copy_(store.depth_gates()[name])
+        gate.requires_grad_(store.depth_gates()[name].requires_grad)
+
+
+def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Raise if an optimiser that is needed was not given, or cannot follow."""
+    for optimizer in optimizers:
+        if type(optimizer).__name__ in _MIXING:
+            raise InputError(
+                f"cannot shrink with {type(optimizer).__name__}: its update of one number hangs on "
+                "others, so what stays would be updated otherwise; use an optimiser that goes "
+                "number by number, such as SGD or AdamW, or train on without shrink_"
+            )
+    learnt = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+    for name in cut.kept if optimizers else ():
+        tensor = find_tensor(owner, name)
+        is_weight = not name.startswith(STORE)
+        if is_weight and tensor.requires_grad and tensor not in learnt:
+            raise InputError(
+                f"{name!r} would lose channels, but is in none of the optimisers given; give all "
+                "of them: archlearn.shrink_(model, optimizer, gates)"
+            )
+
+
+def _slice_states(
+    owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer
+) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Return what an optimiser keeps for parameters that lose something, and the slices of it.
+
+    Raises:
+        InputError: If it keeps something that has not its parameter's shape.
+    """
+    found: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
+    for name, kept in cut.kept.items():
+        parameter = find_tensor(owner, name)
+        state: dict[str, Any] = optimizer.state.get(parameter, {})
+        new: dict[str, Tensor] = {}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                new[key] = select_kept(value, kept)
+            elif not _is_single(value):
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise InputError(
+                    f"cannot shrink with {type(optimizer).__name__}: its {key!r} for {name!r} is "
+                    f"{shape}, not {tuple(parameter.shape)}, so it cannot be cut index by index; "
+                    "use an optimiser such as SGD or AdamW, or train on without shrink_"
+                )
+        found.append((state, new))
+    return found
+
+
+def _is_single(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _check_copy(owner: nn.Module, follower: nn.Module) -> None:
+    shapes = [(name, p.shape) for name, p in owner.named_parameters()]
+    if shapes != [(name, p.shape) for name, p in follower.named_parameters()]:
+        raise InputError(
+            f"a copy, {type(follower).__name__}, has other parameters than the model; give copies "
+            "of the gated model, and shrink them with it each time"
+        )
+
+
+def _note_cut_(owner: nn.Module, cut: _Cut, like: Mapping[str, Any] | None) -> None:
+    """Take down in the new gates what is left of the old ones."""
+    old: GateContainer = getattr(owner, STORE)
+    new: GateContainer = getattr(cut.small, STORE)
+    places = {
+        name: place[cut.places[name].to(place.device)]
+        for name, place in old.original_places().items()
+    }
+    n_shrinks = old.n_shrinks + 1
+    if like is not None:
+        end = f"{STORE}.shrinks"
+        n_shrinks = next((int(v) for key, v in like.items() if key.endswith(end)), n_shrinks)
+    device = old.gates()[0].device
+    new.note_cut_(places, torch.tensor(n_shrinks, device=device))
+    new.original_costs = old.original_costs or CostFunction(owner, old.choice).extremes()[0]
+    new.original_sizes, new.original_widths = old.original_sizes, old.original_widths
+    new.budget, new.n_loads = old.budget, old.n_loads
+
+
+def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
+    """Make a model what the smaller one is; its modules and parameters stay the same objects."""
+    store: GateContainer = getattr(target, STORE)
+    for name, kept in cut.kept.items():
+        _set_numbers_(find_tensor(target, name), kept)
+    for home, new_home in ((store.home, gates.home), (store.depth, gates.depth)):
+        for key, gate in new_home.named_parameters():
+            own: Any = getattr(home, key)
+            own.copy_(gate)
+            new_home.register_parameter(key, own)
+    own_attributes: dict[str, Any] = store.__dict__
+    own_attributes.update(vars(gates))
+    modules = dict(target.named_modules())
+    for name, new in cut.small.named_modules():
+        old = modules.get(name)
+        if name == STORE or name.startswith(f"{STORE}."):
+            continue
+        if old is None or (name and type(old) is not type(new)) or _holds_places(new):
+            parent, _, key = name.rpartition(".")
+            find_module(target, parent).add_module(key, copy.deepcopy(new))
+            continue
+        for key, value in vars(new).items():
+            if type(value) is int and vars(old).get(key) != value:
+                setattr(old, key, value)
+    for key, buffer in cut.small._buffers.items():
+        if key not in target._buffers and buffer is not None:
+            target.register_buffer(key, buffer.clone())
+    setattr(target, KEPT, cut.plan.kept(getattr(target, KEPT, None)))
+    target.__class__ = type(cut.small)
+
+
+def _holds_places(module: nn.Module) -> bool:
+    return isinstance(module, NarrowedLocalResponseNorm)
+
+
+def _set_numbers_(tensor: Tensor, kept: Kept) -> None:
+    """Give a tensor, and its gradient, the slice of its numbers that stays."""
+    gradient, tensor.grad = tensor.grad, None
+    new = select_kept(tensor.detach(), kept)
+    # Autograd remembers the shape of a parameter while the graph of the last loss lives; another
+    # type in between makes it forget.
+    other = torch.float32 if tensor.dtype is torch.float64 else torch.float64
+    tensor.data = tensor.new_empty(0, dtype=other)
+    tensor.data = new
+    if gradient is not None:
+        tensor.grad = select_kept(gradient, kept)
+
+
+def _unwrap_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimiser inside Accelerate's or Fabric's."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InputError(
+            f"{type(optimizer).__name__} is no optimiser; give shrink_ the model and all its "
+            "optimisers; schedulers and scalers need nothing"
+        )
+    return inner
+
+
+def _unwrap_copy(model: nn.Module) -> nn.Module:
+    inner: Any = getattr(model, "module", None)
+    return unwrap(inner if type(model).__name__ == "AveragedModel" else model)

@@ -1,0 +1,77 @@
+"""The stock Trainer of transformers learns gates by one callback."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archlearn as al
+from benchmarks.torchvision_import import import_models
+
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
+if find_spec("torchvision") is not None:
+    import_models()  # which transformers imports in its turn
+from archlearn.integrations.transformers import TrainerGateCallback
+from tests.integrations.processes import check_same, run_two
+from tests.integrations.trainer_runs import BUDGET, accelerate_run, example, hf, make_trainer
+
+
+def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    callback = TrainerGateCallback(budget=BUDGET, save_to=path)
+    trainer = make_trainer(tmp_path, callback, bf16=True, num_train_epochs=10)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.1
+    small: Any = callback.compact()
+    assert isinstance(small, hf.BertForSequenceClassification)
+    gated: Any = trainer.model
+    plan = al.plan(gated)
+    assert 0.75 * plan.before.multiply_adds < plan.after.multiply_adds
+    assert plan.after.multiply_adds <= 0.8 * plan.before.multiply_adds
+    gated = trainer.accelerator.unwrap_model(gated, keep_fp32_wrapper=False)  # no autocast
+    torch.testing.assert_close(small.eval()(**example()).loss, gated.eval()(**example()).loss)
+    torch.testing.assert_close(
+        al.load(path).eval()(**example())["logits"], small(**example()).logits
+    )
+
+
+def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 5}
+    whole = make_trainer(tmp_path / "a", TrainerGateCallback(budget=BUDGET), **options)
+    whole.train()
+    callback = TrainerGateCallback(budget=BUDGET, resume_from=tmp_path / "a" / "checkpoint-10")
+    resumed = make_trainer(tmp_path / "b", callback, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-10"))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    lost = make_trainer(tmp_path / "c", TrainerGateCallback(budget=BUDGET), **options)
+    with pytest.raises(al.InputError, match="resume_from="):
+        lost.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-10"))
+
+
+def test_the_best_model_may_be_beyond_the_budget_and_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, TrainerGateCallback(), load_best_model_at_end=True, eval_strategy="epoch",
+        save_strategy="epoch", num_train_epochs=1,
+    )  # fmt: skip
+    with pytest.raises(al.InputError, match="leave it out"):
+        trainer.train()
+
+
+def test_accelerate_prepares_the_gates_like_any_optimiser(tmp_path: Path) -> None:
+    whole, costs = accelerate_run(tmp_path, n_steps=60)
+    assert costs["multiply_adds"] <= 0.4 * (64 * 48 + 48 * 10)
+    resumed, _ = accelerate_run(tmp_path, n_steps=60, resume=True)
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
+def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
+    first, second = run_two("tests.integrations.trainer_runs", tmp_path)
+    check_same(first, second)
+    assert len(first) > 40
+    assert al.load(tmp_path / "small.safetensors").eval()(**example())["logits"].shape == (4, 2)

@@ -1,0 +1,383 @@
+"""Channels are cut out of a model in training: same function, same next update, same objects."""
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import archlearn as al
+
+
+class Residual(nn.Module):
+    """A stream with two branches behind BatchNorms, and a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3, padding=1)
+        self.branches = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(8, 12, 1, bias=False),
+                nn.BatchNorm2d(12),
+                nn.ReLU(),
+                nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False),
+                nn.BatchNorm2d(12),
+                nn.ReLU(),
+                nn.Conv2d(12, 8, 1, bias=False),
+                nn.BatchNorm2d(8),
+            )
+            for _ in range(2)
+        )
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for branch in self.branches:
+            x = (x + branch(x)).relu()
+        return self.last(x.mean((2, 3)))
+
+
+class Viewed(nn.Module):
+    """Channels flattened by a view that holds their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3)
+        self.norm = nn.LocalResponseNorm(3)
+        self.fc1 = nn.Linear(6 * 9, 10)
+        self.fc2 = nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max_pool2d(self.norm(self.conv(x).relu()), 2)
+        return self.fc2(torch.nn.functional.gelu(self.fc1(x.view(-1, 54))))
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"chain": chain, "residual": Residual, "view": Viewed}
+
+OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "Nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.5),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+}
+
+
+def make(kind: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """Return a gated model in double precision, with some channels of each group closed."""
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 1, 8, 8, dtype=torch.float64), torch.randint(4, (6,))
+    model = al.add_gates(NETS[kind]().double(), x)
+    close(model)
+    return model, x, y
+
+
+@torch.no_grad()
+def close(model: nn.Module) -> None:
+    for gate in al.width_gates(model).values():
+        gate.fill_(0.7)
+        gate[1 : len(gate) // 2] = 0.2
+
+
+def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = cross_entropy(model(x), y)
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    return loss
+
+
+def pair(kind: str, optimiser: str) -> tuple[Any, ...]:
+    """Return a model after three steps and its twin, each with its optimiser."""
+    model, x, y = make(kind)
+    rule = OPTIMISERS[optimiser](al.weights(model))
+    step(model, rule, x, y)
+    step(model, rule, x, y)
+    loss = step(model, rule, x, y)
+    twin = copy.deepcopy(model)
+    twin_rule = OPTIMISERS[optimiser](al.weights(twin))
+    twin_rule.load_state_dict(copy.deepcopy(rule.state_dict()))
+    return model, rule, twin, twin_rule, x, y, loss
+
+
+def both_outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return what a model computes in training and in evaluation mode."""
+    found = []
+    for training in (True, False):
+        each = copy.deepcopy(model).train(training)
+        found.append(each(x).detach())
+    return found
+
+
+def gap(one: nn.Module, two: nn.Module, x: Tensor) -> float:
+    pairs = zip(both_outputs(one, x), both_outputs(two, x), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_the_function_is_the_same_in_both_modes(kind: str) -> None:
+    model, x, _ = make(kind)
+    whole = copy.deepcopy(model)
+    n_before = al.count_costs(model).parameters
+    al.shrink_(model)
+    assert al.count_costs(model).parameters < n_before
+    assert gap(model, whole, x) < 1e-10
+    small, other = al.compact(model), al.compact(whole)
+    assert al.count_costs(small) == al.count_costs(other)
+    assert gap(small, other, x) < 1e-10
+    assert al.kept_channels(small) == al.kept_channels(other)
+    assert al.read_architecture(model) == al.read_architecture(whole)
+    assert type(small).__name__ == type(other).__name__
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimiser"),
+    [*(("residual", name) for name in OPTIMISERS), ("chain", "Adam"), ("view", "momentum")],
+)
+def test_the_next_update_is_that_of_the_whole_model(kind: str, optimiser: str) -> None:
+    model, rule, twin, twin_rule, x, y, loss = pair(kind, optimiser)
+    al.shrink_(model, rule)
+    for _ in range(2):
+        step(model, rule, x, y)
+        step(twin, twin_rule, x, y)
+    assert gap(model, twin, x) < 1e-10
+    assert loss.requires_grad  # its graph was alive all the time
+
+
+def test_an_update_without_the_state_is_another_one() -> None:
+    """The control: momentum left behind is noticed."""
+    model, rule, twin, twin_rule, x, y, _ = pair("residual", "momentum")
+    al.shrink_(model, rule)
+    rule.state.clear()
+    step(model, rule, x, y)
+    step(twin, twin_rule, x, y)
+    assert gap(model, twin, x) > 1e-4
+
+
+def test_the_smaller_model_is_a_gated_model_of_the_same_objects() -> None:
+    model, x, y = make("residual")
+    parts, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    names = list(al.width_gates(model))
+    al.shrink_(model)
+    assert dict(model.named_modules()).items() >= {
+        (n, m) for n, m in parts.items() if n.split(".")[0] != "archlearn_gates"
+    }
+    assert dict(model.named_parameters()) == parameters
+    assert list(al.width_gates(model)) == names
+    assert al.plan(model).after.parameters <= al.plan(model).before.parameters
+    assert str(al.inspect(model))
+    gates: Any = al.GateOptimizer(model, 10, budget={"parameters": "60%"})
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.01)
+    for _ in range(10):
+        step(model, optimiser, x, y)
+        gates.step()
+        gates.zero_grad()
+    costs = al.count_costs(al.compact(model)).parameters
+    assert costs == gates.costs()["parameters"]
+
+
+def test_a_model_may_shrink_again_and_again() -> None:
+    model, x, y = make("view")
+    rule = torch.optim.Adam(al.weights(model), lr=0.01)
+    for _ in range(3):
+        whole = copy.deepcopy(model)
+        al.shrink_(model, rule)
+        assert gap(model, whole, x) < 1e-10
+        close(model)
+        step(model, rule, x, y)
+    assert al.certify(model, al.compact(model), x).difference_float64 < 1e-10
+    assert all(len(gate) >= 2 for gate in al.width_gates(model).values())
+
+
+def test_a_state_dict_can_be_loaded_into_a_model_cut_alike() -> None:
+    model, x, y = make("view")
+    rule = torch.optim.Adam(al.weights(model), lr=0.01)
+    step(model, rule, x, y)
+    al.shrink_(model, rule)
+    step(model, rule, x, y)
+    file = io.BytesIO()
+    torch.save((model.state_dict(), rule.state_dict()), file)
+    file.seek(0)
+    state, rule_state = torch.load(file, weights_only=True)
+    again, _, _ = make("view")
+    rule_again = torch.optim.Adam(al.weights(again), lr=0.01)
+    with pytest.raises(al.InputError, match="like=state_dict"):
+        again.load_state_dict(state)
+    al.shrink_(again, rule_again, like=state)
+    again.load_state_dict(state)
+    rule_again.load_state_dict(rule_state)
+    step(model, rule, x, y)
+    step(again, rule_again, x, y)
+    assert gap(model, again, x) == 0.0
+
+
+def test_an_averaged_copy_follows_and_takes_the_models_gates() -> None:
+    model, x, y = make("residual")
+    rule = torch.optim.SGD(al.weights(model), lr=0.05)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    step(model, rule, x, y)
+    average.update_parameters(model)
+    whole = copy.deepcopy(average)
+    al.shrink_(model, rule, copies=[average])
+    assert gap(average, whole, x) < 1e-10
+    step(model, rule, x, y)
+    average.update_parameters(model)
+    assert al.count_costs(al.compact(average.module)) == al.count_costs(al.compact(model))
+    for name, gate in al.width_gates(average.module).items():
+        assert torch.equal(gate >= 0.5, al.width_gates(model)[name] >= 0.5)
+
+
+def test_schedulers_and_scalers_need_nothing() -> None:
+    model, x, y = make("chain")
+    model, x = model.float(), x.float()
+    rule = torch.optim.SGD(al.weights(model), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rule, 10)
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(4):
+        if number == 2:
+            al.shrink_(model, rule)
+        rule.zero_grad()
+        scaler.scale(cross_entropy(model(x), y)).backward()
+        scaler.step(rule)
+        scaler.update()
+        schedule.step()
+    assert rule.param_groups[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(0.4 * math.pi)))
+    assert scaler.get_scale() == 2.0**16
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "Muon"])
+def test_state_that_cannot_be_sliced_is_refused_and_nothing_is_changed(kind: str) -> None:
+    model, x, y = make("chain")
+    weights = [p for p in al.weights(model) if p.dim() == 2 or kind == "Adafactor"]
+    rest = [p for p in al.weights(model) if p.dim() != 2]
+    rule = getattr(torch.optim, kind)(weights, lr=0.01)
+    others = [] if kind == "Adafactor" else [torch.optim.SGD(rest, lr=0.1)]
+    step(model, rule, x, y)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(al.InputError, match=f"cannot shrink with {kind}"):
+        al.shrink_(model, rule, *others)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_an_optimiser_that_was_forgotten_is_named() -> None:
+    model, x, y = make("chain")
+    gates = al.GateOptimizer(model, 10)
+    step(model, torch.optim.SGD(model.parameters(), lr=0.0), x, y)
+    gates.finish()
+    with pytest.raises(al.InputError, match=r"'1.weight' would lose channels, but is in none"):
+        al.shrink_(model, gates)
+    with pytest.raises(al.InputError, match="schedulers and scalers need nothing"):
+        al.shrink_(model, object())
+
+
+def test_channels_that_leave_a_constant_or_live_in_computed_weights_wait() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(8, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.ReLU(),
+        torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 2),
+    ).double()  # fmt: skip
+    x = torch.randn(5, 8, dtype=torch.float64)
+    model = al.add_gates(net, x)
+    close(model)
+    whole = copy.deepcopy(model)
+    al.shrink_(model)
+    assert gap(model, whole, x) < 1e-10
+    assert {n: len(g) for n, g in al.width_gates(model).items()} == {"0": 6, "3": 6, "5": 6}
+
+
+def learn(*, shrinks: bool) -> tuple[nn.Module, al.GateOptimizer, list[float], int]:
+    """Return a model that learnt to a budget, its gates, its losses, and how often it shrank."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 1, 8, 8, dtype=torch.float64), torch.randint(4, (64,))
+    model = al.add_gates(Residual().double(), x[:2])
+    schedule = al.GateSchedule(patience=5)
+    gates: Any = al.GateOptimizer(model, 120, budget={"multiply_adds": "40%"}, schedule=schedule)
+    rule = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+    losses, n_shrinks = [], 0
+    for number in range(120):
+        part = slice(number % 4 * 16, number % 4 * 16 + 16)
+        losses.append(step(model, rule, x[part], y[part]).item())
+        gates.step()
+        gates.zero_grad()
+        if gates.can_shrink() and shrinks:
+            al.shrink_(model, rule, gates)
+            n_shrinks += 1
+    return model, gates, losses, n_shrinks
+
+
+def test_learning_to_a_budget_is_the_same_with_and_without_shrinking() -> None:
+    """What is closed for good is decided by the gates, whether it is cut out or not."""
+    model, gates, losses, n_shrinks = learn(shrinks=True)
+    whole, _, other_losses, _ = learn(shrinks=False)
+    assert losses == pytest.approx(other_losses, rel=1e-8)
+    assert 2 <= n_shrinks <= 6
+    small, other = al.compact(model), al.compact(whole)
+    assert al.count_costs(small) == al.count_costs(other)
+    assert al.count_costs(model).multiply_adds < 0.5 * al.count_costs(whole).multiply_adds
+    assert gates.costs() == {
+        "parameters": al.count_costs(small).parameters,
+        "multiply_adds": al.count_costs(small).multiply_adds / 2,
+    }
+    assert gates.fits()
+
+
+def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
+    model, x, y = make("residual")
+    start = copy.deepcopy(model)
+    rules: list[tuple[Any, Any]] = []
+    for each in (model, start):
+        schedule = al.GateSchedule(patience=5)
+        gates = al.GateOptimizer(each, 60, budget={"multiply_adds": "40%"}, schedule=schedule)
+        rules.append((torch.optim.Adam(al.weights(each), lr=0.01), gates))
+
+    def go(each: nn.Module, rule: Any, gates: Any, n: int) -> float:
+        loss = torch.zeros(())
+        for _ in range(n):
+            loss = step(each, rule, x, y)
+            gates.step()
+            gates.zero_grad()
+            if gates.can_shrink():
+                al.shrink_(each, rule, gates)
+        return loss.item()
+
+    go(model, *rules[0], 45)
+    state = copy.deepcopy((model.state_dict(), *(rule.state_dict() for rule in rules[0])))
+    al.shrink_(start, *rules[1], like=state[0])
+    start.load_state_dict(state[0])
+    for rule, saved in zip(rules[1], state[1:], strict=True):
+        rule.load_state_dict(saved)
+    assert go(model, *rules[0], 15) == go(start, *rules[1], 15)
+    assert al.plan(model) == al.plan(start)
+
+
+def test_a_compiled_model_goes_on_behind_a_cut() -> None:
+    model, x, y = make("chain")
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    whole = copy.deepcopy(model)
+    whole_rule = torch.optim.SGD(al.weights(whole), lr=0.1)
+    compiled: Any = torch.compile(model, backend="eager")
+    for number in range(9):
+        if number % 2:
+            close(model)
+            close(whole)
+            al.shrink_(compiled, rule)
+        step(compiled, rule, x, y)
+        if number < 2:
+            step(whole, whole_rule, x, y)
+            assert gap(model, whole, x) < 1e-10
+    assert int(model.archlearn_gates.shrinks) >= 3  # pyright: ignore[reportArgumentType]
