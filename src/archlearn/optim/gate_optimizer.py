@@ -39,8 +39,9 @@ from archlearn.tracing.generated_forward import unwrap
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
 _MOST_SHRINKS = 3
-"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at most,
-and each has its price (a captured or compiled step is made anew; torch.compile gives up after 8).
+"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at
+most, and each has its price (a captured or compiled step is made anew; torch.compile gives up
+after 8).
 """
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
