@@ -191,6 +191,7 @@ def test_baseline_learns_weights_only(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     """Run on a pseudo-terminal: the picture names layers, costs and what they may be."""
     main_end, terminal = pty.openpty()
