@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from archlearn import SettingsError
-from archlearn.cli import main
 from archlearn.data import no_progress
 from archlearn.training import RunSettings, learn, load_dataset, objective_of, override
+from tests.cli.commands import run_here
 from tests.run_files import COMPACT, SUMMARY
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -52,7 +52,7 @@ def test_images_of_one_colour_are_refused() -> None:
 
 
 def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "colours.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -62,10 +62,7 @@ def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
     assert summary["normalisation"]["mean"] == pytest.approx(MEAN)
     assert summary["normalisation"]["std"] == pytest.approx(STD)
     line = f"loss {summary['test_loss']:.4f}"
-    main(["evaluate", str(run)])
-    assert line in capsys.readouterr().out
+    assert line in run_here(["evaluate", str(run)], tmp_path)[1]
     words = ["evaluate", str(run / COMPACT), "--data", "colours:build"]
-    main([*words, "--normalise", "imagenet"])
-    assert line in capsys.readouterr().out
-    main(words)
-    assert line not in capsys.readouterr().out
+    assert line in run_here([*words, "--normalise", "imagenet"], tmp_path)[1]
+    assert line not in run_here(words, tmp_path)[1]

@@ -38,8 +38,11 @@ from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_MOST_SHRINKS = 5
-"""How often `shrink_` is advised while gates decide; torch.compile gives up after 8 versions."""
+_MOST_SHRINKS = 3
+"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at
+most, and each has its price (a captured or compiled step is made anew; torch.compile gives up
+after 8).
+"""
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
@@ -325,8 +328,8 @@ class GateOptimizer(torch.optim.Optimizer):
         if n_left <= 0:
             return False
         self._follow_device(now.device)
-        # Equal shares of the way that is left, so that there are enough for all of it.
-        share = (self._limits / now).clamp(max=1.0) ** (1.0 / n_left)
+        # Equal shares of the way that is left, the last of them when gates stand still.
+        share = (self._limits / now).clamp(max=1.0) ** (1.0 / (n_left + 1))
         pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())

@@ -34,6 +34,7 @@ from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast
+from archlearn.tracing.weight_state import mutable_modules
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
@@ -191,7 +192,9 @@ def _prepare(
         bind_gates_(small, fresh)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
-        gap = compare_in_both_modes(owner, small, inputs) if is_same else 0.0
+        movers = {name for name, module in owner.named_modules() if module._buffers}
+        movers = {*movers, *mutable_modules(blueprint.traces, owner)} - {STORE}
+        gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
             f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
