@@ -1,5 +1,6 @@
 """What holds for every network and all gates: drawn at random, in float64."""
 
+import pytest
 from hypothesis import given, seed, settings
 
 from tests.laws import chains, checking
@@ -93,6 +94,7 @@ def test_folding_and_merging_may_change_places(chain: chains.Chain) -> None:
     chains.check_fold(chain)
 
 
+@pytest.mark.slow
 def test_something_can_be_learnt_in_nine_of_ten_networks() -> None:
     """Networks of one run resemble each other, so that many short runs are needed."""
     learnable: list[bool] = []

@@ -22,11 +22,18 @@ from archlearn.analysis.labels import (
 )
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.receptive_field import KernelCoverage
-from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
+from archlearn.analysis.rule_api import (
+    OpCall,
+    Rule,
+    describe_call,
+    fixed_out,
+    hooked_reason,
+    opaque,
+)
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.indexing import gather, index_select, scatter
-from archlearn.analysis.rules.linear import linear
+from archlearn.analysis.rules.linear import computed_weight, linear
 from archlearn.analysis.rules.pooling import pool
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import (
@@ -287,11 +294,20 @@ class _Follower(Runner):
 
     def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
+        if self.rules.get(n) is linear:
+            if read_linear_op(n, self.net) is None:
+                self.hidden[n.name] = computed_weight(n)
+            return
         hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        if hidden:
+            text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
+            for labels in (self.values.get(m.name) for m in n.all_input_nodes):
+                if isinstance(labels, Labels):
+                    self.ledger.hint(labels.ids, Reason(text, hidden[0].fix))
         reason = hooked_reason(n, self.net) or next(iter(hidden), None)
         if reason is None and len(self.ledger.blocks) > n_blocks:
             reason = self.ledger.blocks[-1].reason
-        if reason is not None and self.rules.get(n) is not linear:
+        if reason is not None:
             self.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:

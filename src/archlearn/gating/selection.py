@@ -313,6 +313,7 @@ class _Wishes:
     def _check_exact(self, key: str, choice: LearnableSites) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
+        self._check_branches(key, choice, names)
         streams = [stream.site for stream in choice.blueprint.bare_streams]
         for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
@@ -323,21 +324,24 @@ class _Wishes:
                     f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
-            has_depth = site.name in choice.links or self.met_branch[key]
+            has_depth = site.name in choice.links or choice.branches.keys() & self.met_branch[key]
             if Learn.DEPTH in wish and not has_depth:
                 why = choice.no_link[site.name]
                 raise InputError(
                     f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
                     f"could follow: {why.text}; ask for Learn.WIDTH only there"
                 )
-        for name in () if names else self.met_branch[key]:
-            if Learn.WIDTH in wish:
+
+    def _check_branches(self, key: str, choice: LearnableSites, sites: set[str]) -> None:
+        wish = (self.learn or {})[key]
+        for name in self.met_branch[key]:
+            if Learn.WIDTH in wish and not sites:
                 raise InputError(
                     f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
                     "ask for Learn.DEPTH there, and for the widths of its layers by their names"
                 )
-            if Learn.DEPTH in wish and choice.no_branch.get(name, NOT_ASKED) is not NOT_ASKED:
-                why = choice.no_branch[name]
+            why = choice.no_branch.get(name, NOT_ASKED)
+            if Learn.DEPTH in wish and why is not NOT_ASKED and not sites & choice.links.keys():
                 raise InputError(
                     f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
                     f"be exact: {why.text}; {why.fix}"

@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from archlearn.module_utils import find_module, find_tensor, list_tensors
 from archlearn.surgery.planning import Decision
-from archlearn.tracing.block_hooks import erase_marks_of_
+from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.traces import Blocks
 
 
@@ -37,17 +37,16 @@ def leave_out_branches_(
 def remove_tensors_(net: nn.Module, removed: Iterable[str], graphs: Iterable[fx.Graph]) -> None:
     """Take parameters and buffers away; a module that is left with none becomes `nn.Identity`.
 
-    A module that some graph still calls, or whose part it calls, stays without them.
+    A module that some graph still calls, or whose part it calls, stays without them, and so does
+    a block whose hooks it calls.
     """
     gone = {id(find_tensor(net, name)) for name in removed}
     if not gone:
         return
-    called = {
-        find_module(net, str(node.target))
-        for graph in graphs
-        for node in graph.nodes
-        if node.op == "call_module"
-    }
+    nodes = [node for graph in graphs for node in graph.nodes]
+    names = [node.target for node in nodes if node.op == "call_module"]
+    names += [node.args[1] for node in nodes if node.target in MARKS]
+    called = {find_module(net, str(name)) for name in names}
     _remove_(net, gone, called)
 
 
@@ -62,7 +61,7 @@ def _remove_(module: nn.Module, gone: set[int], called: set[nn.Module]) -> None:
         tensors = [id(tensor) for _, tensor in list_tensors(child)]
         if tensors and gone.issuperset(tensors) and called.isdisjoint(child.modules()):
             module._modules[name] = nn.Identity()
-        elif child not in called:
+        else:
             _remove_(child, gone, called)
 
 
