@@ -38,10 +38,6 @@ from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_MOST_SHRINKS = 3
-"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at
-most, and each has its price (a captured or compiled step is made anew).
-"""
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
@@ -65,6 +61,8 @@ class GateSchedule:
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear, or a branch that is closed.
         patience: After how many decisions in a row a closed channel is closed for good.
+        cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
+            With more, torch.compile would give up compiling anew.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
@@ -79,6 +77,7 @@ class GateSchedule:
     stay: float = 1.2
     stay_linear: float = 4.0
     patience: int = 20
+    cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
     cost_power: float = 1.0
 
@@ -93,7 +92,7 @@ class GateSchedule:
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
-        for name, least in {**bounds, "patience": 1}.items():
+        for name, least in {**bounds, "patience": 1, "cuts": 0}.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; give a number from {least} on"
@@ -328,7 +327,7 @@ class GateOptimizer(torch.optim.Optimizer):
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         now, then = self._cost(states, others)
-        n_left = _MOST_SHRINKS - self._store.n_shrinks
+        n_left = self.schedule.cuts - self._store.n_shrinks
         if self.param_groups[0]["frozen"]:
             return n_left >= 0 and bool((then <= _LEAST_LAST_GAIN * now).any())
         if n_left <= 0:
