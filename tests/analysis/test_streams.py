@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.mobilenet import MobileNetV2, MobileNetStage
+from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
 from archlearn.models.resnet import PreActivationResNet, ResNet
 
 
