@@ -395,3 +395,25 @@ def test_a_compiled_model_goes_on_behind_a_cut() -> None:
             step(whole, whole_rule, x, y)
             assert gap(model, whole, x) < 1e-10
     assert int(model.state_dict()["archlearn_gates.shrinks"]) >= 3
+
+
+def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
+    model, x, y = make("residual")
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(0.7)
+    gates: Any = al.GateOptimizer(model, 100, budget={"multiply_adds": "100%"})
+    rule = torch.optim.SGD(al.weights(model), lr=0.01)
+    step(model, rule, x, y)
+    gates.step()
+    with torch.no_grad():
+        next(iter(al.branch_gates(model).values())).fill_(0.0)
+    gates.accept_gates()
+    gates.param_groups[0]["frozen"] = True
+    whole = copy.deepcopy(model)
+    al.shrink_(model, rule, gates)
+    assert gap(model, whole, x) < 1e-10
+    assert al.count_costs(al.compact(model)) == al.count_costs(al.compact(whole))
+    widths = {name: len(gate) for name, gate in al.width_gates(model).items()}
+    assert [n for name, n in widths.items() if name.startswith("branches.0")] == [2]
+    assert [n for name, n in widths.items() if name.startswith("branches.1")] == [12]
