@@ -21,7 +21,6 @@ from archlearn.analysis.labels import (
     without_repeats,
 )
 from archlearn.analysis.linear_ops import read_linear_op
-from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.analysis.rule_api import (
     OpCall,
     Rule,
@@ -34,7 +33,7 @@ from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.indexing import gather, index_select, scatter
 from archlearn.analysis.rules.linear import computed_weight, linear
-from archlearn.analysis.rules.pooling import pool
+from archlearn.analysis.rules.normalization import may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import (
     as_selection,
@@ -44,9 +43,9 @@ from archlearn.analysis.rules.reshape import (
     move,
     pick,
 )
-from archlearn.analysis.shape_inference import infer_output
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
+from archlearn.op_table import spec_of, works_in_place
 from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
@@ -61,9 +60,9 @@ class Runner(fx.Interpreter):
 
     Attributes:
         rules: How labels pass each call.
-        may_guess: Whether only shapes and types of results matter: no call is unknown.
+        may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
+            might not take an example of one row are then left out.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
-        watch: Sees how much smaller images might be.
     """
 
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
@@ -75,7 +74,6 @@ class Runner(fx.Interpreter):
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
         self.other_multiply_adds: dict[str, int] = {}
-        self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
@@ -99,7 +97,6 @@ class Runner(fx.Interpreter):
         return thaw(args), thaw(kwargs)
 
     def _run_unknown(self, n: fx.Node) -> Any:
-        self.watch.shrink = 1.0  # it may hold anything
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
@@ -108,18 +105,11 @@ class Runner(fx.Interpreter):
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
-        rule = self.rules.get(n)
-        if self.may_guess and rule is not None:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            guessed = infer_output(n, self.net, args, kwargs)
-            if guessed is not None:
-                if rule is linear:
-                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
-                return guessed
-        if rule not in (linear, pool):
-            return super().run_node(n)
-        with self.watch:
-            return super().run_node(n)
+        if self.may_guess and self.rules.get(n) is within_channel:
+            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            if may_need_batch(find_module(self.net, str(n.target)), x):
+                return x
+        return super().run_node(n)
 
 
 def _how(error: Exception) -> str:
@@ -166,19 +156,7 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     return None
 
 
-_OPERATORS = {
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-    operator.ipow, operator.setitem,
-}  # fmt: skip
-
-
 _VIEWING = (move, pick, attribute, expand_as, keep)
-
-
-_COPYING = frozenset({
-    "cat", "concat", "stack", "hstack", "vstack", "clone", "repeat", "repeat_interleave", "tile",
-    "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-})  # fmt: skip
 
 
 def is_in_place(node: fx.Node, net: nn.Module) -> bool:
@@ -187,16 +165,17 @@ def is_in_place(node: fx.Node, net: nn.Module) -> bool:
         return False
     if node.op == "call_module":
         return bool(getattr(find_module(net, str(node.target)), "inplace", False))
-    name = _name_of(node)
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or node.target in _OPERATORS or node.kwargs.get("inplace") is True
+    return works_in_place(node.target) or node.kwargs.get("inplace") is True
 
 
-def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str]) -> set[fx.Node]:
+def find_views(
+    node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule], made: Container[str]
+) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
     Args:
         node: Any call.
+        net: The model whose modules are called.
         rules: How labels pass each call.
         made: The names of the calls that have been made so far.
     """
@@ -206,18 +185,15 @@ def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if may_be_view(user, rules)]
-            waiting += here.all_input_nodes if may_be_view(here, rules) else []
+            waiting += [user for user in here.users if may_be_view(user, net, rules)]
+            waiting += here.all_input_nodes if may_be_view(here, net, rules) else []
     return found
 
 
-def may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+def may_be_view(node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule]) -> bool:
     """Return whether the result of a call may lie in the memory of its input."""
-    return rules.get(node) in _VIEWING and _name_of(node) not in _COPYING
-
-
-def _name_of(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    spec = spec_of(node, net)
+    return rules.get(node) in _VIEWING and not (spec is not None and spec.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +207,6 @@ class PropagationResult:
         dtypes: The dtype of each node that returned a tensor.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
-        shrink: By how much images may be smaller and still meet every weight.
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
@@ -241,7 +216,6 @@ class PropagationResult:
     reads: dict[str, SiteChannels]
     other_multiply_adds: dict[str, int]
     parts: tuple[Tensor, ...]
-    shrink: float
     hidden: dict[str, Reason]
 
 
@@ -280,7 +254,6 @@ class _Follower(Runner):
             self.reads,
             self.other_multiply_adds,
             tuple(self.parts),
-            self.watch.shrink,
             self.hidden,
         )
 
@@ -360,7 +333,7 @@ class _Follower(Runner):
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
         if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
-        same = find_views(n.args[0], self.rules, self.values)
+        same = find_views(n.args[0], self.net, self.rules, self.values)
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:

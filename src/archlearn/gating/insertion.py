@@ -26,6 +26,7 @@ from archlearn.analysis.sites import Site
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
+from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import mark_blocks_
 from archlearn.tracing.traces import Traces
 
@@ -151,12 +152,6 @@ def _count_activations(
 
 def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
     return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
-
-
-_OUT_OF_PLACE: dict[Any, Any] = {
-    F.relu_: F.relu, torch.relu_: torch.relu, F.leaky_relu_: F.leaky_relu, F.elu_: F.elu,
-    F.hardtanh_: F.hardtanh,
-}  # fmt: skip
 
 
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
@@ -312,6 +307,6 @@ def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:
         node.target = str(node.target).rstrip("_")
     else:
         target: Any = node.target
-        node.target = _OUT_OF_PLACE.get(target, target)
+        node.target = out_of_place(target)
         if "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.overrides import TorchFunctionMode
 
 from archlearn.errors import FileError, InputError
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.nn.tristate import Gate, TriState
+from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
 
@@ -34,23 +35,6 @@ CONTAINERS: dict[str, LayerClass] = {
 }
 
 
-_NAMES = """
-AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
-AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d
-Bilinear CELU ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
-ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineSimilarity
-Dropout Dropout1d Dropout2d Dropout3d ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold
-GELU GLU GRU GRUCell GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh Identity InstanceNorm1d
-InstanceNorm2d InstanceNorm3d LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LeakyReLU Linear
-LocalResponseNorm LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d
-MaxUnpool3d Mish MultiheadAttention PReLU PairwiseDistance PixelShuffle PixelUnshuffle RMSNorm RNN
-RNNCell RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d
-ReplicationPad2d ReplicationPad3d SELU SiLU Sigmoid Softmax Softmax2d Softmin Softplus Softshrink
-Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample UpsamplingBilinear2d
-UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
-"""
-
-
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
 
 
@@ -68,8 +52,9 @@ _ARGUMENTS: dict[LayerClass, tuple[str, ...]] = {
 @cache
 def all_layers() -> dict[str, LayerClass]:
     """Return every class of layer that a file may name, by the name it has there."""
-    listed = {f"torch.nn.{name}": getattr(nn, name) for name in _NAMES.split() if hasattr(nn, name)}
-    return {**listed, "archlearn.TriState": TriState, "archlearn.LocalResponse": LocalResponse}
+    listed = {f"torch.{call}": layer for call, layer in saved_calls("nn").items()}
+    own = saved_calls("archlearn")
+    return listed | {call: layer for call, layer in own.items() if isinstance(layer, type)}
 
 
 def name_module(kind: LayerClass, modules: Mapping[str, type[Any]]) -> str | None:

@@ -7,8 +7,9 @@ from torch import Tensor, fx
 
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
-from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_called_again, read_linear_op
+from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.op_table import TRANSPOSED
 
 
 def linear(step: OpCall) -> Any:
