@@ -57,13 +57,27 @@ class Viewed(nn.Module):
         return self.fc2(torch.nn.functional.gelu(self.fc1(x.view(-1, 54))))
 
 
+class Response(nn.Module):
+    """A mean over channels, which divides by as many as there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu().amax((2, 3))
+        return self.last(x / (x.mean(1, keepdim=True) + 1))
+
+
 def chain() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)
     )
 
 
-NETS: dict[str, Callable[[], nn.Module]] = {"chain": chain, "residual": Residual, "view": Viewed}
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "chain": chain, "residual": Residual, "view": Viewed, "response": Response,
+}  # fmt: skip
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
