@@ -108,6 +108,8 @@ def _update_sizes_(module: Any) -> None:
     elif isinstance(module, nn.modules.conv._ConvNd):
         module.out_channels = module.weight.shape[0]
         module.in_channels = module.weight.shape[1] * module.groups
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
     elif isinstance(module, nn.PReLU):
         module.num_parameters = module.weight.numel()
     elif isinstance(module, _NORMS):

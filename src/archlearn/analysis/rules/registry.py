@@ -11,6 +11,7 @@ from archlearn.analysis.linear_ops import is_linear_op
 from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, opaque
 from archlearn.analysis.rules import elementwise, indexing, normalization, pooling, reshape
 from archlearn.analysis.rules.activations import activate, is_site
+from archlearn.analysis.rules.embedding import embedding
 from archlearn.analysis.rules.linear import linear
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
@@ -179,7 +180,8 @@ _BY_NAME: dict[str, Rule] = {
     "upsample": pooling.resize,
     "batch_norm": normalization.functional_batch_norm,
     "layer_norm": normalization.across_channels,
-    "group_norm": normalization.across_channels,
+    "group_norm": normalization.group_norm,
+    "embedding": embedding,
     "rms_norm": normalization.across_channels,
     "local_response_norm": normalization.local_response,
 }
@@ -211,7 +213,9 @@ _BY_CLASS: list[tuple[Any, Rule]] = [
     (nn.Upsample, pooling.resize),
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin), pooling.along_dim),
     (_BATCH_NORMS, normalization.within_channel),
-    ((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), normalization.across_channels),
+    ((nn.LayerNorm, nn.RMSNorm), normalization.across_channels),
+    (nn.GroupNorm, normalization.group_norm),
+    (nn.Embedding, embedding),
     (
         (nn.LocalResponseNorm, LocalResponse, NarrowedLocalResponseNorm),
         normalization.local_response,
