@@ -305,7 +305,8 @@ def learn(*, shrinks: bool) -> tuple[nn.Module, al.GateOptimizer, list[float], i
     torch.manual_seed(0)
     x, y = torch.randn(64, 1, 8, 8, dtype=torch.float64), torch.randint(4, (64,))
     model = al.add_gates(Residual().double(), x[:2])
-    gates: Any = al.GateOptimizer(model, 120, budget={"multiply_adds": "40%"})
+    schedule = al.GateSchedule(patience=5)
+    gates: Any = al.GateOptimizer(model, 120, budget={"multiply_adds": "40%"}, schedule=schedule)
     rule = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
     losses, n_shrinks = [], 0
     for number in range(120):
@@ -340,7 +341,8 @@ def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
     start = copy.deepcopy(model)
     rules: list[tuple[Any, Any]] = []
     for each in (model, start):
-        gates = al.GateOptimizer(each, 60, budget={"multiply_adds": "40%"})
+        schedule = al.GateSchedule(patience=5)
+        gates = al.GateOptimizer(each, 60, budget={"multiply_adds": "40%"}, schedule=schedule)
         rules.append((torch.optim.Adam(al.weights(each), lr=0.01), gates))
 
     def go(each: nn.Module, rule: Any, gates: Any, n: int) -> float:
@@ -361,3 +363,21 @@ def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
         rule.load_state_dict(saved)
     assert go(model, *rules[0], 15) == go(start, *rules[1], 15)
     assert al.plan(model) == al.plan(start)
+
+
+def test_a_compiled_model_goes_on_behind_a_cut() -> None:
+    model, x, y = make("chain")
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    whole = copy.deepcopy(model)
+    whole_rule = torch.optim.SGD(al.weights(whole), lr=0.1)
+    compiled: Any = torch.compile(model, backend="eager")
+    for number in range(9):
+        if number % 2:
+            close(model)
+            close(whole)
+            al.shrink_(compiled, rule)
+        step(compiled, rule, x, y)
+        if number < 2:
+            step(whole, whole_rule, x, y)
+            assert gap(model, whole, x) < 1e-10
+    assert int(model.state_dict()["archlearn_gates.shrinks"]) >= 3

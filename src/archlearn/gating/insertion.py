@@ -1,4 +1,4 @@
-"""Insert gates into a graph: behind activations, where channels are read, or on weights.
+"""Insert gates into a graph: behind activations, where channels are read, on weights, on branches.
 
 Where all that reads a group's channels are linear layers, scaling their input columns by the
 binary gates computes the same function: what a dropped channel holds is read by nobody. For a
@@ -26,7 +26,8 @@ from archlearn.analysis.sites import Site
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
 from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
-from archlearn.nn.tristate import gate_channels, mix_linear
+from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
+from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import mark_blocks_
 from archlearn.tracing.traces import Traces
 
@@ -157,12 +158,6 @@ def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
     return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
 
 
-_OUT_OF_PLACE: dict[Any, Any] = {
-    F.relu_: F.relu, torch.relu_: torch.relu, F.leaky_relu_: F.leaky_relu, F.elu_: F.elu,
-    F.hardtanh_: F.hardtanh,
-}  # fmt: skip
-
-
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """Return a copy of one of the model's graphs, with its gates.
 
@@ -195,6 +190,9 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     for readers in on_weights.values():
         for reader in readers:
             writer.gate_columns(nodes[reader.node], reader)
+    for branch in store.choice.branches.values():
+        addition = branch.additions[place]
+        writer.gate_branch(nodes[addition.node], addition.operand, branch.name)
     return graph
 
 
@@ -297,6 +295,14 @@ class _Writer:
             return masked_rms_norm, (given.get("weight"), given.get("eps"))
         return masked_layer_norm, (given.get("weight"), given.get("bias"), given.get("eps", 1e-5))
 
+    def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
+        """Put the gate of a branch in front of its addition."""
+        with self.graph.inserting_after(self.acting):
+            gate = self._acting(self.store.place_of_branch(name))
+        with self.graph.inserting_before(node):
+            gated = self.graph.call_function(gate_branch, (node.args[operand], gate))
+        node.update_arg(operand, gated)
+
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""
         groups, index = self.store.find(reader.channels)
@@ -339,6 +345,6 @@ def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:
         node.target = str(node.target).rstrip("_")
     else:
         target: Any = node.target
-        node.target = _OUT_OF_PLACE.get(target, target)
+        node.target = out_of_place(target)
         if "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)

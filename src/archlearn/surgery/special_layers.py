@@ -16,6 +16,7 @@ from archlearn.analysis.rules.normalization import across_channels, group_norm
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.op_table import spec_of_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ def narrow_call_(
         return _set_size_(net, node, "normalized_shape", ids, seen, dropped)
     if rule is group_norm:
         return _set_size_(net, node, "num_groups", _line(seen.out.ids, 1), seen, dropped)
-    if isinstance(module, nn.modules.batchnorm._NormBase):
+    spec = None if module is None else spec_of_class(type(module))
+    if spec is not None and spec.rule == "normalization.within_channel":
         ids = _line(seen.out.ids, 1)
-        module.num_features = int((~dropped[seen.root[ids]]).sum())
+        setattr(module, spec.sized_by, int((~dropped[seen.root[ids]]).sum()))
     return False
 
 
