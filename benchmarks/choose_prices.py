@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from archlearn.training.config import override
 from archlearn.training.settings import RunSettings
 from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import Run, SilentTeamObserver, train_team
+from archlearn_paper.parallel_runs import Run, SilentParallelRunsCallback, train_side_by_side
 
 SEEDS = {
     "first": (100, 101),
@@ -106,7 +106,7 @@ def make_run(row: str, seed: int, given: dict[str, Any], data: str) -> Run:
     return Run(row=row, settings=settings, finish_compact=True)
 
 
-class Writer(SilentTeamObserver):
+class Writer(SilentParallelRunsCallback):
     """Writes a line for each run that has ended."""
 
     def __init__(self, file: TextIO) -> None:
@@ -141,7 +141,7 @@ def main() -> None:
         if seed < FEWER_SEEDS or not row.startswith("rank")
     ]
     with asked.out.open("w") as file:
-        train_team(runs, observer=Writer(file))
+        train_side_by_side(runs, observer=Writer(file))
 
 
 if __name__ == "__main__":

@@ -103,6 +103,21 @@ def _rivals() -> dict[str, str]:
     return rows
 
 
+def _capacity() -> dict[str, str]:
+    """Return ResNet-20 at our sizes and at uniform ones, with fresh weights."""
+    rows: dict[str, str] = {}
+    for seed in SEEDS:
+        like = f"learnt resnet20 {HALF} {seed}"
+        words = "like={out}/runs/" + _file(like).removesuffix(".json")
+        rows[f"learnt_sizes resnet20 {HALF} {seed}"] = _row(
+            "resnet20", seed, "rival=learnt_sizes", words
+        )
+        rows[f"uniform_widths resnet20 {HALF} {seed}"] = _row(
+            "resnet20", seed, "rival=uniform_widths"
+        )
+    return rows
+
+
 def _long() -> dict[str, str]:
     """Return ResNet-56 over 150 epochs, from all 50,000 images."""
     network, words = "resnet56-pretrained", ("validation=0.0",)
@@ -143,6 +158,7 @@ GROUPS: dict[str, dict[str, str]] = {
         },
     },
     "rivals": _rivals(),
+    "capacity": _capacity(),
     "long": _long(),
     "nobudget": _both("resnet20", "none") | _both("vgg16-bn", "none", (0,)),
     "lenet": _both("lenet-mnist", "none")
@@ -179,6 +195,8 @@ NOTES = {
     "ours and random channels at our widths, Taylor and magnitude cut at once, all from the "
     "pretrained weights; our sizes and uniform widths with fresh weights and a rate of 0.1. All "
     "cuts by our surgery (`benchmarks/rivals.py`): Torch-Pruning fails on option-A shortcuts.",
+    "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
+    "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
     "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only). "
     "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
     "long": "All 50,000 images, nothing to validate on, one seed.",
@@ -397,7 +415,8 @@ def main() -> None:
     if given.seeds is not None:
         rows = {n: w for n, w in rows.items() if int(n.rpartition(" ")[2]) in given.seeds}
     rows = {name: words for name, words in rows.items() if re.search(given.match, name)}
-    rows = {name: f"{words} {given.also}".strip() for name, words in rows.items()}
+    by_seed = sorted(rows, key=lambda name: int(name.rpartition(" ")[2]))
+    rows = {name: f"{rows[name]} {given.also}".strip() for name in by_seed}
     if rows:
         places = {"weights": given.weights, "text": given.text, "out": str(given.out)}
         run_rows(rows, places, given.side_by_side, given.out)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rivals KIND FOLDER name=value ... [like=RUN]
 
-Makes the network of KIND (see `KINDS`) for ResNet-56 at half of its multiply-adds, and trains it
-as `python -m archlearn.training FOLDER name=value ...` does, with `learn=nothing`. `like` is a
+Makes the network of KIND (see `KINDS`) for a ResNet at half of its multiply-adds, and trains it as
+`python -m archlearn.training FOLDER name=value ...` does, with `learn=nothing`. `like` is a
 finished run of ours whose sizes are taken over. All cuts are made by our own surgery, which is
 exact on option-A shortcuts.
 """
@@ -20,6 +20,7 @@ import archlearn as al
 from archlearn.data.downloads import no_progress
 from archlearn.gating.container import find_store
 from archlearn.models.initialization import draw_weights_
+from archlearn.models.model_registry import build_network
 from archlearn.models.resnet import ResNet
 from archlearn.training.__main__ import main as train
 from archlearn.training.__main__ import parse_value
@@ -36,12 +37,12 @@ _BATCHES, _BATCH = 40, 250
 
 
 def uniform_widths(settings: RunSettings, like: Path) -> nn.Module:
-    """Return a fresh ResNet-56 whose widths are all the same part of the original ones."""
-    del settings, like
+    """Return a fresh ResNet whose widths are all the same part of the original ones."""
+    del like
     example = torch.zeros(EXAMPLE)
-    limit = SHARE * al.count_costs(ResNet(9), example).multiply_adds
-    n = int(SHARE**0.5 * 16)
-    near = [ResNet(9, widths=(n, 2 * n + i, 4 * n + j)) for i in range(2) for j in range(4)]
+    limit = SHARE * al.count_costs(_whole(settings), example).multiply_adds
+    n, blocks = int(SHARE**0.5 * 16), {"resnet20": 3, "resnet56": 9}[settings.model]
+    near = [ResNet(blocks, widths=(n, 2 * n + i, 4 * n + j)) for i in range(2) for j in range(4)]
     costs = [al.count_costs(network, example).multiply_adds for network in near]
     return max(zip(costs, near, strict=True), key=lambda pair: (pair[0] <= limit, pair[0]))[1]
 
@@ -125,6 +126,10 @@ KINDS: dict[str, Callable[[RunSettings, Path], nn.Module]] = {
 }
 
 
+def _whole(settings: RunSettings) -> nn.Module:
+    return build_network(settings.model, EXAMPLE[1:], 10)
+
+
 def _gated(settings: RunSettings) -> nn.Module:
     """Return the pretrained network with gates, all open."""
     network = start_network(settings, load_dataset(settings, no_progress))
@@ -151,13 +156,14 @@ def main(words: list[str]) -> int:
     torch.manual_seed(settings.seed)
     network = KINDS[kind](settings, like)
     start = Path(f"{folder}-start.safetensors")
+    start.parent.mkdir(parents=True, exist_ok=True)
     al.save(network, start, torch.randn(EXAMPLE))
     pairs |= {"start_from": str(start), "learn": "nothing"}
     code = train([folder, *(f"{name}={value}" for name, value in pairs.items())])
     if code == 0:
         path = Path(folder) / "summary.json"
         summary = json.loads(path.read_text())
-        whole = al.count_costs(ResNet(9), torch.zeros(EXAMPLE)[:1])
+        whole = al.count_costs(_whole(settings), torch.zeros(EXAMPLE)[:1])
         summary["before"] |= {"parameters": whole.parameters, "multiply_adds": whole.multiply_adds}
         path.write_text(json.dumps(summary))
     return code

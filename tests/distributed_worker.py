@@ -16,13 +16,16 @@ import archlearn as al
 N_STEPS = 25
 
 
-def learn_to_budget(x: torch.Tensor, y: torch.Tensor, rank: int, world: int) -> dict[str, Any]:
+def learn_to_budget(
+    x: torch.Tensor, y: torch.Tensor, rank: int, world: int, *, shrinks: bool = False
+) -> dict[str, Any]:
     """Learn to a budget, each process on its rows of every batch; return gates and costs."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 3))
     model = al.add_gates(net.double(), x[:2])
     wrapped = DistributedDataParallel(model) if world > 1 else model
-    gates = al.GateOptimizer(wrapped, N_STEPS, budget={"parameters": "40%"})
+    schedule = al.GateSchedule(patience=3)
+    gates: Any = al.GateOptimizer(wrapped, N_STEPS, budget={"parameters": "40%"}, schedule=schedule)
     optimiser = torch.optim.SGD(al.weights(wrapped), lr=0.05, momentum=0.9)
     for number in range(N_STEPS):
         rows = slice(32 * number, 32 * (number + 1))
@@ -31,8 +34,12 @@ def learn_to_budget(x: torch.Tensor, y: torch.Tensor, rank: int, world: int) -> 
         for each in (optimiser, gates):
             each.step()
             each.zero_grad()
+        if gates.can_shrink() and shrinks:
+            al.shrink_(wrapped, optimiser, gates)
+            wrapped = DistributedDataParallel(model) if world > 1 else model
     opened = {name: gate.detach() for name, gate in al.width_gates(model).items()}
-    return {"opened": opened, **gates.costs()}
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    return {"opened": opened, "weights": weights, **gates.costs()}
 
 
 def main(folder: Path) -> None:
@@ -61,6 +68,8 @@ def main(folder: Path) -> None:
     x = torch.randn(32 * N_STEPS, 6, generator=generator, dtype=torch.float64)
     budget = learn_to_budget(x, x[:, :3].argmax(1), rank, dist.get_world_size())
     alone = learn_to_budget(x, x[:, :3].argmax(1), 0, 1)
+    shrunk = learn_to_budget(x, x[:, :3].argmax(1), rank, dist.get_world_size(), shrinks=True)
+    shrunk_alone = learn_to_budget(x, x[:, :3].argmax(1), 0, 1, shrinks=True)
     gates = {**al.width_gates(model), **{f"depth {k}": v for k, v in al.depth_gates(model).items()}}
     torch.save(
         {
@@ -71,6 +80,8 @@ def main(folder: Path) -> None:
             "seen": seen,
             "budget": budget,
             "alone": alone,
+            "shrunk": shrunk,
+            "shrunk_alone": shrunk_alone,
         },
         folder / f"{rank}.pt",
     )

@@ -15,6 +15,7 @@ WORKER = Path(__file__).with_name("distributed_worker.py")
 N_PROCESSES = 2
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_group_of_processes"),
     pytest.mark.skipif(
         not (distributed.is_available() and distributed.is_gloo_available()),
@@ -82,3 +83,14 @@ def test_a_budget_is_learnt_alike_everywhere_and_as_by_one_process(
     for name, opened in first["opened"].items():
         assert torch.equal(opened, second["opened"][name])
         assert torch.equal(opened, alone["opened"][name])
+
+
+def test_two_processes_that_shrink_and_wrap_again_equal_one(results: list[dict[str, Any]]) -> None:
+    first, second = (result["shrunk"] for result in results)
+    alone, whole = results[0]["shrunk_alone"], results[0]["alone"]
+    assert first["parameters"] == second["parameters"] == alone["parameters"]
+    assert alone["parameters"] == whole["parameters"]
+    assert first["weights"]["0.weight"].shape[0] < whole["weights"]["0.weight"].shape[0]
+    for name, weight in first["weights"].items():
+        assert torch.equal(weight, second["weights"][name])
+        torch.testing.assert_close(weight, alone["weights"][name], rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""`inspect`: list every activation site and branch, what is learnt there, what is not, and why."""
+"""`inspect`: list every site of gates and branch, what is learnt there, what is not, and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ _HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not,
 
 @dataclass(frozen=True, slots=True)
 class SiteRow:
-    """One activation site.
+    """One activation, or channels that no activation stands behind.
 
     Attributes:
-        name: The layer in front of the activation.
+        name: The layer in front of the activation, or that writes the channels first.
         channels: How many channels pass, and in how many of them the width is learnt.
         width: Whether width is learnt.
         depth: Whether depth is learnt.
@@ -70,7 +70,7 @@ class BranchRow:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All activation sites and residual branches of a model, and what was taken as given.
+    """All sites of gates and residual branches of a model, and what was taken as given.
 
     Attributes:
         opaque: Submodules that were not looked into, with the reason.
@@ -109,7 +109,7 @@ class Inspection:
 def inspect(
     model: nn.Module, example_inputs: object = None, *, leaves: Iterable[Leaf] = ()
 ) -> Inspection:
-    """Return a table of every activation site and residual branch of a model.
+    """Return a table of every site of gates and residual branch of a model.
 
     Args:
         model: A model with gates, or one without: then `example_inputs` must be given, and the
@@ -145,6 +145,7 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
     known = {row.name for row in rows}
     for place, sites in enumerate(choice.blueprint.sites):
         rows += [_row(choice, place, site) for site in sites if site.name not in known]
+    rows += [_row(choice, 0, stream.site) for stream in choice.blueprint.bare_streams]
     traces = choice.blueprint.traces
     start, least = ({}, {}) if cost is None else cost.extremes()
     n_rows = count_examples(choice.blueprint.inputs)

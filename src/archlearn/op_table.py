@@ -1,47 +1,600 @@
-"""Tables of torch's activations as modules, functions and methods."""
+"""What is known of each operation of torch: one `OpSpec` an operation, read by every other room.
 
+A call is written as a user would write it: `nn.ReLU`, `F.relu`, `torch.relu`, `Tensor.relu`,
+`operator.add`. One that ends with an underscore works in place; its twin is the same without.
+Whether zero stays zero is not stated here: the rule of elementwise operations asks the operation.
+"""
+
+import builtins
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, fx, nn
 
+from archlearn.module_utils import find_module
+from archlearn.nn.functional import linear_by_columns
+from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import TriState
 
-ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU,
-    nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh, nn.Tanh, nn.Softplus, nn.Softsign, nn.GLU,
-    nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Threshold, nn.LogSigmoid, TriState,
-)  # fmt: skip
+ACTIVATE, PRODUCT = "activations.activate", "linear.linear"
+LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 
 
-ACTIVATION_FUNCTIONS: tuple[Any, ...] = (
-    F.relu, F.relu_, torch.relu, torch.relu_, F.relu6, F.leaky_relu, F.leaky_relu_, F.prelu,
-    torch.prelu, F.rrelu, F.elu, F.elu_, F.celu, F.selu, F.gelu, F.silu, F.mish, F.hardswish,
-    F.hardtanh, F.hardtanh_, F.tanh, torch.tanh, F.softplus, F.softsign, F.glu, F.threshold,
-    F.logsigmoid, F.softshrink, F.hardshrink, F.tanhshrink,
-)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One operation.
+
+    Attributes:
+        calls: Every module class, function and method that is this operation.
+        rule: Module and function in `analysis.rules` that follow channels through it; "" if none
+            does, and so all channels that it reads stay.
+        product: Of a product with a weight, its kind and number of spatial dimensions.
+        squashing: An activation that often is a gate itself (squeeze-and-excite): it becomes a
+            site only where its channels have no other.
+        homogeneous: `op(s x) = s op(x)` for every s >= 0 of a channel.
+        passes: It changes nothing in evaluation mode.
+        foldable: In evaluation mode it scales and shifts each channel, so that the layer in front
+            can do so instead.
+        copies: What it returns never lies in the memory of what it reads.
+        narrowed_by: Which function of `surgery.reshape_rewriter` writes it for fewer channels.
+        sized_by: Attribute of the module that says how many channels it has.
+        unsaved: Why no file may hold it; "" if one may.
+    """
+
+    calls: tuple[str, ...]
+    rule: str = ""
+    product: tuple[str, int] | None = None
+    squashing: bool = False
+    homogeneous: bool = False
+    passes: bool = False
+    foldable: bool = False
+    copies: bool = False
+    narrowed_by: str = ""
+    sized_by: str = ""
+    unsaved: str = ""
+
+    def targets(self, *homes: str) -> Iterator[Any]:
+        """Yield those of its classes or functions in these homes that this torch has."""
+        for call in self.calls:
+            home, _, name = call.rpartition(".")
+            if home in homes and hasattr(HOMES[home], name):
+                yield getattr(HOMES[home], name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its functions and methods, without their homes."""
+        return [
+            call.rpartition(".")[2] for call in self.calls if not call.startswith(("nn.", "math."))
+        ]
 
 
-ACTIVATION_METHODS = ("relu", "relu_", "tanh", "tanh_", "prelu")
+HOMES: dict[str, Any] = {
+    "nn": nn,
+    "F": F,
+    "torch": torch,
+    "torch.linalg": torch.linalg,
+    "Tensor": Tensor,
+    "operator": operator,
+    "math": math,
+    "builtins": builtins,
+    "archlearn": SimpleNamespace(
+        TriState=TriState,
+        LocalResponse=LocalResponse,
+        NarrowedLocalResponseNorm=NarrowedLocalResponseNorm,
+        linear_by_columns=linear_by_columns,
+    ),
+}
+_LIBRARIES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
+FUNCTION_HOMES = ("F", "torch", "torch.linalg", "operator", "math", "builtins", "archlearn")
 
 
-# A squashing function often is a gate itself (squeeze-and-excite): it becomes a site only
-# where its channels have no other.
-SQUASHING_MODULES: tuple[type[nn.Module], ...] = (nn.Sigmoid, nn.Hardsigmoid)
+def _op(calls: str, rule: str = "", **known: Any) -> OpSpec:
+    return OpSpec(tuple(calls.split()), rule, **known)
 
 
-SQUASHING_FUNCTIONS: tuple[Any, ...] = (F.sigmoid, torch.sigmoid, F.hardsigmoid)
+def _alike(rule: str, *operations: str, **known: Any) -> list[OpSpec]:
+    """Return operations of which the same is known, one from each text of calls."""
+    return [_op(calls, rule, **known) for calls in operations]
 
 
-SQUASHING_METHODS = ("sigmoid", "sigmoid_")
+_OTHERS = """
+torch.absolute torch.addbmm Tensor.addmm torch.addmm F.affine_grid Tensor.all torch.all
+operator.and_ Tensor.any torch.any Tensor.argmax torch.argmax Tensor.argmin torch.argmin
+torch._assert torch.atleast_1d torch.atleast_2d torch.atleast_3d Tensor.baddbmm torch.baddbmm
+Tensor.bernoulli_ F.bilinear nn.Bilinear torch.bilinear F.binary_cross_entropy
+F.binary_cross_entropy_with_logits Tensor.bmm torch.bmm Tensor.bool torch.broadcast_tensors
+torch.bucketize torch.cdist math.ceil torch.column_stack torch.concatenate Tensor.copy_ torch.cosh
+F.cosine_embedding_loss F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity
+torch.count_nonzero torch.cross F.cross_entropy torch.cummax torch.cummin torch.diag
+torch.diag_embed Tensor.diagonal torch.diagonal torch.diff Tensor.dot torch.dot torch.dstack
+torch.einsum F.embedding nn.Embedding torch.embedding nn.EmbeddingBag torch.empty_like Tensor.eq
+operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
+torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
+operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
+F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_copy torch.inner F.instance_norm
+torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torch.isinf torch.isnan
+Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
+torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
+torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
+nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.matmul
+operator.matmul torch.matmul Tensor.max torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d
+nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d torch.median torch.meshgrid Tensor.min torch.min
+Tensor.mm torch.mm operator.mod torch.moveaxis F.mse_loss F.multi_head_attention_forward
+nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne F.nll_loss Tensor.normal_ torch.normal
+operator.not_ F.one_hot operator.or_ torch.outer F.pairwise_distance nn.PairwiseDistance torch.polar
+operator.pos Tensor.prod math.prod torch.prod torch.rand_like torch.randn_like torch.ravel
+torch.real nn.RNN nn.RNNCell torch.rot90 F.scaled_dot_product_attention Tensor.scatter
+Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort
+torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
+torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
+Tensor.triu torch.triu torch.trunc F.unfold Tensor.unfold nn.Unfold Tensor.uniform_
+Tensor.unsqueeze_ torch.var_mean operator.xor Tensor.zero_
+torchvision.models.swin_transformer._get_relative_position_bias
+torchvision.models.swin_transformer._patch_merging_pad
+torchvision.models.swin_transformer.shifted_window_attention
+"""
+
+OPERATIONS: tuple[OpSpec, ...] = (
+    # Activations: sites where gates may be.
+    *_alike(
+        ACTIVATE,
+        "nn.ReLU F.relu F.relu_ torch.relu torch.relu_ Tensor.relu Tensor.relu_",
+        "nn.LeakyReLU F.leaky_relu F.leaky_relu_",
+        homogeneous=True,
+    ),
+    _op(
+        "nn.PReLU F.prelu torch.prelu Tensor.prelu",
+        ACTIVATE,
+        homogeneous=True,
+        sized_by="num_parameters",
+    ),
+    *_alike(
+        ACTIVATE,
+        "nn.ReLU6 F.relu6",
+        "nn.RReLU F.rrelu torch.rrelu",
+        "nn.ELU F.elu F.elu_",
+        "nn.CELU F.celu torch.celu torch.celu_",
+        "nn.SELU F.selu torch.selu torch.selu_",
+        "nn.GELU F.gelu",
+        "nn.SiLU F.silu",
+        "nn.Mish F.mish",
+        "nn.Hardswish F.hardswish",
+        "nn.Hardtanh F.hardtanh F.hardtanh_",
+        "nn.Tanh F.tanh torch.tanh torch.tanh_ Tensor.tanh Tensor.tanh_",
+        "nn.Softplus F.softplus",
+        "nn.Softsign F.softsign",
+        "nn.GLU F.glu",
+        "nn.Tanhshrink F.tanhshrink",
+        "nn.Softshrink F.softshrink",
+        "nn.Hardshrink F.hardshrink torch.hardshrink",
+        "nn.Threshold F.threshold torch.threshold",
+        "nn.LogSigmoid F.logsigmoid",
+        "archlearn.TriState",
+    ),
+    *_alike(
+        ACTIVATE,
+        "nn.Sigmoid F.sigmoid torch.sigmoid torch.sigmoid_ Tensor.sigmoid Tensor.sigmoid_",
+        "nn.Hardsigmoid F.hardsigmoid",
+        squashing=True,
+    ),
+    # Functions of each element.
+    *_alike(
+        "elementwise.unary",
+        "torch.abs operator.abs Tensor.abs Tensor.abs_",
+        "torch.neg operator.neg Tensor.neg",
+        "torch.exp Tensor.exp",
+        "torch.sqrt Tensor.sqrt",
+        "torch.rsqrt Tensor.rsqrt",
+        "torch.square Tensor.square",
+        "torch.sin Tensor.sin",
+        "torch.cos Tensor.cos",
+        "torch.log Tensor.log",
+        "torch.log1p Tensor.log1p",
+        "torch.expm1",
+        "torch.erf Tensor.erf",
+        "torch.clamp Tensor.clamp Tensor.clamp_",
+        "torch.clip Tensor.clip",
+        "torch.clamp_min Tensor.clamp_min",
+        "torch.clamp_max Tensor.clamp_max",
+        "torch.floor Tensor.floor",
+        "torch.ceil Tensor.ceil",
+        "torch.round Tensor.round",
+        "torch.sign Tensor.sign",
+        "torch.reciprocal",
+        "torch.pow operator.pow operator.ipow Tensor.pow Tensor.pow_",
+        "torch.nan_to_num",
+    ),
+    *_alike(
+        "elementwise.keep",
+        "nn.Dropout F.dropout torch.dropout torch.dropout_",
+        "nn.Dropout2d F.dropout2d",
+        homogeneous=True,
+        passes=True,
+    ),
+    *_alike(
+        "elementwise.keep",
+        "nn.Dropout1d F.dropout1d",
+        "nn.Dropout3d F.dropout3d",
+        "nn.AlphaDropout F.alpha_dropout",
+        "nn.FeatureAlphaDropout F.feature_alpha_dropout",
+        passes=True,
+    ),
+    *_alike(
+        "elementwise.keep",
+        "Tensor.to",
+        "Tensor.float",
+        "Tensor.double",
+        "Tensor.half",
+        "Tensor.bfloat16",
+        "Tensor.type_as",
+        "Tensor.cpu",
+        "torchvision.ops.stochastic_depth.stochastic_depth",
+    ),
+    *_alike("elementwise.keep", "Tensor.cuda", unsaved="a file's reader may have no such device"),
+    *_alike("elementwise.keep", "Tensor.type", unsaved="it takes the name of a type as text"),
+    *_alike("elementwise.keep", "Tensor.requires_grad_", unsaved="it is no part of a forward pass"),
+    *_alike("elementwise.keep", "timm.layers.drop.drop_path", unsaved="timm's own function"),
+    # Functions of several elements at the same place.
+    *_alike(
+        "elementwise.product",
+        "torch.mul operator.mul operator.imul Tensor.mul Tensor.mul_",
+        "torch.multiply",
+    ),
+    *_alike(
+        "elementwise.quotient",
+        "torch.div Tensor.div Tensor.div_",
+        "torch.divide",
+        "torch.true_divide operator.truediv operator.itruediv",
+    ),
+    *_alike(
+        "elementwise.total",
+        "torch.add operator.add operator.iadd Tensor.add Tensor.add_",
+        "torch.sub operator.sub operator.isub Tensor.sub Tensor.sub_",
+        "torch.subtract",
+        "torch.rsub",
+        "torch.maximum",
+        "torch.minimum",
+    ),
+    *_alike(
+        "elementwise.mixed",
+        "torch.hypot",
+        "torch.atan2",
+        "torch.fmod",
+        "torch.remainder",
+        "operator.floordiv operator.ifloordiv",
+    ),
+    _op("torch.lerp Tensor.lerp Tensor.lerp_", "elementwise.lerp"),
+    _op("torch.addcmul Tensor.addcmul Tensor.addcmul_", "elementwise.plus_product"),
+    _op("torch.addcdiv Tensor.addcdiv Tensor.addcdiv_", "elementwise.plus_product"),
+    _op("torch.where Tensor.where", "elementwise.where"),
+    _op("torch.masked_fill Tensor.masked_fill Tensor.masked_fill_", "elementwise.where"),
+    _op("torch.zeros_like", "elementwise.like"),
+    _op("torch.ones_like", "elementwise.like"),
+    # Reshaping, joining and indexing: the same is done to labels.
+    *_alike(
+        "reshape.move",
+        "Tensor.view",
+        "torch.reshape Tensor.reshape",
+        "nn.Flatten torch.flatten Tensor.flatten",
+        homogeneous=True,
+        narrowed_by="reshape",
+    ),
+    *_alike("reshape.move", "nn.Identity", homogeneous=True, passes=True),
+    *_alike("reshape.move", "Tensor.contiguous", homogeneous=True),
+    *_alike("reshape.move", "Tensor.view_as", "Tensor.reshape_as", narrowed_by="reshape"),
+    *_alike(
+        "reshape.move", "nn.Unflatten torch.unflatten Tensor.unflatten", narrowed_by="unflatten"
+    ),
+    *_alike(
+        "reshape.move",
+        "Tensor.expand",
+        "torch.broadcast_to Tensor.broadcast_to",
+        narrowed_by="expand",
+    ),
+    *_alike(
+        "reshape.move",
+        "torch.chunk Tensor.chunk",
+        "torch.split Tensor.split",
+        "torch.tensor_split",
+        narrowed_by="split",
+    ),
+    *_alike(
+        "reshape.move",
+        "torch.permute Tensor.permute",
+        "torch.transpose Tensor.transpose",
+        "torch.t Tensor.t",
+        "torch.squeeze Tensor.squeeze",
+        "torch.unsqueeze Tensor.unsqueeze",
+        "torch.unbind Tensor.unbind",
+        "torch.narrow Tensor.narrow",
+        "torch.select Tensor.select",
+        "torch.movedim Tensor.movedim",
+        "torch.swapaxes Tensor.swapaxes",
+        "torch.swapdims Tensor.swapdims",
+        "torch.detach Tensor.detach",
+    ),
+    *_alike(
+        "reshape.move",
+        "torch.cat",
+        "torch.concat",
+        "torch.stack",
+        "torch.hstack",
+        "torch.vstack",
+        "torch.clone Tensor.clone",
+        "Tensor.repeat",
+        "torch.repeat_interleave Tensor.repeat_interleave",
+        "torch.tile Tensor.tile",
+        "torch.flip Tensor.flip",
+        "torch.roll Tensor.roll",
+        "nn.PixelShuffle F.pixel_shuffle torch.pixel_shuffle",
+        "nn.PixelUnshuffle F.pixel_unshuffle torch.pixel_unshuffle",
+        "nn.ChannelShuffle F.channel_shuffle torch.channel_shuffle",
+        copies=True,
+    ),
+    _op("Tensor.expand_as", "reshape.expand_as", narrowed_by="expand"),
+    *_alike(
+        "elementwise.new",
+        "Tensor.new_zeros",
+        "Tensor.new_ones",
+        "Tensor.new_full",
+        "Tensor.new_empty",
+        narrowed_by="new",
+    ),
+    _op("torch.index_select Tensor.index_select", "indexing.index_select"),
+    _op("torch.gather Tensor.gather", "indexing.gather"),
+    *_alike(
+        "indexing.scatter",
+        "torch.scatter_add Tensor.scatter_add Tensor.scatter_add_",
+        "torch.scatter_reduce Tensor.scatter_reduce Tensor.scatter_reduce_",
+        "torch.index_add Tensor.index_add Tensor.index_add_",
+    ),
+    _op("operator.getitem", "reshape.pick", narrowed_by="slice"),
+    _op("builtins.getattr", "reshape.attribute"),
+    _op("F.pad", "reshape.pad", narrowed_by="pad"),
+    *_alike(
+        "reshape.pad",
+        *(
+            f"nn.{kind}Pad{n}d"
+            for kind in ("Zero", "Constant", "Reflection", "Replication", "Circular")
+            for n in (1, 2, 3)
+        ),
+    ),
+    *_alike(
+        "reshape.number",
+        "Tensor.__len__",
+        "Tensor.size",
+        "Tensor.dim",
+        "Tensor.ndimension",
+        "torch.numel Tensor.numel",
+        "Tensor.nelement",
+        "Tensor.stride",
+        "Tensor.get_device",
+        "torch.is_floating_point Tensor.is_floating_point",
+    ),
+    *_alike(
+        "elementwise.create",
+        "torch.zeros",
+        "torch.ones",
+        "torch.full",
+        "torch.arange",
+        "torch.rand",
+        "torch.randn",
+        "torch.linspace",
+        "torch.eye",
+    ),
+    *_alike("elementwise.create", "torch.empty", unsaved="it holds whatever was in memory"),
+    *_alike("elementwise.create", "torch.tensor", unsaved="its numbers are kept as a buffer"),
+    # Pooling, interpolation and reductions.
+    *_alike(
+        "pooling.pool",
+        "nn.MaxPool1d F.max_pool1d F._max_pool1d torch.max_pool1d",
+        "nn.MaxPool2d F.max_pool2d F._max_pool2d",
+        "nn.MaxPool3d F.max_pool3d F._max_pool3d",
+        "nn.AvgPool1d F.avg_pool1d torch.avg_pool1d",
+        "nn.AvgPool2d F.avg_pool2d",
+        "nn.AvgPool3d F.avg_pool3d",
+        "nn.AdaptiveAvgPool1d F.adaptive_avg_pool1d torch.adaptive_avg_pool1d",
+        "nn.AdaptiveAvgPool2d F.adaptive_avg_pool2d",
+        "nn.AdaptiveAvgPool3d F.adaptive_avg_pool3d",
+        homogeneous=True,
+    ),
+    *_alike(
+        "pooling.pool",
+        "nn.AdaptiveMaxPool1d F.adaptive_max_pool1d F._adaptive_max_pool1d",
+        "nn.AdaptiveMaxPool2d F.adaptive_max_pool2d F._adaptive_max_pool2d",
+        "nn.AdaptiveMaxPool3d F.adaptive_max_pool3d F._adaptive_max_pool3d",
+        "nn.LPPool1d F.lp_pool1d",
+        "nn.LPPool2d F.lp_pool2d",
+        "nn.LPPool3d F.lp_pool3d",
+    ),
+    *_alike("pooling.resize", "nn.Upsample F.upsample", "F.interpolate"),
+    *_alike("pooling.resize", "nn.UpsamplingNearest2d", "nn.UpsamplingBilinear2d"),
+    *_alike(
+        "pooling.mean",
+        "torch.mean Tensor.mean",
+        "torch.nanmean Tensor.nanmean",
+        "torch.amax Tensor.amax",
+        "torch.amin Tensor.amin",
+    ),
+    *_alike(
+        "pooling.reduce",
+        "torch.sum Tensor.sum",
+        "torch.norm Tensor.norm",
+        "torch.linalg.vector_norm",
+        "torch.std Tensor.std",
+        "torch.var Tensor.var",
+    ),
+    *_alike(
+        "pooling.along_dim",
+        "nn.Softmax F.softmax torch.softmax Tensor.softmax",
+        "nn.LogSoftmax F.log_softmax torch.log_softmax Tensor.log_softmax",
+        "nn.Softmin F.softmin",
+        "torch.cumsum Tensor.cumsum",
+        "torch.cumprod",
+        "F.normalize",
+    ),
+    # Normalisation.
+    *_alike(
+        "normalization.within_channel",
+        "nn.BatchNorm1d",
+        "nn.BatchNorm2d",
+        "nn.BatchNorm3d",
+        foldable=True,
+        sized_by="num_features",
+    ),
+    *_alike(
+        "normalization.within_channel",
+        "nn.SyncBatchNorm",
+        "nn.InstanceNorm1d",
+        "nn.InstanceNorm2d",
+        "nn.InstanceNorm3d",
+        sized_by="num_features",
+    ),
+    _op("F.batch_norm torch.batch_norm", "normalization.functional_batch_norm"),
+    *_alike(
+        "normalization.across_channels",
+        "nn.LayerNorm F.layer_norm torch.layer_norm",
+        "nn.GroupNorm F.group_norm torch.group_norm",
+        "nn.RMSNorm F.rms_norm torch.rms_norm",
+    ),
+    *_alike(
+        "normalization.local_response",
+        "nn.LocalResponseNorm F.local_response_norm",
+        "archlearn.LocalResponse",
+    ),
+    _op(
+        "archlearn.NarrowedLocalResponseNorm",
+        "normalization.local_response",
+        unsaved="built as a composite",
+    ),
+    # Products with a weight.
+    _op("nn.Linear F.linear", PRODUCT, product=(LINEAR, 0)),
+    _op("archlearn.linear_by_columns", PRODUCT, product=(TRANSPOSED, 0)),
+    _op("nn.Conv1d F.conv1d torch.conv1d", PRODUCT, product=(CONV, 1)),
+    _op("nn.Conv2d F.conv2d torch.conv2d", PRODUCT, product=(CONV, 2)),
+    _op("nn.Conv3d F.conv3d torch.conv3d", PRODUCT, product=(CONV, 3)),
+    _op(
+        "nn.ConvTranspose1d F.conv_transpose1d torch.conv_transpose1d",
+        PRODUCT,
+        product=(TRANSPOSED, 1),
+    ),
+    _op(
+        "nn.ConvTranspose2d F.conv_transpose2d torch.conv_transpose2d",
+        PRODUCT,
+        product=(TRANSPOSED, 2),
+    ),
+    _op(
+        "nn.ConvTranspose3d F.conv_transpose3d torch.conv_transpose3d",
+        PRODUCT,
+        product=(TRANSPOSED, 3),
+    ),
+    # No rule follows channels through these: all that they read stay. A file may hold them.
+    *map(_op, _OTHERS.split()),
+)
+
+
+def spec_of(node: fx.Node, net: nn.Module) -> OpSpec | None:
+    """Return what is known of the operation that a node of a graph calls, or None.
+
+    Nothing is known of a module with a `forward` of its own, unless it is an activation.
+    """
+    if node.op == "call_module":
+        module = find_module(net, str(node.target))
+        spec = spec_of_class(type(module))
+        is_own = "forward" in vars(module) and spec is not None and spec.rule != ACTIVATE
+        return None if is_own else spec
+    if node.op == "call_method":
+        return _by_name().get(str(node.target))
+    return spec_of_function(node.target) if node.op == "call_function" else None
+
+
+def spec_of_function(target: Any) -> OpSpec | None:
+    """Return what is known of a function; one of a known library may go by another path."""
+    found = _by_function().get(target)
+    home = (getattr(target, "__module__", None) or "torch").split(".")[0]
+    if found is not None or home not in _LIBRARIES:
+        return found
+    return _by_name().get(getattr(target, "__name__", ""))
+
+
+def spec_of_class(cls: type[nn.Module]) -> OpSpec | None:
+    """Return what is known of a class of modules, or of the one whose `forward` it has."""
+    for base in cls.__mro__:
+        spec = _by_class().get(base)
+        if spec is not None and (spec.rule == ACTIVATE or cls.forward is base.forward):
+            return spec
+    return None
+
+
+def saved_calls(*homes: str) -> dict[str, Any]:
+    """Return what a file may hold of these homes, by how it is called, and in their order."""
+    return {
+        call: getattr(HOMES[home], name)
+        for home in homes
+        for spec in OPERATIONS
+        for call in spec.calls
+        if not spec.unsaved
+        for at, _, name in [call.rpartition(".")]
+        if at == home and hasattr(HOMES[home], name)
+    }
+
+
+@cache
+def _twins() -> dict[Any, Any]:
+    """Return functions that work in place, each with the one that does the same to a copy."""
+    twins: dict[Any, Any] = {}
+    for spec in OPERATIONS:
+        for call in spec.calls:
+            home, _, name = call.rpartition(".")
+            plain = name.removesuffix("_") if home != "operator" else name.removeprefix("i")
+            if home in FUNCTION_HOMES and plain != name and f"{home}.{plain}" in spec.calls:
+                twins[getattr(HOMES[home], name)] = getattr(HOMES[home], plain)
+    return twins
+
+
+def works_in_place(target: Any) -> bool:
+    """Return whether a function, or a method of this name, changes its first argument."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return trailing or target in _twins() or target is operator.setitem
+
+
+def out_of_place(function: Any) -> Any:
+    """Return the function that leaves its input alone, or the same if it has no such twin."""
+    return _twins().get(function, function)
 
 
 def has_activation(module: nn.Module) -> bool:
     """Return whether a layer and an activation are among a module's parts."""
     parts = list(module.modules())
     has_layer = any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
-    home = "transformers.activations"  # classes of its own, which call the functions
-    return has_layer and any(
-        isinstance(p, ACTIVATION_MODULES) or type(p).__module__ == home for p in parts
-    )
+    return has_layer and any(_is_activation(part) for part in parts)
+
+
+def _is_activation(module: nn.Module) -> bool:
+    """Return whether a module is an activation, torch's or one of transformers' own classes."""
+    spec = spec_of_class(type(module))
+    is_known = spec is not None and spec.rule == ACTIVATE and not spec.squashing
+    return is_known or type(module).__module__ == "transformers.activations"
+
+
+@cache
+def _by_class() -> dict[type, OpSpec]:
+    return {cls: spec for spec in OPERATIONS for cls in spec.targets("nn", "archlearn")}
+
+
+@cache
+def _by_function() -> dict[Any, OpSpec]:
+    return {function: spec for spec in OPERATIONS for function in spec.targets(*FUNCTION_HOMES)}
+
+
+@cache
+def _by_name() -> dict[str, OpSpec]:
+    return {name: spec for spec in reversed(OPERATIONS) for name in spec.names}

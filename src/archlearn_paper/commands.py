@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from archlearn.errors import SettingsError
-from archlearn_paper.comparison.methods import SCRATCH, Contender
-from archlearn_paper.comparison.protocol import Contest, check_contest
+from archlearn_paper.comparison.methods import SCRATCH, Method
+from archlearn_paper.comparison.protocol import ComparisonSetup, check_setup
 from archlearn_paper.comparison.ranking import UNTUNED, read_result
 from archlearn_paper.comparison.stages import find_comparisons, make_experiment, name_comparison
 from archlearn_paper.documentation import NAME, TRIALS, read_trials, write_documentation
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, Scale, parse_seeds
 from archlearn_paper.results import Results, write_results
-from archlearn_paper.runner import ProgressCallback, RunRequest, conduct
+from archlearn_paper.runner import ProgressCallback, RunRequest, run_stages
 from archlearn_paper.tables import describe_results, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
@@ -43,8 +43,8 @@ def choose_folder(out: Path | None, *, quick: bool) -> Path:
 
 def run_experiment(request: RunRequest) -> None:
     """Make the missing runs of an experiment, then write and show what came of them."""
-    with make_watcher() as watcher:
-        results = conduct(request, watcher)
+    with make_progress() as callback:
+        results = run_stages(request, callback)
     _show(request.experiment, results, request.folder)
 
 
@@ -65,7 +65,7 @@ def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> 
 
 
 def request_comparison(
-    contest: Contest, contenders: Sequence[Contender], folder: Path, command: str
+    setup: ComparisonSetup, methods: Sequence[Method], folder: Path, command: str
 ) -> RunRequest:
     """Return what a comparison of some methods asks for.
 
@@ -73,25 +73,25 @@ def request_comparison(
         SettingsError: If a budget is out of reach.
         DataError: If the data have no classes.
     """
-    check_contest(contest)
-    methods = {each.name for each in contenders} | {UNTUNED, SCRATCH}
+    check_setup(setup)
+    names = {each.name for each in methods} | {UNTUNED, SCRATCH}
 
     def includes(row: str) -> bool:
         result = read_result(row)
-        return result is None or (result[0] in methods and result[1] in contest.budgets)
+        return result is None or (result[0] in names and result[1] in setup.budgets)
 
     return RunRequest(
-        experiment=make_experiment(contest.model, contest.scale.data, contest.budgets, contenders),
-        scale=contest.scale,
+        experiment=make_experiment(setup.model, setup.scale.data, setup.budgets, methods),
+        scale=setup.scale,
         folder=folder,
         command=command,
         includes=includes,
     )
 
 
-def draw_comparison_anew(contest: Contest, folder: Path) -> None:
+def draw_comparison_anew(setup: ComparisonSetup, folder: Path) -> None:
     """Write a comparison anew, at the methods and budgets that its runs were for."""
-    name = name_comparison(contest.model, contest.scale.data)
+    name = name_comparison(setup.model, setup.scale.data)
     found = {e.name: (e, results) for e, results in find_comparisons(folder)}
     if name not in found:
         raise SettingsError(
@@ -126,20 +126,20 @@ def write_docs(folder: Path, docs: Path) -> Path:
 
 
 @contextmanager
-def make_watcher() -> Generator[ProgressCallback]:
+def make_progress() -> Generator[ProgressCallback]:
     """Yield what fits the output: a bar on a terminal, plain lines anywhere else."""
     console = Console()
     if not console.is_terminal:
-        yield LineWatcher(sys.stdout)
+        yield ProgressLines(sys.stdout)
         return
-    watcher = _BarWatcher(console)
+    callback = _ProgressBar(console)
     try:
-        yield watcher
+        yield callback
     finally:
-        watcher.close()
+        callback.close()
 
 
-class _BarWatcher:
+class _ProgressBar:
     """Shows a bar for the epochs of a stage, and a line above it for each run that has ended."""
 
     def __init__(self, console: Console) -> None:
@@ -178,7 +178,7 @@ class _BarWatcher:
         self._progress.stop()
 
 
-class LineWatcher:
+class ProgressLines:
     """Writes a line for each run that has ended, and now and then how far the others are."""
 
     def __init__(self, stream: TextIO) -> None:

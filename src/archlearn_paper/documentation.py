@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from archlearn_paper.comparison.stages import find_comparisons
-from archlearn_paper.experiment import Check, Experiment, Table, measure_spread
+from archlearn_paper.experiment import Check, Experiment, ResultTable, measure_spread
 from archlearn_paper.experiment_registry import TITLES, find_experiment
 from archlearn_paper.results import Results, read_results
 from archlearn_paper.tables import compose_body, write_counts, write_markdown, write_spread
 
-PAGE = "results.md"
+RESULTS_PAGE = "results.md"
 FIGURES = "figures"
 OPENING = """# Results
 
@@ -48,7 +48,7 @@ def write_documentation(folder: Path, docs: Path) -> Path:
         figure = f"{FIGURES}/{experiment.name}.svg"
         parts += compose_body(experiment, results, folder, figure=figure)
         _copy_figure(folder / f"{experiment.name}.svg", docs / figure)
-    path = docs / PAGE
+    path = docs / RESULTS_PAGE
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     tables = {e.name: e.tabulate(r.derived)[0] for e, r in there} | _add_trials(folder, docs)
     for page in sorted(docs.glob("*.md")):
@@ -56,9 +56,9 @@ def write_documentation(folder: Path, docs: Path) -> Path:
     return path
 
 
-def _add_trials(folder: Path, docs: Path) -> dict[str, Table]:
+def _add_trials(folder: Path, docs: Path) -> dict[str, ResultTable]:
     """Return the tables of all that was tried, and copy the figure of the prices."""
-    tables: dict[str, Table] = {}
+    tables: dict[str, ResultTable] = {}
     if (folder / TRIALS).is_file():
         _copy_figure(folder / f"{NAME}.svg", docs / FIGURES / f"{NAME}.svg")
         tables[NAME] = tabulate_trials(read_trials(folder / TRIALS))
@@ -91,7 +91,7 @@ def _compose_failures(there: list[tuple[Experiment, Results]]) -> str:
     summary = f"## What did not reproduce\n\n{met} of {len(checks)} checks are met."
     if not failed:
         return summary
-    table = Table(
+    table = ResultTable(
         columns=("experiment", "what must be shown", "bound", "measured"),
         rows=tuple(_list_failure(e, check) for e, check in failed),
     )
@@ -145,7 +145,7 @@ def _group(path: Path) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def tabulate_later(path: Path) -> Table:
+def tabulate_later(path: Path) -> ResultTable:
     """Return one row for each thing that a later grid tried: means over its seeds."""
     rows = tuple(
         (
@@ -158,12 +158,12 @@ def tabulate_later(path: Path) -> Table:
         )
         for name, runs in _group(path).items()
     )
-    return Table(
+    return ResultTable(
         columns=("tried", "architectures", "parameters", "validation accuracy %"), rows=rows
     )
 
 
-def tabulate_tries(path: Path) -> Table:
+def tabulate_tries(path: Path) -> ResultTable:
     """Return one row for each price at which a row of table 1 was run, in the order of the runs."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -179,7 +179,7 @@ def tabulate_tries(path: Path) -> Table:
         for terms, runs in sorted(groups.items(), key=lambda pair: pair[0][0])
     )
     columns = ("row", "λ3", "rate of weights", "weight decay", "parameters", "test accuracy %")
-    return Table(columns=columns, rows=rows)
+    return ResultTable(columns=columns, rows=rows)
 
 
 def _match(name: str) -> re.Match[str] | None:
@@ -198,7 +198,7 @@ def _make_point(found: re.Match[str], runs: Sequence[dict[str, Any]]) -> dict[st
     }
 
 
-def tabulate_trials(points: Sequence[dict[str, Any]]) -> Table:
+def tabulate_trials(points: Sequence[dict[str, Any]]) -> ResultTable:
     """Return one row for each price."""
     rows = tuple(
         (
@@ -212,4 +212,4 @@ def tabulate_trials(points: Sequence[dict[str, Any]]) -> Table:
         for point in points
     )
     columns = ("learnt", "price on", "λ3", "architectures", "parameters", "validation accuracy %")
-    return Table(columns=columns, rows=rows)
+    return ResultTable(columns=columns, rows=rows)

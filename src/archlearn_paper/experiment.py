@@ -172,7 +172,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-Point = TypeVar("Point")
+SweepPoint = TypeVar("SweepPoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +205,7 @@ class Scale:
         """Return a scale of so many epochs and seeds at most."""
         return replace(self, epochs=min(self.epochs, epochs), seeds=self.seeds[:n_seeds])
 
-    def pick(self, sweep: Sequence[Point]) -> list[Point]:
+    def pick(self, sweep: Sequence[SweepPoint]) -> list[SweepPoint]:
         """Return the points of a sweep that are run, spread evenly, the ends among them."""
         if self.points is None or len(sweep) <= self.points:
             return list(sweep)
@@ -257,7 +257,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class FinishedRun:
     """A finished run: its numbers, and where its compact model is."""
 
     row: Row
@@ -285,7 +285,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class ResultTable:
     """What is printed: the paper's numbers beside ours."""
 
     columns: tuple[str, ...]
@@ -293,10 +293,10 @@ class Table:
     title: str = ""
 
 
-Work = Run | Evaluation
+RunTask = Run | Evaluation
 
 
-Stage = Callable[[Scale, Sequence[Done]], Sequence[Work]]
+Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[RunTask]]
 
 
 """Returns what is to be done next, from the scale and everything done by the stages before."""
@@ -326,7 +326,7 @@ class Experiment:
     stages: tuple[Stage, ...]
     derive: Callable[[Sequence[Row]], dict[str, Any]]
     check: Callable[[Derived], list[Check]]
-    tabulate: Callable[[Derived], list[Table]]
-    measure: Callable[[Scale, Done], dict[str, Any]] | None = None
+    tabulate: Callable[[Derived], list[ResultTable]]
+    measure: Callable[[Scale, FinishedRun], dict[str, Any]] | None = None
     borrows: tuple[str, ...] = ()
     keeps_history: bool = False

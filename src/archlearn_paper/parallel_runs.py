@@ -77,7 +77,7 @@ def _load(settings: RunSettings) -> Dataset:
     return load_dataset(settings, no_progress)
 
 
-class TeamObserver(Protocol):
+class ParallelRunsCallback(Protocol):
     """Hears how a team gets on."""
 
     def advanced(self, done: int, of: int) -> None:
@@ -89,7 +89,7 @@ class TeamObserver(Protocol):
         ...
 
 
-class SilentTeamObserver:
+class SilentParallelRunsCallback:
     """Hears and says nothing."""
 
     def advanced(self, done: int, of: int) -> None:
@@ -99,7 +99,7 @@ class SilentTeamObserver:
         """Do nothing."""
 
 
-def round_robin(parts: Sequence[Iterator[int]], progress: "Progress") -> None:
+def round_robin(parts: Sequence[Iterator[int]], progress: "EpochProgress") -> None:
     """Go through several iterators, one item of each at a time, until all have ended."""
     waiting = list(parts)
     while waiting:
@@ -136,10 +136,10 @@ class Clock:
             torch.cuda.synchronize(self._device)
 
 
-class Progress:
+class EpochProgress:
     """Tells an observer of the epochs done, over all groups of a team."""
 
-    def __init__(self, observer: TeamObserver, done: int, of: int) -> None:
+    def __init__(self, observer: ParallelRunsCallback, done: int, of: int) -> None:
         self._observer, self._done, self._of = observer, done, of
 
     def advance(self, epochs: int) -> None:
@@ -152,7 +152,7 @@ class Progress:
 SIDE_BY_SIDE = 16
 
 
-_NOWHERE = Path("a-team-writes-nothing")
+_NOWHERE = Path("runs-side-by-side-write-nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +178,7 @@ class Run:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Member:
+class _ActiveRun:
     """A run on its way."""
 
     run: Run
@@ -190,7 +190,7 @@ class _Member:
     def epochs(self, first: int, until: int) -> Iterator[int]:
         """Hand epochs to the device, some steps at a time; yield 1 where an epoch ends, else 0.
 
-        A stream takes only so much work in advance, so that members must take turns.
+        A stream takes only so much work in advance, so that active must take turns.
         """
         session = self.session
         for epoch in range(first, until):
@@ -213,10 +213,10 @@ class _Member:
         self.recording.note(n_done)
 
 
-def train_team(
+def train_side_by_side(
     runs: Sequence[Run],
     *,
-    observer: TeamObserver | None = None,
+    observer: ParallelRunsCallback | None = None,
     side_by_side: int = SIDE_BY_SIDE,
 ) -> list[Outcome]:
     """Carry out all runs and return what each came to, in the same order.
@@ -230,14 +230,14 @@ def train_team(
     """
     if not runs:
         return []
-    observer = observer or SilentTeamObserver()
-    storeroom = DatasetCache(start_fabric(runs[0].settings.hardware))
-    on_gpu = storeroom.fabric.device.type == "cuda"
+    observer = observer or SilentParallelRunsCallback()
+    cache = DatasetCache(start_fabric(runs[0].settings.hardware))
+    on_gpu = cache.fabric.device.type == "cuda"
     outcomes: list[Outcome] = []
-    n_epochs = sum(storeroom.n_epochs(run.settings) for run in runs)
+    n_epochs = sum(cache.n_epochs(run.settings) for run in runs)
     for group in _groups(runs, side_by_side if on_gpu else 1):
         done = sum(outcome.epochs for outcome in outcomes)
-        outcomes += _train_group(group, storeroom, observer, (done, n_epochs))
+        outcomes += _train_group(group, cache, observer, (done, n_epochs))
     return outcomes
 
 
@@ -247,21 +247,21 @@ def _groups(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
 
 
 def _train_group(
-    runs: Sequence[Run], storeroom: DatasetCache, observer: TeamObserver, place: tuple[int, int]
+    runs: Sequence[Run], cache: DatasetCache, observer: ParallelRunsCallback, place: tuple[int, int]
 ) -> list[Outcome]:
     """Train runs side by side: until gates stand still, and from there to the end.
 
     In between a run that asks for it becomes compact, which makes the second part cheaper and
     changes nothing of what it computes.
     """
-    clock = Clock(storeroom.fabric.device)
-    progress = Progress(observer, place[0], place[1])
-    members = [_enlist(run, storeroom) for run in runs]
-    settled = [_settled_epoch(member) for member in members]
+    clock = Clock(cache.fabric.device)
+    progress = EpochProgress(observer, place[0], place[1])
+    active = [_prepare_run(run, cache) for run in runs]
+    settled = [_settled_epoch(active_run) for active_run in active]
     clock.start()
-    round_robin([m.epochs(0, until) for m, until in zip(members, settled, strict=True)], progress)
+    round_robin([m.epochs(0, until) for m, until in zip(active, settled, strict=True)], progress)
     clock.stop()
-    followers = [_follow(m, e, storeroom) for m, e in zip(members, settled, strict=True)]
+    followers = [_compact_and_continue(m, e, cache) for m, e in zip(active, settled, strict=True)]
     clock.start()
     rest = [
         follower.epochs(first, follower.session.n_epochs)
@@ -270,7 +270,7 @@ def _train_group(
     round_robin(rest, progress)
     seconds = clock.stop()
     outcomes: list[Outcome] = []
-    for first, last in zip(members, followers, strict=True):
+    for first, last in zip(active, followers, strict=True):
         outcomes.append(
             summarise_run(first.run.row, (first.session, last.session), first.recording, seconds)
         )
@@ -278,28 +278,28 @@ def _train_group(
     return outcomes
 
 
-def _settled_epoch(member: _Member) -> int:
+def _settled_epoch(active_run: _ActiveRun) -> int:
     """Return the epochs after which gates stand still, if the run becomes compact then."""
-    session = member.session
-    if not member.run.finish_compact or not has_gates(session.work.model):
+    session = active_run.session
+    if not active_run.run.finish_compact or not has_gates(session.work.model):
         return session.n_epochs
     return min(session.n_epochs, -(-session.work.schedule.gates_until // session.steps_per_epoch))
 
 
-def _follow(member: _Member, epoch: int, storeroom: DatasetCache) -> _Member:
+def _compact_and_continue(active_run: _ActiveRun, epoch: int, cache: DatasetCache) -> _ActiveRun:
     """Return who carries a run on from an epoch: a compact one, if there is anything left."""
-    session = member.session
+    session = active_run.session
     if epoch >= session.n_epochs:
-        return member
+        return active_run
     small = compact_trained(session)
     settings = replace(session.settings, gates=replace(session.settings.gates, learn="nothing"))
-    run = Run(row=member.run.row, settings=settings, network=small)
-    return _enlist(run, storeroom)
+    run = Run(row=active_run.run.row, settings=settings, network=small)
+    return _prepare_run(run, cache)
 
 
-def _enlist(run: Run, storeroom: DatasetCache) -> _Member:
-    fabric = storeroom.fabric
-    dataset = storeroom.dataset(run.settings)
+def _prepare_run(run: Run, cache: DatasetCache) -> _ActiveRun:
+    fabric = cache.fabric
+    dataset = cache.dataset(run.settings)
     session = open_session(run.settings, _NOWHERE, fabric, dataset, run.network)
     model = session.work.model
     gates = [*width_gates(model).values(), *depth_gates(model).values()]
@@ -308,5 +308,5 @@ def _enlist(run: Run, storeroom: DatasetCache) -> _Member:
     stepper = session.stepper
     captured = isinstance(stepper, CapturedStepper)
     stream = torch.cuda.stream(stepper.stream) if captured else nullcontext()
-    orders = storeroom.order(len(dataset.train), session.settings.seed, session.n_epochs)
-    return _Member(run=run, session=session, stream=stream, recording=recording, orders=orders)
+    orders = cache.order(len(dataset.train), session.settings.seed, session.n_epochs)
+    return _ActiveRun(run=run, session=session, stream=stream, recording=recording, orders=orders)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from archlearn.gating.parameters import width_gates
 from archlearn.nn.functional import THRESHOLD, is_open
-from archlearn_paper.baselines.budget import Sizes
+from archlearn_paper.baselines.budget import ParameterCounts
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class Window:
     def __call__(self, model: nn.Module, n_done: int) -> None:
         """Cut at another place than one half, if that is needed and it is time."""
         if n_done == self.epoch:
-            bring_within_(model, self.least, self.most)
+            fit_to_window_(model, self.least, self.most)
 
 
 @torch.no_grad()
-def bring_within_(model: nn.Module, least: int, most: int) -> None:
+def fit_to_window_(model: nn.Module, least: int, most: int) -> None:
     """Close or open gates, in the order of their values, until the size lies in the window.
 
     Every layer keeps its best neuron. A window that cannot be reached so leaves the gates as they
@@ -80,7 +80,7 @@ class _Order:
     """All neurons of a model, the one whose gate is highest first."""
 
     def __init__(self, model: nn.Module, gates: Sequence[Tensor]) -> None:
-        self._sizes = Sizes(model)
+        self._sizes = ParameterCounts(model)
         self._lengths = [len(gate) for gate in gates]
         values = torch.cat([gate.detach().cpu() for gate in gates])
         self._group = torch.repeat_interleave(torch.tensor(self._lengths))

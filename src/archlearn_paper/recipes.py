@@ -15,8 +15,8 @@ from archlearn.training.settings import (
 )
 from archlearn_paper.experiment import Scale
 
-Price = Literal["neurons", "parameters", "multiply_adds"]
-Learnt = Literal["all", "width"]
+PriceName = Literal["neurons", "parameters", "multiply_adds"]
+LearntParts = Literal["all", "width"]
 
 RATE_OF_AN_EXAMPLE = 0.04 / 250
 """Rate of the weights by example in a batch."""
@@ -60,8 +60,8 @@ class Terms:
     """
 
     cost: float
-    learn: Learnt = "width"
-    price: Price = "neurons"
+    learn: LearntParts = "width"
+    price: PriceName = "neurons"
     ratio: float = 0.4
     depth_share: float = DEPTH_SHARE
     gate_rate: float | None = None

@@ -23,16 +23,16 @@ from archlearn.training.settings import HardwareSettings
 from archlearn_paper.evaluation import evaluate_work
 from archlearn_paper.experiment import (
     QUICK,
-    Done,
     Evaluation,
     Experiment,
+    FinishedRun,
     Row,
+    RunTask,
     Scale,
-    Work,
     read_row,
 )
 from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_team
+from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_side_by_side
 from archlearn_paper.results import Results, model_path, read_results, results_path, write_results
 
 _LENGTH = 16
@@ -42,7 +42,7 @@ _LENGTH = 16
 _ADDED_LATER = {"normalise": "data"}
 
 
-def describe_work(work: Work) -> str:
+def run_key(work: RunTask) -> str:
     """Return a text that is the same for the same row, settings and network, and no others.
 
     What is done after an epoch counts by its `repr`. Where and how fast the arithmetic is done
@@ -70,7 +70,7 @@ def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
-MNIST = "mnist"
+_MNIST = "mnist"
 
 
 def check_folder(folder: Path) -> None:
@@ -87,10 +87,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_data(scale: Scale) -> None:
-    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
-    if scale.data == MNIST and load_examples(MNIST).name != MNIST:
+    """Refuse to call results _MNIST's that are those of the digits that stand in for it."""
+    if scale.data == _MNIST and load_examples(_MNIST).name != _MNIST:
         raise DataError(
-            "MNIST could not be had, and results on other digits would not be those of the paper; "
+            "_MNIST could not be had, and results on other digits would not be those of the paper; "
             "put its four files into the cache or a folder and say --data idx:DIR, or say "
             "--data digits:28 to run on scikit-learn's"
         )
@@ -133,7 +133,7 @@ class RunRequest:
     includes: Callable[[str], bool] = bool
 
 
-def check_earlier(order: RunRequest) -> None:
+def check_earlier(request: RunRequest) -> None:
     """Refuse to replace earlier results by fewer ones, unless that is asked for.
 
     The full version may take the place of a quick one.
@@ -142,124 +142,124 @@ def check_earlier(order: RunRequest) -> None:
         SettingsError: If earlier ones are of the full version and a quick one is asked for, or of
             other data or epochs, or of seeds or rows besides.
     """
-    scale, before = order.scale, read_results(order.folder, order.experiment.name)
+    scale, before = request.scale, read_results(request.folder, request.experiment.name)
     is_quick = scale.name == QUICK.name
-    if before is None or order.force or (before.quick and not is_quick):
+    if before is None or request.force or (before.quick and not is_quick):
         return
     lost = [] if before.quick else ["the full version"] * is_quick
     held = {"data": before.scale.get("data"), "epochs": before.scale.get("epochs")}
     asked = {"data": scale.data, "epochs": scale.epochs}
     lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
     lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
-    lost += dict.fromkeys(row.row for row in before.rows if not order.includes(row.row))
+    lost += dict.fromkeys(row.row for row in before.rows if not request.includes(row.row))
     if lost:
         raise SettingsError(
-            f"{results_path(order.folder, order.experiment.name)} holds results that would be "
+            f"{results_path(request.folder, request.experiment.name)} holds results that would be "
             f"lost ({', '.join(lost)}); ask for them too, choose another folder with --out, or "
             "replace them with --force"
         )
 
 
-def conduct(order: RunRequest, watcher: ProgressCallback) -> Results:
+def run_stages(request: RunRequest, callback: ProgressCallback) -> Results:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
     it was. A run whose settings have changed since is made again.
 
     Raises:
-        DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
+        DataError: If _MNIST was asked for and cannot be had: nothing stands in for it here.
         SettingsError: If nothing can be written into the folder, or what is there would be lost.
         RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
-    check_earlier(order)
-    check_data(order.scale)
-    check_folder(order.folder)
+    check_earlier(request)
+    check_data(request.scale)
+    check_folder(request.folder)
     try:
-        return _Conductor(order, watcher).conduct()
+        return _StageRunner(request, callback).run()
     except KeyboardInterrupt as error:
         raise RunInterruptedError(
-            f"interrupted; every run that had ended is in {order.folder}, and the same command "
+            f"interrupted; every run that had ended is in {request.folder}, and the same command "
             "goes on from there"
         ) from error
 
 
-class _Conductor:
+class _StageRunner:
     """Keeps what is done while an experiment goes on."""
 
-    def __init__(self, order: RunRequest, watcher: ProgressCallback) -> None:
-        self._order = order
-        self._watcher = watcher
-        self._known = _read_known(order)
-        self._before = read_results(order.folder, order.experiment.name)
-        self._done: list[Done] = []
+    def __init__(self, request: RunRequest, callback: ProgressCallback) -> None:
+        self._request = request
+        self._callback = callback
+        self._known = _read_known(request)
+        self._before = read_results(request.folder, request.experiment.name)
+        self._done: list[FinishedRun] = []
         self._fresh: list[Row] = []
         self._hardware = _describe_hardware()
 
-    def conduct(self) -> Results:
+    def run(self) -> Results:
         """Carry out all stages."""
-        experiment, scale = self._order.experiment, self._order.scale
+        experiment, scale = self._request.experiment, self._request.scale
         for number, stage in enumerate(experiment.stages, start=1):
             works = stage(scale, self._done)
-            asked = [describe_work(work) for work in works]
+            asked = [run_key(work) for work in works]
             last = number == len(experiment.stages)
-            known = [self._knows(key, last=last) for key in asked]
+            known = [self._is_known(key, last=last) for key in asked]
             missing = [work for work, there in zip(works, known, strict=True) if not there]
-            self._watcher.began(len(missing), len(works) - len(missing))
-            self._carry_out(missing)
+            self._callback.began(len(missing), len(works) - len(missing))
+            self._make(missing)
             self._done += [self._measure(self._known[key]) for key in asked]
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
-        write_results(self._order.folder, results)
+        write_results(self._request.folder, results)
         return results
 
-    def _knows(self, key: str, *, last: bool) -> bool:
+    def _is_known(self, key: str, *, last: bool) -> bool:
         """Return whether a run was made and its model is there, if it can still be needed."""
         if key not in self._known:
             return False
         done = self._known[key]
-        measured = self._order.experiment.measure is None or bool(done.row.measured)
+        measured = self._request.experiment.measure is None or bool(done.row.measured)
         return (last and measured) or done.path.is_file()
 
-    def _carry_out(self, works: Sequence[Work]) -> None:
+    def _make(self, works: Sequence[RunTask]) -> None:
         for work in works:
             if isinstance(work, Evaluation):
-                self._keep(evaluate_work(work), work, work.network)
+                self._record(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
         recorder = _Recorder(self, runs)
-        train_team(runs, observer=recorder, side_by_side=self._order.side_by_side)
+        train_side_by_side(runs, observer=recorder, side_by_side=self._request.side_by_side)
 
-    def keep_outcome(self, outcome: Outcome, run: Run) -> None:
+    def record_outcome(self, outcome: Outcome, run: Run) -> None:
         """Write a finished run down."""
-        table = outcome.to_json(history=self._order.experiment.keeps_history)
-        self._keep(table, run, outcome.model)
+        table = outcome.to_json(history=self._request.experiment.keeps_history)
+        self._record(table, run, outcome.model)
 
     def advanced(self, done: int, of: int) -> None:
         """Pass on how far the runs are."""
-        self._watcher.advanced(done, of)
+        self._callback.advanced(done, of)
 
-    def _keep(self, table: dict[str, Any], work: Work, model: torch.nn.Module) -> None:
+    def _record(self, table: dict[str, Any], work: RunTask, model: torch.nn.Module) -> None:
         if table.get("test_accuracy") is None:
             raise DataError(
-                f"{self._order.scale.data!r} is a regression, but results state an accuracy; "
+                f"{self._request.scale.data!r} is a regression, but results state an accuracy; "
                 "choose data with classes (archlearn data lists them)"
             )
-        key = describe_work(work)
+        key = run_key(work)
         row = read_row({**table, "asked": key})
-        name = self._order.experiment.name
-        path = model_path(self._order.folder, name, row.row, row.seed)
+        name = self._request.experiment.name
+        path = model_path(self._request.folder, name, row.row, row.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         save(model, path)
-        self._known[key] = Done(row=row, path=path)
+        self._known[key] = FinishedRun(row=row, path=path)
         self._fresh.append(row)
         self._write_so_far()
-        self._watcher.finished(row)
+        self._callback.finished(row)
 
-    def _measure(self, done: Done) -> Done:
-        measure = self._order.experiment.measure
+    def _measure(self, done: FinishedRun) -> FinishedRun:
+        measure = self._request.experiment.measure
         if measure is None or done.row.measured:
             return done
-        measured = Done(
-            row=replace(done.row, measured=measure(self._order.scale, done)), path=done.path
+        measured = FinishedRun(
+            row=replace(done.row, measured=measure(self._request.scale, done)), path=done.path
         )
         self._known[done.row.asked] = measured
         return measured
@@ -268,14 +268,14 @@ class _Conductor:
         """Write what is there, with what the file held before, as unfinished."""
         before = self._before.rows if self._before else ()
         rows = {row.asked: row for row in (*before, *(d.row for d in self._done), *self._fresh)}
-        write_results(self._order.folder, self._results(list(rows.values())))
+        write_results(self._request.folder, self._results(list(rows.values())))
 
     def _results(self, rows: Sequence[Row]) -> Results:
-        order = self._order
+        request = self._request
         times = {(row.seconds, row.epochs) for row in rows}
         return Results(
-            experiment=order.experiment.name,
-            command=order.command,
+            experiment=request.experiment.name,
+            command=request.command,
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             hardware=self._hardware,
             versions={
@@ -283,40 +283,40 @@ class _Conductor:
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
-            seeds=order.scale.seeds,
-            quick=order.scale.name == "quick",
-            scale=asdict(order.scale),
+            seeds=request.scale.seeds,
+            quick=request.scale.name == "quick",
+            scale=asdict(request.scale),
             rows=rows,
             seconds=sum(seconds for seconds, _ in times),
         )
 
 
 class _Recorder:
-    """Writes the runs of a team down as they end, which they do in order."""
+    """Writes the runs of a team down as they end, which they do in request."""
 
-    def __init__(self, conductor: _Conductor, runs: Sequence[Run]) -> None:
-        self._conductor = conductor
+    def __init__(self, runner: _StageRunner, runs: Sequence[Run]) -> None:
+        self._runner = runner
         self._waiting = list(runs)
 
     def advanced(self, done: int, of: int) -> None:
         """Pass on how far the team is."""
-        self._conductor.advanced(done, of)
+        self._runner.advanced(done, of)
 
     def finished(self, outcome: Outcome) -> None:
         """Write a run down."""
-        self._conductor.keep_outcome(outcome, self._waiting.pop(0))
+        self._runner.record_outcome(outcome, self._waiting.pop(0))
 
 
-def _read_known(order: RunRequest) -> dict[str, Done]:
+def _read_known(request: RunRequest) -> dict[str, FinishedRun]:
     """Return the finished runs of this experiment and of those it borrows from."""
-    known: dict[str, Done] = {}
-    for name in (*order.experiment.borrows, order.experiment.name):
-        results = read_results(order.folder, name)
+    known: dict[str, FinishedRun] = {}
+    for name in (*request.experiment.borrows, request.experiment.name):
+        results = read_results(request.folder, name)
         for row in results.rows if results else ():
-            path = model_path(order.folder, name, row.row, row.seed)
+            path = model_path(request.folder, name, row.row, row.seed)
             if row.asked in known and not path.is_file():
                 path = known[row.asked].path
-            known[row.asked] = Done(row=row, path=path)
+            known[row.asked] = FinishedRun(row=row, path=path)
     return known
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from archlearn_paper.experiment import Check, Experiment, Table
+from archlearn_paper.experiment import Check, Experiment, ResultTable
 from archlearn_paper.results import Results
 
 NOTHING = "–"
@@ -42,7 +42,7 @@ def join_architectures(architectures: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(architectures))
 
 
-def write_markdown(table: Table) -> str:
+def write_markdown(table: ResultTable) -> str:
     """Return a table in Markdown."""
     lines = [table.title, ""] if table.title else []
     lines.append(f"| {' | '.join(table.columns)} |")
@@ -51,7 +51,7 @@ def write_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def write_text(table: Table) -> str:
+def format_text(table: ResultTable) -> str:
     """Return a table in columns, for a terminal."""
     cells = [table.columns, *table.rows]
     widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
@@ -61,13 +61,13 @@ def write_text(table: Table) -> str:
     return "\n".join([*title, lines[0].rstrip(), rule, *(line.rstrip() for line in lines[1:])])
 
 
-def tabulate_checks(checks: Sequence[Check]) -> Table:
+def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
     """Return what had to be shown and what was."""
     rows = tuple(
         (check.what, check.bound, check.measured, "yes" if check.met else "**no**")
         for check in checks
     )
-    return Table(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
+    return ResultTable(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
 
 
 QUICK_NOTICE = (
@@ -78,10 +78,10 @@ QUICK_NOTICE = (
 
 def describe_results(experiment: Experiment, results: Results) -> str:
     """Return tables and checks for a terminal."""
-    parts = [write_text(table) for table in experiment.tabulate(results.derived)]
+    parts = [format_text(table) for table in experiment.tabulate(results.derived)]
     checks = experiment.check(results.derived)
     if checks:
-        parts.append(write_text(tabulate_checks(checks)).replace("**", ""))
+        parts.append(format_text(tabulate_checks(checks)).replace("**", ""))
     if results.quick:
         parts.append(describe_scale(results))
     return "\n\n".join(["", *parts])

@@ -19,7 +19,7 @@ MOST_WORKERS = 14
 _LEFT_ALONE = 2
 """Processors that are left to the process that asks."""
 
-Given = TypeVar("Given")
+Item = TypeVar("Item")
 Found = TypeVar("Found")
 Make = Callable[[], nn.Module]
 """Makes a network; if workers are to do it, it and all it holds can be pickled."""
@@ -32,7 +32,7 @@ def count_workers() -> int:
 
 
 def map_in_processes(
-    function: Callable[[Given], Found], given: Sequence[Given], n_workers: int | None = None
+    function: Callable[[Item], Found], given: Sequence[Item], n_workers: int | None = None
 ) -> list[Found]:
     """Return what a function makes of each thing given, worked out side by side.
 

@@ -200,3 +200,42 @@ def test_what_is_never_the_same_is_not_compared() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), Leaf())
     model = al.add_gates(net, torch.randn(2, 3))
     assert list(al.width_gates(model)) == ["0"]
+
+
+class HiddenByZeros(nn.Module):
+    """Decides by the class of its input, which no trace sees, behind a layer of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        nn.init.zeros_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        return self.last(y * 2 if type(y) is Tensor else y * 3)
+
+
+def test_weights_of_zero_do_not_hide_another_branch() -> None:
+    with pytest.raises(al.TracingError, match="other numbers"):
+        al.add_gates(HiddenByZeros(), torch.randn(2, 4))
+
+
+def test_a_norm_takes_an_example_of_one_row() -> None:
+    class OneRow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.dropout(torch.relu(self.norm(self.first(x))), 0.5, self.training)
+            return self.last(y)
+
+    assert al.width_gates(al.add_gates(OneRow(), torch.randn(1, 4)))
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))
+    with pytest.raises(al.InputError, match="does not run on the example inputs: at '0'") as caught:
+        al.add_gates(net, torch.randn(1, 2, 8, 8))
+    assert str(caught.value).endswith("on the device and in the dtype of the model")

@@ -54,6 +54,16 @@ def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
 
 
+def test_a_run_is_exported_with_its_sizes_before_and_after(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["export", str(run_folder), "--to", "python"], tmp_path / "net.py")
+    summary = json.loads((run_folder / "summary.json").read_text())
+    before, after = (4 * summary[when]["parameters"] for when in ("before", "after"))
+    assert f"weights: {before:,} bytes before, {after:,} bytes now" in capsys.readouterr().out
+    assert "class MLP(nn.Module):" in (tmp_path / "net.py").read_text()
+
+
 def test_compact_model_computes_what_the_summary_says(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +74,22 @@ def test_compact_model_computes_what_the_summary_says(
     assert sum(p.numel() for p in small.parameters()) == summary["after"]["parameters"]
     call(["evaluate", str(run_folder / "compact.safetensors"), "--data", "digits"])
     assert f"{summary['test_accuracy']:.2%} right" in capsys.readouterr().out
+
+
+def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["evaluate", str(run_folder)])
+    said = capsys.readouterr().out
+    assert re.search(r"^cpu, batch 1: \S+ ms -> \S+ ms \(\S+×\), \S+ MB -> \S+ MB$", said, re.M)
+    rows = json.loads((run_folder / "speed.json").read_text())["rows"]
+    assert [row["batch_size"] for row in rows if row["device"] == "cpu"] == [1, 64]
+    assert all(row["bytes"][0] > row["bytes"][1] > 0 for row in rows)
+    assert "Time and memory of a forward pass" in (run_folder / "report.html").read_text()
+    (run_folder / "speed.json").unlink()
+    call(["evaluate", str(run_folder), "--no-speed"])
+    assert "batch" not in capsys.readouterr().out
+    assert not (run_folder / "speed.json").exists()
 
 
 def test_a_checkpoint_is_answered_with_the_run_to_measure(
@@ -165,6 +191,7 @@ def test_baseline_learns_weights_only(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     """Run on a pseudo-terminal: the picture names layers, costs and what they may be."""
     main_end, terminal = pty.openpty()

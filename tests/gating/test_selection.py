@@ -77,7 +77,7 @@ def test_depth_alone_is_learnt_and_compacted() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant() -> None:
-    message = r"learn\['one.upp'\] fits no activation site; did you mean 'one.up'"
+    message = r"learn\['one.upp'\] fits no site of gates; did you mean 'one.up'"
     with pytest.raises(al.InputError, match=message):
         learnt({"one.upp": al.Learn.WIDTH})
 
@@ -88,12 +88,12 @@ def test_a_name_like_no_other_is_refused_with_the_names_there_are() -> None:
 
 
 def test_a_glob_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(al.InputError, match=r"learn\['three.\*'\] fits no activation site"):
+    with pytest.raises(al.InputError, match=r"learn\['three.\*'\] fits no site of gates"):
         learnt({"*.up": al.Learn.WIDTH, "three.*": al.Learn.WIDTH})
 
 
 def test_the_output_layer_has_no_activation_and_is_no_site() -> None:
-    with pytest.raises(al.InputError, match=r"learn\['head'\] fits no activation site"):
+    with pytest.raises(al.InputError, match=r"learn\['head'\] fits no site of gates"):
         learnt({"head": al.Learn.WIDTH})
 
 
@@ -129,7 +129,7 @@ def test_nothing_asked_for_is_refused(learn: dict[str, al.Learn]) -> None:
 
 
 def test_a_model_without_activations_is_refused() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(al.InputError, match="nothing can be learnt in Sequential: it calls no act"):
         al.add_gates(net, X)
 

@@ -15,7 +15,7 @@ from archlearn_paper.experiment import FULL
 from archlearn_paper.experiments.table_1 import learn_rows
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
-from archlearn_paper.runner import describe_work
+from archlearn_paper.runner import run_key
 
 FOLDER = Path(__file__).with_name("files")
 KEYS = FOLDER / "run_keys.json"
@@ -56,7 +56,7 @@ def list_keys() -> dict[str, str]:
         Run(row="window", settings=settings, after_epoch=window, finish_compact=True),
         Run(row="relaxing", settings=settings, after_epoch=relaxing),
     ]
-    return {f"{place}: {work.row}": describe_work(work) for place, work in enumerate(works)}
+    return {f"{place}: {work.row}": run_key(work) for place, work in enumerate(works)}
 
 
 def main() -> None:

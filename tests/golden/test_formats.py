@@ -9,7 +9,7 @@ import torch
 import archlearn as al
 from archlearn_paper.experiment import FULL
 from archlearn_paper.experiments.table_1 import learn_rows
-from archlearn_paper.runner import describe_work
+from archlearn_paper.runner import run_key
 from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
 
 
@@ -32,7 +32,7 @@ def test_a_state_dict_of_an_earlier_version_has_the_same_keys_and_meaning(kind: 
 
 def test_the_runs_of_table_1_are_among_the_results() -> None:
     results = json.loads((Path(__file__).parents[2] / "results" / "table-1.json").read_text())
-    assert {describe_work(work) for work in learn_rows(FULL, [])} <= {
+    assert {run_key(work) for work in learn_rows(FULL, [])} <= {
         row["asked"] for row in results["rows"]
     }
 

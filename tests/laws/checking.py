@@ -1,5 +1,6 @@
 """The laws, as plain functions that raise where a law is broken."""
 
+import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,27 @@ def check_gradient(
         return total + shift * sum(number.detach().sum() for number in numbers)
 
     assert torch.autograd.gradcheck(price, tuple(numbers), fast_mode=True)
+
+
+def check_shrink(program: Program, gates: Gates) -> None:
+    """A model that channels are cut out of computes in both modes what it did, and so compact."""
+    gated = gate_and_set(program, gates)
+    whole, x = copy.deepcopy(gated), fresh(program)
+    al.shrink_(gated)
+    check_same(whole, gated, x)
+    assert al.plan(gated).after == al.plan(whole).after
+    check_same(al.compact(whole), al.compact(gated), x)
+    if is_steady(whole.train(), x):
+        check_same(whole, gated.train(), x)
+
+
+def is_steady(net: nn.Module, x: Tensor) -> bool:
+    """Return whether a network runs in its mode, and gives the same twice."""
+    try:
+        pairs = zip(run(copy.deepcopy(net), x), run(copy.deepcopy(net), x), strict=True)
+    except ValueError:  # a BatchNorm over a single number
+        return False
+    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def check_device_costs(program: Program, gates: Gates) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn.cli.model_commands import inspect
 from archlearn.models.densenet import DenseNet
-from archlearn.models.mobilenet import MobileNetV2, Stage
-from archlearn.models.model_registry import KINDS, build_network
+from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
+from archlearn.models.model_registry import MODELS, build_network
 from archlearn.models.resnet import PreActivationResNet, ResNet
 from archlearn.models.transformers import GPT, Mixer, ViT
 from archlearn.models.vgg import VGG
@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {
     "preresnet": (lambda: PreActivationResNet(2, 3, 5, (4, 6, 8)), images(8)),
     "vgg": (lambda: VGG(3, 5, [[4, 5], [6], [7]]), images(8)),
     "mobilenet": (
-        lambda: MobileNetV2(3, 5, [Stage(1, 3, 1, 1), Stage(2, 4, 2, 2)], 4, 9),
+        lambda: MobileNetV2(3, 5, [MobileNetStage(1, 3, 1, 1), MobileNetStage(2, 4, 2, 2)], 4, 9),
         images(8),
     ),
     "densenet": (lambda: DenseNet(2, 3, 5, 3, 4), images(8)),
@@ -117,7 +117,7 @@ def test_network_by_name_has_its_known_size(
 def test_help_names_every_built_in_network() -> None:
     text = RunSettings.__dataclass_fields__["model"].metadata["help"]
     named = text.partition("(")[2].partition(")")[0].split(", ")
-    assert [*named, "package.module:function"] == list(KINDS)
+    assert [*named, "package.module:function"] == list(MODELS)
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
-from archlearn.models.caffenet import AlexNet, CaffeNet, Sizes
+from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
 from archlearn.models.model_registry import build_network
 
-SMALL = Sizes(side=99, n_outputs=7, factor=1 / 16)
+SMALL = CaffeNetSizes(side=99, n_outputs=7, factor=1 / 16)
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")
 EXACT = 1e-10
 
@@ -54,7 +54,7 @@ def test_whole_network_has_the_parameters_that_the_paper_counts() -> None:
 
 def test_number_of_classes_is_chosen() -> None:
     with torch.device("meta"):
-        net = CaffeNet(Sizes(n_outputs=200))
+        net = CaffeNet(CaffeNetSizes(n_outputs=200))
     assert count(net) == 60_965_224 - 800 * 4097
 
 

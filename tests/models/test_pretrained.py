@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.caffe_import import read_caffemodel
-from archlearn.models.caffenet import AlexNet, CaffeNet, Sizes
+from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
 from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
 from benchmarks.hostile_files import build_safetensors
@@ -30,7 +30,7 @@ from tests.models.caffe_files import (
     varint,
 )
 
-SMALL = Sizes(side=67, n_outputs=5, factor=1 / 48)
+SMALL = CaffeNetSizes(side=67, n_outputs=5, factor=1 / 48)
 
 
 def caffenet(seed: int) -> CaffeNet:
@@ -205,7 +205,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, name: str) -> Non
 def test_another_number_of_classes_leaves_the_last_layer_fresh(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fresh = CaffeNet(Sizes(side=67, n_outputs=9, factor=1 / 48))
+    fresh = CaffeNet(CaffeNetSizes(side=67, n_outputs=9, factor=1 / 48))
     made = with_weights(fresh, Pretrained(state=caffenet(0).state_dict()), 9)
     assert torch.equal(made.fc8.weight, fresh.fc8.weight)
     assert torch.equal(made.fc7.weight, caffenet(0).fc7.weight)
@@ -216,7 +216,7 @@ def test_weights_of_another_network_are_refused() -> None:
     state = caffenet(0).state_dict()
     with pytest.raises(al.InputError, match=r"the file lacks .*names differ.*--model caffenet"):
         with_weights(AlexNet(), Pretrained(state=state), 1000)
-    wider = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 24))
+    wider = CaffeNet(CaffeNetSizes(side=67, n_outputs=5, factor=1 / 24))
     with pytest.raises(al.InputError, match=r"'conv1.weight' has the shape \(2, 3, 11, 11\)"):
         with_weights(wider, Pretrained(state=state), 5)
 

@@ -57,13 +57,27 @@ class Viewed(nn.Module):
         return self.fc2(torch.nn.functional.gelu(self.fc1(x.view(-1, 54))))
 
 
+class Response(nn.Module):
+    """A mean over channels, which divides by as many as there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu().amax((2, 3))
+        return self.last(x / (x.mean(1, keepdim=True) + 1))
+
+
 def chain() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)
     )
 
 
-NETS: dict[str, Callable[[], nn.Module]] = {"chain": chain, "residual": Residual, "view": Viewed}
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "chain": chain, "residual": Residual, "view": Viewed, "response": Response,
+}  # fmt: skip
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -305,7 +319,8 @@ def learn(*, shrinks: bool) -> tuple[nn.Module, al.GateOptimizer, list[float], i
     torch.manual_seed(0)
     x, y = torch.randn(64, 1, 8, 8, dtype=torch.float64), torch.randint(4, (64,))
     model = al.add_gates(Residual().double(), x[:2])
-    gates: Any = al.GateOptimizer(model, 120, budget={"multiply_adds": "40%"})
+    schedule = al.GateSchedule(patience=5)
+    gates: Any = al.GateOptimizer(model, 120, budget={"multiply_adds": "40%"}, schedule=schedule)
     rule = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
     losses, n_shrinks = [], 0
     for number in range(120):
@@ -340,7 +355,8 @@ def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
     start = copy.deepcopy(model)
     rules: list[tuple[Any, Any]] = []
     for each in (model, start):
-        gates = al.GateOptimizer(each, 60, budget={"multiply_adds": "40%"})
+        schedule = al.GateSchedule(patience=5)
+        gates = al.GateOptimizer(each, 60, budget={"multiply_adds": "40%"}, schedule=schedule)
         rules.append((torch.optim.Adam(al.weights(each), lr=0.01), gates))
 
     def go(each: nn.Module, rule: Any, gates: Any, n: int) -> float:
@@ -361,3 +377,43 @@ def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
         rule.load_state_dict(saved)
     assert go(model, *rules[0], 15) == go(start, *rules[1], 15)
     assert al.plan(model) == al.plan(start)
+
+
+def test_a_compiled_model_goes_on_behind_a_cut() -> None:
+    model, x, y = make("chain")
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    whole = copy.deepcopy(model)
+    whole_rule = torch.optim.SGD(al.weights(whole), lr=0.1)
+    compiled: Any = torch.compile(model, backend="eager")
+    for number in range(9):
+        if number % 2:
+            close(model)
+            close(whole)
+            al.shrink_(compiled, rule)
+        step(compiled, rule, x, y)
+        if number < 2:
+            step(whole, whole_rule, x, y)
+            assert gap(model, whole, x) < 1e-10
+    assert int(model.state_dict()["archlearn_gates.shrinks"]) >= 3
+
+
+def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
+    model, x, y = make("residual")
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(0.7)
+    gates: Any = al.GateOptimizer(model, 100, budget={"multiply_adds": "100%"})
+    rule = torch.optim.SGD(al.weights(model), lr=0.01)
+    step(model, rule, x, y)
+    gates.step()
+    with torch.no_grad():
+        next(iter(al.branch_gates(model).values())).fill_(0.0)
+    gates.accept_gates()
+    gates.param_groups[0]["frozen"] = True
+    whole = copy.deepcopy(model)
+    al.shrink_(model, rule, gates)
+    assert gap(model, whole, x) < 1e-10
+    assert al.count_costs(al.compact(model)) == al.count_costs(al.compact(whole))
+    widths = {name: len(gate) for name, gate in al.width_gates(model).items()}
+    assert [n for name, n in widths.items() if name.startswith("branches.0")] == [2]
+    assert [n for name, n in widths.items() if name.startswith("branches.1")] == [12]

@@ -24,7 +24,7 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import EagerStepper, make_optimisers
 from archlearn_paper.baselines.l1_diagonal import add_diagonals
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
-from archlearn_paper.parallel_runs import Run, train_team
+from archlearn_paper.parallel_runs import Run, train_side_by_side
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -167,7 +167,7 @@ def test_all_kinds_learn_side_by_side() -> None:
         for seed in range(2)
         for make in (with_l0, *RIDERS, fresh)
     ]
-    for outcome in train_team(runs):
+    for outcome in train_side_by_side(runs):
         assert outcome.train_loss < 0.5, outcome.row
 
 

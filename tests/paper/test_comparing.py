@@ -8,12 +8,14 @@ from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.comparison.methods import OURS, SCRATCH
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
-from archlearn_paper.comparison.stages import find_comparisons, find_contenders, make_experiment
+from archlearn_paper.comparison.stages import find_comparisons, find_methods, make_experiment
 from archlearn_paper.experiment import Scale, group
 from archlearn_paper.results import Results
-from archlearn_paper.runner import RunRequest, conduct
+from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results
 from tests.paper.making import Counter
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch_pruning")
 BUDGET = 10_000
@@ -28,11 +30,11 @@ METHODS = (
 
 
 def carry_out(folder: Path) -> tuple[Results, int, str]:
-    contenders = find_contenders(";".join(METHODS))
+    contenders = find_methods(";".join(METHODS))
     experiment = make_experiment("lenet", TINY.data, (BUDGET,), contenders)
     counter = Counter()
     order = RunRequest(experiment=experiment, scale=TINY, folder=folder, command="compare")
-    results = conduct(order, counter)
+    results = run_stages(order, counter)
     return results, counter.n, describe_results(experiment, results)
 
 

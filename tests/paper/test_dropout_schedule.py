@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
 
 LAYERS = (Dropped("drop6", "fc6", "conv5"), Dropped("drop7", "fc7", "fc6"))
 
 
 def test_rates_fall_with_the_root_of_the_connections_left() -> None:
-    net = CaffeNet(Sizes(side=67, n_outputs=5, factor=1 / 16))
+    net = CaffeNet(CaffeNetSizes(side=67, n_outputs=5, factor=1 / 16))
     model = al.add_gates(net, torch.zeros(2, 3, 67, 67), learn={"fc*": al.Learn.WIDTH})
     with torch.no_grad():
         al.width_gates(model)["fc6"][:64] = 0.0

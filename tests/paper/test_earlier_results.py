@@ -7,7 +7,7 @@ import pytest
 
 from archlearn.errors import SettingsError
 from archlearn_paper.commands import request_comparison
-from archlearn_paper.comparison.stages import choose_contest, find_contenders
+from archlearn_paper.comparison.stages import choose_setup, find_methods
 from archlearn_paper.experiment import FULL, QUICK, Scale
 from archlearn_paper.experiment_registry import find_experiment
 from archlearn_paper.results import Results, write_results
@@ -74,10 +74,8 @@ def test_a_comparison_of_fewer_methods_or_budgets_is_refused(
     methods: str, budgets: str, lost: str | None, tmp_path: Path
 ) -> None:
     write_earlier(tmp_path, COMPARISON)
-    contest = choose_contest(
-        model="lenet", data="digits:28", budgets=budgets, seeds="0,1", epochs=30
-    )
-    request = request_comparison(contest, find_contenders(methods), tmp_path, "")
+    contest = choose_setup(model="lenet", data="digits:28", budgets=budgets, seeds="0,1", epochs=30)
+    request = request_comparison(contest, find_methods(methods), tmp_path, "")
     if lost is None:
         check_earlier(request)
         return

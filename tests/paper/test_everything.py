@@ -10,9 +10,11 @@ from archlearn_paper.experiment import QUICK
 from archlearn_paper.experiment_registry import find_experiment
 from archlearn_paper.plots.paper_figures import DRAWINGS, write_figure
 from archlearn_paper.results import Results, read_results, write_results
-from archlearn_paper.runner import RunRequest, conduct
+from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results, write_page
 from tests.paper.making import Counter
+
+pytestmark = pytest.mark.slow
 
 TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)
 MADE = {
@@ -43,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def carry_out(name: str, folder: Path) -> tuple[Results, int]:
     counter = Counter()
     order = RunRequest(experiment=find_experiment(name), scale=TINY, folder=folder, command="tiny")
-    return conduct(order, counter), counter.n
+    return run_stages(order, counter), counter.n
 
 
 def test_every_experiment_is_drawn() -> None:

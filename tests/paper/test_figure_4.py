@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.experiment import FULL, Done, Row
+from archlearn_paper.experiment import FULL, FinishedRun, Row
 from archlearn_paper.experiments.figure_4 import (
     BATCH_SIZE,
     EPOCHS,
@@ -87,7 +87,7 @@ def test_the_figure_goes_as_far_as_the_shortest_search() -> None:
 
 
 def test_both_ways_have_the_same_epochs_and_batches() -> None:
-    done = [Done(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
+    done = [FinishedRun(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
     works = [*learn_rows(FULL, []), *propose(FULL, done, number=1)]
     assert len(works) == 4 * 3
     for work in works:

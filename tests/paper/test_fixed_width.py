@@ -8,7 +8,7 @@ import archlearn as al
 from archlearn.training.config import override
 from archlearn.training.settings import GateSettings, RunSettings
 from archlearn_paper.fixed_width import Given, Holder, count_kept, fix_width, project
-from archlearn_paper.parallel_runs import Run, train_team
+from archlearn_paper.parallel_runs import Run, train_side_by_side
 
 
 def test_the_largest_gates_stay_and_move_no_further_than_they_must() -> None:
@@ -62,12 +62,12 @@ def test_a_run_ends_with_the_given_widths() -> None:
         },
     )
     given = Given(widths=dict(zip(_layers(settings), (7, 4), strict=True)))
-    (outcome,) = train_team(
+    (outcome,) = train_side_by_side(
         [Run(row="a", settings=settings, after_epoch=fix_width(given, settings))]
     )
     assert outcome.architecture == "7-4-10"
 
 
 def _layers(settings: RunSettings) -> list[str]:
-    (plain,) = train_team([Run(row="a", settings=override(settings, {"epochs": 1}))])
+    (plain,) = train_side_by_side([Run(row="a", settings=override(settings, {"epochs": 1}))])
     return list(plain.widths)[:-1]

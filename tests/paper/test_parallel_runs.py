@@ -20,7 +20,7 @@ from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
 from archlearn_paper import outcomes
 from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import Run, train_team
+from archlearn_paper.parallel_runs import Run, train_side_by_side
 
 GIVEN = {"data": "digits", "model": "mlp:20-10", "epochs": 2, "limit": 400, "accelerator": "cpu"}
 
@@ -31,8 +31,8 @@ def settings(**given: object) -> RunSettings:
 
 def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
     runs = [Run(row="a", settings=settings(seed=seed)) for seed in (3, 4)]
-    together = train_team(runs)
-    alone = train_team(runs[1:])
+    together = train_side_by_side(runs)
+    alone = train_side_by_side(runs[1:])
     assert [outcome.seed for outcome in together] == [3, 4]
     assert together[1].test_loss == alone[0].test_loss
     assert together[0].test_loss != together[1].test_loss
@@ -43,7 +43,7 @@ def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
 
 
 def test_history_has_the_widths_of_every_epoch_from_the_beginning_on() -> None:
-    (outcome,) = train_team([Run(row="a", settings=settings(epochs=3))])
+    (outcome,) = train_side_by_side([Run(row="a", settings=settings(epochs=3))])
     assert [entry["epoch"] for entry in outcome.history] == [0, 1, 2, 3]
     assert [entry["step"] for entry in outcome.history] == [0, 10, 20, 30]
     assert sum(outcome.history[0]["widths"].values()) == 30
@@ -57,7 +57,7 @@ def test_a_run_can_start_from_a_network_and_leaves_it_alone() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 10))
     before = network[1].weight.clone()
     run = Run(row="a", settings=settings(learn="nothing", epochs=1), network=network)
-    (outcome,) = train_team([run])
+    (outcome,) = train_side_by_side([run])
     assert torch.equal(network[1].weight, before)
     assert outcome.architecture == "7-10"
     assert outcome.parameters == 64 * 7 + 7 + 7 * 10 + 10
@@ -73,12 +73,12 @@ def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
         settings=settings(epochs=1, start_after=1.0, gate_optimiser="penalty"),
         after_epoch=close_one,
     )
-    (outcome,) = train_team([run])
+    (outcome,) = train_side_by_side([run])
     assert [sum(entry["widths"].values()) for entry in outcome.history] == [30, 29]
 
 
 def test_without_a_validation_part_all_train_examples_are_learnt_from() -> None:
-    (outcome,) = train_team([Run(row="a", settings=settings(validation=0.0, limit=None))])
+    (outcome,) = train_side_by_side([Run(row="a", settings=settings(validation=0.0, limit=None))])
     assert outcome.validation_accuracy is None
     assert outcome.validation_loss is None
     assert math.isfinite(outcome.train_loss)
@@ -88,9 +88,9 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(row="a", settings=settings(learn="nothing", epochs=1))
-    (whole,) = train_team([run])
+    (whole,) = train_side_by_side([run])
     monkeypatch.setattr(outcomes, "_MOST_NUMBERS", 400 * 64 - 1)
-    (some,) = train_team([run])
+    (some,) = train_side_by_side([run])
     dataset = load_dataset(run.settings, no_progress)
     half = evaluate(some.model, dataset.train.every(2, 0), objective_of(dataset))
     assert some.train_loss == pytest.approx(half.loss)
@@ -100,7 +100,7 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
 
 def test_team_normalises_as_asked() -> None:
     with pytest.raises(SettingsError, match="images of three colours"):
-        train_team([Run(row="a", settings=settings(normalise="imagenet"))])
+        train_side_by_side([Run(row="a", settings=settings(normalise="imagenet"))])
 
 
 def test_only_the_first_classes_are_kept() -> None:
@@ -108,7 +108,7 @@ def test_only_the_first_classes_are_kept() -> None:
     assert dataset.n_outputs == 3
     for split in (dataset.train, dataset.validation, dataset.test):
         assert sorted(split.targets.unique().tolist()) == [0, 1, 2]
-    (outcome,) = train_team([Run(row="a", settings=settings(classes=3))])
+    (outcome,) = train_side_by_side([Run(row="a", settings=settings(classes=3))])
     assert list(outcome.widths.values())[-1] == 3
 
 
@@ -122,8 +122,8 @@ def test_a_run_that_ends_compact_comes_to_what_it_would_have_come_to() -> None:
     given = {"learn": "width", "momentum": 0.0, "precision": "64-true", "epochs": 6}
     given |= {"start_after": 0.0, "width_cost": 0.02, "freeze_for": 0.5, "gate_rate": 0.1}
     run = Run(row="a", settings=settings(**given))
-    (whole,) = train_team([run])
-    (small,) = train_team([dataclasses.replace(run, finish_compact=True)])
+    (whole,) = train_side_by_side([run])
+    (small,) = train_side_by_side([dataclasses.replace(run, finish_compact=True)])
     assert small.architecture == whole.architecture != "20-10-10"
     assert small.history == whole.history
     assert min(small.widths.values()) > 2
@@ -146,6 +146,6 @@ class Heard:
 def test_an_observer_hears_of_every_epoch_and_every_end() -> None:
     heard = Heard()
     runs = [Run(row=row, settings=settings(limit=200)) for row in "ab"]
-    train_team(runs, observer=heard)
+    train_side_by_side(runs, observer=heard)
     assert heard.places == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert heard.rows == ["a", "b"]

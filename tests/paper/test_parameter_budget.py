@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import archlearn as al
-from archlearn.models.caffenet import CaffeNet, Sizes
-from archlearn_paper.parameter_budget import Window, bring_within_
+from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
+from archlearn_paper.parameter_budget import Window, fit_to_window_
 
-SIZES = Sizes(side=67, n_outputs=5, factor=1 / 16)
+SIZES = CaffeNetSizes(side=67, n_outputs=5, factor=1 / 16)
 
 
 def gated(seed: int, low: float = 0.3, high: float = 0.8) -> nn.Module:
@@ -37,14 +37,14 @@ def test_the_compact_network_lies_in_the_window(seed: int, share: float, offset:
     model = gated(seed, 0.3 + offset, 0.8 + offset)
     whole = sum(p.numel() for p in CaffeNet(SIZES).parameters())
     least, most = round((share - 0.05) * whole), round(share * whole)
-    bring_within_(model, least, most)
+    fit_to_window_(model, least, most)
     assert least <= size(model) <= most
 
 
 def test_those_nearest_to_one_half_change_and_no_others() -> None:
     model = gated(0)
     before, found = values(model), size(model)
-    bring_within_(model, 0, round(0.8 * found))
+    fit_to_window_(model, 0, round(0.8 * found))
     after = values(model)
     changed = before != after
     assert size(model) <= 0.8 * found
@@ -57,7 +57,7 @@ def test_those_nearest_to_one_half_change_and_no_others() -> None:
 def test_what_closed_last_opens_again_where_too_little_is_left() -> None:
     model = gated(0, 0.2, 0.55)
     before, found = values(model), size(model)
-    bring_within_(model, 2 * found, 3 * found)
+    fit_to_window_(model, 2 * found, 3 * found)
     after = values(model)
     opened = (before < 0.5) & (after >= 0.5)
     assert 2 * found <= size(model) <= 3 * found
@@ -67,7 +67,7 @@ def test_what_closed_last_opens_again_where_too_little_is_left() -> None:
 def test_a_network_in_the_window_stays_as_it_is() -> None:
     model = gated(0)
     before = values(model)
-    bring_within_(model, size(model), size(model))
+    fit_to_window_(model, size(model), size(model))
     assert torch.equal(values(model), before)
 
 
@@ -76,7 +76,7 @@ def test_a_window_out_of_reach_changes_nothing_and_is_named(
 ) -> None:
     model = gated(0)
     before = values(model)
-    bring_within_(model, 1, 10)
+    fit_to_window_(model, 1, 10)
     assert torch.equal(values(model), before)
     assert "1 to 10 parameters cannot be reached" in caplog.text
 

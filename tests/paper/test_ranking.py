@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from archlearn.errors import InputError
-from archlearn_paper.comparison.methods import CONTENDERS, OURS, SCRATCH, Learnt, Strength
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
-from archlearn_paper.comparison.ranking import LARGE, Verdict, name_result
-from archlearn_paper.comparison.stages import choose_contest, find_contenders
+from archlearn_paper.comparison.methods import METHODS, OURS, SCRATCH, LearningMethod, Strength
+from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
+from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
+from archlearn_paper.comparison.stages import choose_setup, find_methods
 from archlearn_paper.comparison.strength_search import (
     WEAKER,
     choose_strength,
@@ -17,12 +17,12 @@ from archlearn_paper.comparison.strength_search import (
     name_first,
     name_trial,
 )
-from archlearn_paper.experiment import Done, Row, Scale
+from archlearn_paper.experiment import FinishedRun, Row, Scale
 from tests.paper.making import make_row
 
 BUDGET = 1000
-OURS_METHOD = next(e for e in CONTENDERS if isinstance(e, Learnt) and e.name == OURS)
-VERDICT = Verdict((BUDGET, 2000), CONTENDERS)
+OURS_METHOD = next(e for e in METHODS if isinstance(e, LearningMethod) and e.name == OURS)
+VERDICT = MethodRanking((BUDGET, 2000), METHODS)
 
 
 def results(method: str, accuracies: list[float], budget: int = BUDGET) -> list[Row]:
@@ -135,12 +135,16 @@ def test_a_comparison_in_which_nothing_reached_a_budget_is_none() -> None:
 
 
 SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
-CONTEST = Contest(model="lenet", budgets=(BUDGET,), scale=SCALE)
+CONTEST = ComparisonSetup(model="lenet", budgets=(BUDGET,), scale=SCALE)
 
 
-def first_part(strength: Strength, parameters: int, method: Learnt = OURS_METHOD) -> Done:
+def first_part(
+    strength: Strength, parameters: int, method: LearningMethod = OURS_METHOD
+) -> FinishedRun:
     row = name_first(method, strength)
-    return Done(row=make_row(row, CALIBRATION_SEED, parameters=parameters), path=Path("none"))
+    return FinishedRun(
+        row=make_row(row, CALIBRATION_SEED, parameters=parameters), path=Path("none")
+    )
 
 
 def test_the_candidate_is_the_nearest_above_the_budget() -> None:
@@ -161,7 +165,7 @@ def test_without_a_margin_is_better_than_nothing() -> None:
 
 
 def test_where_strength_leaves_the_size_alone_all_strengths_are_tried() -> None:
-    lasso = next(e for e in CONTENDERS if isinstance(e, Learnt) and e.name == "l1 diagonal")
+    lasso = next(e for e in METHODS if isinstance(e, LearningMethod) and e.name == "l1 diagonal")
     done = [first_part(strength, 431_080, lasso) for strength in lasso.strengths]
     found = find_candidates(CONTEST.calibration(), lasso, BUDGET, done)
     assert [strength for strength, _ in found] == list(lasso.strengths)
@@ -208,16 +212,16 @@ def test_epochs_are_the_same_in_total() -> None:
 
 
 def test_what_was_typed_is_read() -> None:
-    contest = choose_contest(
+    contest = choose_setup(
         model="lenet", budgets="5000, 300", seeds="3,4", data="fashion-mnist", epochs=9
     )
     scale = contest.scale
     assert contest.budgets == (5000, 300)
     assert (scale.seeds, scale.data, scale.epochs) == ((3, 4), "fashion-mnist", 9)
     with pytest.raises(InputError, match="write different numbers of parameters"):
-        choose_contest(model="lenet", data="mnist", budgets="5k")
+        choose_setup(model="lenet", data="mnist", budgets="5k")
     with pytest.raises(InputError, match="give 2 at least"):
-        choose_contest(model="lenet", data="mnist", epochs=1)
-    assert [each.name for each in find_contenders("svd; fastfood")] == ["svd", "fastfood"]
+        choose_setup(model="lenet", data="mnist", epochs=1)
+    assert [each.name for each in find_methods("svd; fastfood")] == ["svd", "fastfood"]
     with pytest.raises(InputError, match="there is no method 'svg'"):
-        find_contenders("svg")
+        find_methods("svg")

@@ -12,11 +12,19 @@ from torch import nn
 from archlearn.data.standard import load_digits
 from archlearn.errors import DataError, RunInterruptedError
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
-from archlearn_paper.experiment import FULL, Done, Evaluation, Experiment, Row, Scale, Work
+from archlearn_paper.experiment import (
+    FULL,
+    Evaluation,
+    Experiment,
+    FinishedRun,
+    Row,
+    RunTask,
+    Scale,
+)
 from archlearn_paper.fixed_width import Given, Holder
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.results import read_results, results_path
-from archlearn_paper.runner import RunRequest, conduct, describe_work
+from archlearn_paper.runner import RunRequest, run_key, run_stages
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
 
@@ -49,13 +57,13 @@ def settings(scale: Scale, seed: int) -> RunSettings:
     )
 
 
-def train_plainly(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def train_plainly(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     assert not done
     return [Run(row="plain", settings=settings(scale, seed)) for seed in scale.seeds]
 
 
-def go_on(scale: Scale, done: Sequence[Done]) -> list[Work]:
-    works: list[Work] = []
+def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+    works: list[RunTask] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
         works.append(Evaluation(row="again", settings=settings(scale, seed), network=network))
@@ -63,7 +71,7 @@ def go_on(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return works
 
 
-def train_no_more(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def train_no_more(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     for finished in done:
         finished.load_model()
     return []
@@ -85,7 +93,7 @@ EXPERIMENT = Experiment(
 
 def carry_out(folder: Path, experiment: Experiment = EXPERIMENT, scale: Scale = SCALE) -> list[str]:
     notebook = Notebook()
-    conduct(
+    run_stages(
         RunRequest(experiment=experiment, scale=scale, folder=folder, command="trial"), notebook
     )
     return notebook.made
@@ -146,7 +154,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
 
     order = RunRequest(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
     with pytest.raises(RunInterruptedError, match="the same command goes on"):
-        conduct(order, Tired())
+        run_stages(order, Tired())
     results = read_results(tmp_path, "trial")
     assert results is not None
     assert not results.complete
@@ -166,19 +174,19 @@ def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) 
 def test_what_is_done_after_an_epoch_counts_as_asked_for() -> None:
     run = Run(row="a", settings=settings(SCALE, 0))
     held = [Holder(given=Given(widths={"1": n}), first=0, last=1) for n in (3, 3, 4)]
-    keys = [describe_work(replace(run, after_epoch=holder)) for holder in held]
+    keys = [run_key(replace(run, after_epoch=holder)) for holder in held]
     assert keys[0] == keys[1] != keys[2]
-    assert describe_work(run) not in keys
-    assert describe_work(run) != describe_work(replace(run, finish_compact=True))
+    assert run_key(run) not in keys
+    assert run_key(run) != run_key(replace(run, finish_compact=True))
     network = nn.Linear(2, 2)
-    assert describe_work(replace(run, network=network)) != describe_work(run)
+    assert run_key(replace(run, network=network)) != run_key(run)
 
 
 def test_where_a_run_is_computed_does_not_count_as_asked_for() -> None:
     run = Run(row="a", settings=settings(SCALE, 0))
     elsewhere = replace(run.settings, hardware=HardwareSettings(threads=3))
-    assert describe_work(run) == describe_work(replace(run, settings=elsewhere))
-    assert describe_work(run) != describe_work(replace(run, settings=settings(SCALE, 1)))
+    assert run_key(run) == run_key(replace(run, settings=elsewhere))
+    assert run_key(run) != run_key(replace(run, settings=settings(SCALE, 1)))
 
 
 def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
@@ -201,7 +209,7 @@ def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:
 def test_what_is_measured_of_a_model_is_measured_once(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    def measure(scale: Scale, done: Done) -> dict[str, Any]:
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
         seen.append(done.row.row)
         return {"n": sum(p.numel() for p in done.load_model().parameters())}
 

@@ -11,18 +11,18 @@ from PIL import Image
 
 import archlearn as al
 from archlearn.errors import SettingsError
-from archlearn_paper.commands import LineWatcher
+from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import QUICK, Check, Row
 from archlearn_paper.experiments import caffenet_recipes, table_4
-from archlearn_paper.experiments.caffenet_recipes import LEARNT, Plan
+from archlearn_paper.experiments.caffenet_recipes import LEARNT_ROWS, CaseStudy
 from archlearn_paper.results import Results, model_path
-from archlearn_paper.runner import RunRequest, conduct
+from archlearn_paper.runner import RunRequest, run_stages
 from tests.paper.making import make_row
 
 ROWS = [
     "reference",
     "reference, trained further",
-    *LEARNT,
+    *LEARNT_ROWS,
     "neuron pruning",
     "SVD-quarter-F",
     "Adaptive Fastfood 16",
@@ -74,7 +74,7 @@ def tries(fc: float, conv: float, both: float, everything: float) -> list[Row]:
 
 
 def next_of(*names: str, place: int = 0) -> dict[str, float]:
-    return {name: LEARNT[name].others[place] for name in names}
+    return {name: LEARNT_ROWS[name].others[place] for name in names}
 
 
 def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
@@ -87,7 +87,7 @@ def test_rows_that_miss_their_size_or_lose_too_much_have_another_try() -> None:
 
 def test_learning_all_layers_is_tried_again_until_it_is_above_the_others() -> None:
     rows = tries(0.5, 0.5, 0.5, 0.5)
-    for place, cost in enumerate(LEARNT["AL-all"].others):
+    for place, cost in enumerate(LEARNT_ROWS["AL-all"].others):
         assert table_4.choose_next(rows) == next_of("AL-all", place=place)
         rows.append(candidate(table_4.name_of("AL-all", cost), 319, 0.499))
     assert table_4.choose_next(rows) == {}, "no price is left"
@@ -99,11 +99,11 @@ def test_what_the_time_did_not_suffice_for_is_not_tried_again() -> None:
 
 
 def test_windows_of_sizes_are_what_must_be_shown() -> None:
-    for name, terms in LEARNT.items():
+    for name, terms in LEARNT_ROWS.items():
         assert terms.least < terms.most
         if name != "AL-all":
             assert 100 * (1 - terms.most) >= (table_4.PAPER[name].least or 0)
-            assert LEARNT["AL-all"].most < terms.least
+            assert LEARNT_ROWS["AL-all"].most < terms.least
 
 
 def find(checks: list[Check], words: str) -> Check:
@@ -171,7 +171,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     order = RunRequest(
         experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
     )
-    tiny = Plan(
+    tiny = CaseStudy(
         model="caffenet:0.04",
         side=67,
         epochs=2,
@@ -182,9 +182,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     )
     log = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caffenet_recipes, "QUICK", tiny)
-        conduct(order, LineWatcher(io.StringIO()))
-        again = conduct(order, LineWatcher(log))
+        patch.setattr(caffenet_recipes, "QUICK_STUDY", tiny)
+        run_stages(order, ProgressLines(io.StringIO()))
+        again = run_stages(order, ProgressLines(log))
     lines = log.getvalue().splitlines()
     assert lines[1] == "0 runs to make, 8 are there already"
     assert all(line.startswith("0 runs to make") for line in lines)

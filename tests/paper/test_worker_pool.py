@@ -14,15 +14,17 @@ from torch import nn
 
 from archlearn.serialization import save
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.comparison.methods import CONTENDERS, Learnt, Pruned
-from archlearn_paper.comparison.protocol import Contest
+from archlearn_paper.comparison.methods import METHODS, LearningMethod, PruningMethod
+from archlearn_paper.comparison.protocol import ComparisonSetup
 from archlearn_paper.comparison.strength_search import reduce_in_round, reduce_learnt
-from archlearn_paper.experiment import Done, Scale
+from archlearn_paper.experiment import FinishedRun, Scale
 from archlearn_paper.worker_pool import make_networks, map_in_processes
 from tests.paper.making import make_row
 
+pytestmark = pytest.mark.slow
+
 SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
-CONTEST = Contest(model="lenet", budgets=(10_000,), scale=SCALE)
+CONTEST = ComparisonSetup(model="lenet", budgets=(10_000,), scale=SCALE)
 
 
 def refuse(budget: int) -> nn.Module:
@@ -48,9 +50,9 @@ def test_workers_are_other_processes_without_a_gpu() -> None:
 def test_workers_make_the_same_networks(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     save(CONTEST.fresh_network(0), path)
-    large = Done(row=make_row("large network", parameters=431_080), path=path)
-    ours = next(each for each in CONTENDERS if isinstance(each, Learnt))
-    svd = next(each for each in CONTENDERS if isinstance(each, Pruned) and each.name == "svd")
+    large = FinishedRun(row=make_row("large network", parameters=431_080), path=path)
+    ours = next(each for each in METHODS if isinstance(each, LearningMethod))
+    svd = next(each for each in METHODS if isinstance(each, PruningMethod) and each.name == "svd")
     makes = [
         reduce_learnt(ours, CONTEST, large, 10_000),
         partial(refuse, 10),

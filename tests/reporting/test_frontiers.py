@@ -3,14 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-from archlearn.reporting.comparison import Point, find_best, find_differences, read_frontiers
+from archlearn.reporting.comparison import RunPoint, find_best, find_differences, read_frontiers
 from archlearn.reporting.run_reader import read_run
 from tests.reporting.run_folders import LENET, write_run
 
 
-def points(*pairs: tuple[int, float]) -> list[Point]:
+def points(*pairs: tuple[int, float]) -> list[RunPoint]:
     return [
-        Point(number=number, parameters=parameters, score=score)
+        RunPoint(number=number, parameters=parameters, score=score)
         for number, (parameters, score) in enumerate(pairs, start=1)
     ]
 

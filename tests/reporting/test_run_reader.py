@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.errors import InputError
-from archlearn.reporting.run_reader import read_lines, read_run
+from archlearn.reporting.run_reader import read_json_lines, read_run, read_speed
 from tests.reporting.run_folders import LENET, write_lines, write_run
 
 
@@ -44,7 +44,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_a_line_torn_inside_a_character_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes('{"epoch": 1}\n{"name": "é'.encode()[:-1])
-    assert list(read_lines(path)) == [{"epoch": 1}]
+    assert list(read_json_lines(path)) == [{"epoch": 1}]
 
 
 def test_an_epoch_written_again_after_resuming_replaces_the_first(tmp_path: Path) -> None:
@@ -140,3 +140,12 @@ def test_writing_a_report_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_speeds_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    good = '{"device": "cpu", "batch_size": 1, "seconds": [0.002, 0.001], "bytes": [80, 40]}'
+    bad = '{"device": 3, "batch_size": 1, "seconds": [0.002], "bytes": ["a", 40]}'
+    assert read_speed(tmp_path) == []
+    for text, n_rows in ((f'{{"rows": [{good}, {bad}, 7]}}', 1), ("[]", 0), ("{", 0)):
+        (tmp_path / "speed.json").write_text(text)
+        assert len(read_speed(tmp_path)) == n_rows

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.reporting.figures import width_map
-from archlearn.reporting.run_reader import Run, read_run
+from archlearn.reporting.run_reader import RunRecord, read_run
 from archlearn.reporting.series import (
     depth_lines,
     gap_lines,
@@ -54,26 +54,26 @@ ROWS = [
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunRecord:
     (tmp_path / "config.toml").write_text('model = "mlp"\ntask = "classification"\n')
     write_lines(tmp_path / "metrics.jsonl", ROWS)
     return read_run(tmp_path)
 
 
-def test_loss_leaves_out_what_was_not_measured(run: Run) -> None:
+def test_loss_leaves_out_what_was_not_measured(run: RunRecord) -> None:
     training, validation, penalty = loss_lines(run).lines
     assert (training.epochs, training.values) == ((1, 2), (1.5, 0.75))
     assert (validation.epochs, validation.values) == ((0, 1), (2.5, 1.25))
     assert penalty.values == (0.5, 0.25, 0.125)
 
 
-def test_accuracy_gap_and_parameters_are_as_written(run: Run) -> None:
+def test_accuracy_gap_and_parameters_are_as_written(run: RunRecord) -> None:
     assert score_lines(run).lines[0].values == (0.125, 0.5, 0.875)
     assert gap_lines(run).lines[0].values == (0.45, 0.2, 0.0)
     assert parameter_lines(run).lines[0].values == (100, 80, 40)
 
 
-def test_widths_are_shares_of_the_start_and_constant_layers_are_left_out(run: Run) -> None:
+def test_widths_are_shares_of_the_start_and_constant_layers_are_left_out(run: RunRecord) -> None:
     numbers = width_lines(run)
     (line,) = numbers.lines
     assert numbers.measure == "channels of a kept, of those at the start"
@@ -93,7 +93,7 @@ def test_the_line_of_a_layer_that_merges_ends_there(tmp_path: Path) -> None:
     assert width_lines(run).span == (0, 2)
 
 
-def test_depth_counts_the_layers_that_are_not_linear(run: Run) -> None:
+def test_depth_counts_the_layers_that_are_not_linear(run: RunRecord) -> None:
     assert depth_lines(run).lines[0].values == (3, 2, 1)
 
 
@@ -103,7 +103,7 @@ def test_depth_is_empty_where_it_is_not_learnt(tmp_path: Path) -> None:
     assert depth_lines(read_run(tmp_path)).empty
 
 
-def test_axis_is_stretched_only_for_high_accuracies(tmp_path: Path, run: Run) -> None:
+def test_axis_is_stretched_only_for_high_accuracies(tmp_path: Path, run: RunRecord) -> None:
     assert score_lines(run).scale == "share"
     write_lines(tmp_path / "metrics.jsonl", [{**ROWS[1], "validation_accuracy": 0.97}])
     assert score_lines(read_run(tmp_path)).scale == "accuracy"
@@ -117,7 +117,7 @@ def test_regression_shows_the_error(tmp_path: Path) -> None:
     assert numbers.scale == "log"
 
 
-def test_map_has_a_row_for_each_line_and_a_column_for_each_epoch(run: Run) -> None:
+def test_map_has_a_row_for_each_line_and_a_column_for_each_epoch(run: RunRecord) -> None:
     numbers = width_map(width_lines(run))
     assert (numbers.layers, numbers.epochs) == (("a",), (0, 1, 2))
     assert numbers.shares == ((1.0, 0.75, 0.25),)

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 from matplotlib.figure import Figure
 
 from archlearn.reporting.colours import ALL, SERIES, write_variables
-from archlearn.reporting.figures import label_axes, new_figure, write_svg, write_text
+from archlearn.reporting.figures import draw_text, label_axes, new_figure, write_svg
 
 
 def draw() -> Figure:
     figure, axes = new_figure()
     axes.plot([0, 1], [1, 2], color=SERIES[1].light)
     label_axes(axes, "epoch", "loss")
-    write_text(axes, 0.5, 1.5, "cost $a_1$ & <b>")
+    draw_text(axes, 0.5, 1.5, "cost $a_1$ & <b>")
     return figure
 
 

@@ -10,7 +10,7 @@ from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import run, start_command
 from tests.cli.test_processes import torchrun
 
-pytestmark = pytest.mark.usefixtures("one_group_of_processes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
 
 LEARN = [
     "learn", "--data", "folder:photos:24", "--resize", "67",
@@ -36,9 +36,9 @@ def test_two_processes_learn_what_one_learns(photos: Path) -> None:
     # Dropout draws differ from process to process, so it is switched off for the comparison.
     (photos / "still.py").write_text(
         "from torch import nn\n"
-        "from archlearn.models.caffenet import CaffeNet, Sizes\n"
+        "from archlearn.models.caffenet import CaffeNet, CaffeNetSizes\n"
         "def build(input_shape, n_outputs):\n"
-        "    net = CaffeNet(Sizes(side=input_shape[1], n_outputs=n_outputs, factor=0.04))\n"
+        "    net = CaffeNet(CaffeNetSizes(side=input_shape[1], n_outputs=n_outputs, factor=0.04))\n"
         "    net.drop6, net.drop7 = nn.Identity(), nn.Identity()\n"
         "    return net\n"
     )

@@ -67,3 +67,15 @@ def test_a_whole_run_writes_every_epoch(tmp_path: Path, compiled: bool) -> None:
     for name in (METRICS, GATES):
         assert [line["epoch"] for line in read_lines(tmp_path / "run" / name)] == [0, 1, 2, 3]
     assert summary["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_run_shrinks_as_an_ordinary_one(tmp_path: Path, compiled: bool) -> None:
+    asked = ASKED | {"epochs": 10, "gate_rate": None, "budget": ("parameters=10%",),
+                     "gate_schedule": ("patience=3",), "report": False}  # fmt: skip
+    learn(override(RunSettings(), asked | {"compile": compiled}), tmp_path / "captured")
+    rows = read_lines(tmp_path / "captured" / METRICS)
+    trained = [row["trained"]["parameters"] for row in rows]
+    assert trained[-1] < 0.2 * trained[0]
+    assert len(set(trained)) > 2
+    assert rows[-1]["train_loss"] < 1.0

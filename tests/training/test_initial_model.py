@@ -16,7 +16,7 @@ import archlearn as al
 from archlearn.cli.display import describe_start
 from archlearn.data.downloads import no_progress
 from archlearn.errors import RunInterruptedError
-from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn.training.callbacks import RunStart, SilentCallback
 from archlearn.training.checkpoint import LATEST
 from archlearn.training.run import Audience, learn, resume
@@ -25,7 +25,7 @@ from archlearn.training.run_setup import Session, load_gated_model, prepare
 from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 from tests.models.caffe_files import as_caffe_has_them, network
 
-SIZES = Sizes(side=67, n_outputs=3, factor=1 / 48)
+SIZES = CaffeNetSizes(side=67, n_outputs=3, factor=1 / 48)
 MODEL = f"caffenet:{1 / 48}"
 
 

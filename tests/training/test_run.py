@@ -14,7 +14,7 @@ from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import COMPACT, GATES, METRICS, read_lines
 from archlearn.training.settings import RunSettings
-from archlearn.training.trainer import Loop
+from archlearn.training.trainer import TrainingLoop
 
 ASKED = {
     "model": "mlp:20-10",
@@ -76,7 +76,7 @@ def test_interrupted_at_a_step_and_resumed_ends_the_same(
 @pytest.fixture
 def host_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop do as on a GPU: lines are written while the next epoch is under way."""
-    monkeypatch.setattr(Loop, "_is_ahead_of_device", lambda _: True)
+    monkeypatch.setattr(TrainingLoop, "_is_ahead_of_device", lambda _: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 

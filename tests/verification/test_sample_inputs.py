@@ -10,74 +10,41 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import archlearn as al
-from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.tracing.traces import ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
-from archlearn.verification.sample_inputs import SampleInput, plain_samples, quick_samples
+from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
 
 
 def shapes(trials: list[SampleInput]) -> list[tuple[int, ...]]:
     return [tuple(trial.inputs.args[0].shape) for trial in trials]
 
 
-def watch(layer: nn.Module, *shape: int) -> float:
-    with KernelCoverage() as seen:
-        layer(torch.randn(shape))
-    return seen.shrink
+def joined(inputs: ExampleInputs, most_rows: int | None = None) -> SampleInput:
+    sample = joined_sample(inputs, most_rows)
+    assert sample is not None
+    return sample
 
 
-@pytest.mark.parametrize(
-    ("layer", "least"),
-    [
-        (nn.Conv2d(2, 3, 3, padding=1), 2),
-        (nn.Conv2d(2, 3, 3), 3),
-        (nn.Conv2d(2, 3, 1), 1),
-        (nn.Conv2d(2, 3, 3, padding=1, stride=2), 3),
-        (nn.Conv2d(2, 3, 3, padding=2, dilation=2), 3),
-        (nn.Conv2d(2, 3, 5, padding="same"), 3),
-        (nn.AdaptiveAvgPool2d(7), 7),
-        (nn.AdaptiveMaxPool2d((2, 6)), 6),
-        (nn.AdaptiveAvgPool2d((None, 4)), 12),
-    ],
-)
-def test_a_map_may_be_as_small_as_lets_every_weight_meet_an_element(
-    layer: nn.Module, least: int
-) -> None:
-    assert watch(layer, 1, 2, 12, 12) == 12 / least
-
-
-def test_without_an_image_nothing_is_seen() -> None:
-    assert watch(nn.Linear(4, 3), 2, 4) == float("inf")
-
-
-def test_random_images_are_small_and_in_one_batch() -> None:
-    inputs = ExampleInputs.of(torch.randn(2, 3, 224, 224))
-    trials = quick_samples(inputs, 3.5)
-    assert shapes(trials) == [(2, 3, 224, 224), (3, 3, 64, 64)]
-    assert [trial.n_inputs for trial in trials] == [1, 3]
-
-
-def test_images_that_cannot_be_smaller_go_with_the_example() -> None:
+def test_random_images_go_into_a_batch_with_the_example() -> None:
     inputs = ExampleInputs.of(torch.randn(2, 3, 32, 32))
-    (trial,) = quick_samples(inputs, 1.0)
+    trial = joined(inputs)
     assert trial.inputs.args[0].shape == (5, 3, 32, 32)
     assert torch.equal(trial.inputs.args[0][:2], inputs.args[0])
     assert trial.n_inputs == 4
 
 
-@pytest.mark.parametrize(("size", "expected"), [(224, [8, 3]), (32, [11])])
-def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(("size", "expected"), [(224, 9), (32, 11)])
+def test_of_a_large_batch_the_first_rows_are_enough(size: int, expected: int) -> None:
     inputs = ExampleInputs.of(torch.randn(64, 3, size, size))
-    trials = quick_samples(inputs, 3.5 if size == 224 else 1.0, most_rows=8)
-    assert [len(trial.inputs.args[0]) for trial in trials] == expected
-    assert trials[0].n_rows == expected[0]
-    assert torch.equal(trials[0].inputs.args[0][:8], inputs.args[0][:8])
+    trial = joined(inputs, most_rows=8)
+    assert len(trial.inputs.args[0]) == trial.n_rows == expected
+    assert torch.equal(trial.inputs.args[0][:8], inputs.args[0][:8])
 
 
 @pytest.mark.parametrize("n_rows", [1, 8])
 def test_a_small_batch_is_whole(n_rows: int) -> None:
     inputs = ExampleInputs.of(torch.randn(n_rows, 3, 32, 32))
-    (trial,) = quick_samples(inputs, 1.0, most_rows=8)
+    trial = joined(inputs, most_rows=8)
     assert trial.n_rows is None
     assert torch.equal(trial.inputs.args[0][:n_rows], inputs.args[0])
 
@@ -138,13 +105,13 @@ def test_whoever_asks_for_a_certificate_means_every_row() -> None:
 
 def test_inputs_without_a_common_batch_are_run_one_by_one() -> None:
     inputs = ExampleInputs.of((torch.randn(2, 3), torch.randn(5, 3)))
-    assert quick_samples(inputs, float("inf")) == []
+    assert joined_sample(inputs) is None
     assert shapes(plain_samples(inputs)) == [(2, 3)] * 4
 
 
 def test_whole_numbers_stay_in_the_range_of_the_example_and_booleans_as_they_are() -> None:
     tokens, mask = torch.tensor([[3, 9], [4, 4]]), torch.tensor([[True, False], [False, False]])
-    (trial,) = quick_samples(ExampleInputs.of((tokens, mask)), float("inf"))
+    trial = joined(ExampleInputs.of((tokens, mask)))
     drawn, masks = trial.inputs.args
     assert drawn.shape == (5, 2)
     assert drawn.min() >= 3
@@ -158,21 +125,18 @@ def test_random_inputs_differ_from_each_other() -> None:
 
 
 class Images(nn.Module):
-    """Halves an image five times, and takes no image but of one size if told so."""
+    """Reads an image with large strides, so that few places meet the last kernel."""
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.size = size
         self.first = nn.Conv2d(1, 4, 7, stride=8, padding=3)
         self.last = nn.Conv2d(4, 3, 3, stride=4, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.size and x.shape[-1] != self.size:
-            raise ValueError(f"the image has size {x.shape[-1]}")
         return self.last(torch.relu(self.first(x))).mean((2, 3))
 
 
-def test_a_corner_of_the_last_kernel_is_met_by_small_images() -> None:
+def test_a_corner_of_the_last_kernel_is_met_by_random_images() -> None:
     torch.manual_seed(0)
     first = Images().eval()
     second = copy.deepcopy(first)
@@ -180,35 +144,6 @@ def test_a_corner_of_the_last_kernel_is_met_by_small_images() -> None:
         second.last.weight[0, 0, 0, 0] += 1e-4
     with pytest.raises(al.CertificateError, match="differ by"):
         al.certify(first, second, torch.zeros(1, 1, 224, 224))
-
-
-class Cropping(nn.Module):
-    """Cuts the border off, so that a small image leaves less than its share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.crops = nn.Sequential(*[nn.Conv2d(1, 1, 3, bias=False) for _ in range(5)])
-        self.wide = nn.Conv2d(1, 2, 3, dilation=8, padding=8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wide(self.crops(x)).mean((2, 3))
-
-
-def test_images_that_become_too_small_for_a_kernel_do_not_count() -> None:
-    torch.manual_seed(0)
-    first = Cropping()
-    second = copy.deepcopy(first)
-    with torch.no_grad():
-        second.wide.weight[:, :, 0, 0] += 1.0
-    with pytest.raises(al.CertificateError):
-        al.certify(first, second, torch.zeros(1, 1, 200, 200))
-
-
-@pytest.mark.parametrize(("size", "n_inputs"), [(0, 4), (224, 2)])
-def test_models_that_take_one_size_are_compared_at_that(size: int, n_inputs: int) -> None:
-    model = Images(size).eval()
-    found = al.certify(model, copy.deepcopy(model), torch.randn(1, 1, 224, 224))
-    assert found.n_inputs == n_inputs
 
 
 def test_a_difference_at_other_sizes_only_does_not_count() -> None:

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED
+from archlearn.analysis.labels import FIXED, Labels, without_repeats
+from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
-from archlearn.analysis.sites import Site, find_sites, find_trained
+from archlearn.analysis.rules.normalization import local_response
+from archlearn.analysis.rules.registry import rule_for
+from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
 from archlearn.module_utils import evaluating
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
+from archlearn.tracing.source_location import source_of
 from archlearn.tracing.traces import ExampleInputs, Leaf, Traces, trace
 
 
@@ -137,7 +141,10 @@ class ChannelGraph:
         root: The channel of each atom.
         dims: The channel of each index of each parameter's dimension.
         elements: The channel of each element of parameters that are used as they are.
-        gated: The calls behind which gates stand, in each graph.
+        asked: The calls of activations whose channels are to be gated, in each graph.
+        gated: Those of them behind which gates stand; the channels of others are gated where they
+            are read.
+        streams: Channels that are gated where they are read.
         groups: Channels that can be learnt.
         group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
@@ -152,7 +159,9 @@ class ChannelGraph:
     root: Tensor
     dims: Dims
     elements: dict[str, Tensor]
+    asked: dict[int, frozenset[str]]
     gated: dict[int, frozenset[str]]
+    streams: tuple[Stream, ...]
     groups: tuple[Group, ...]
     group_of: Tensor
     reasons: dict[int, Reason]
@@ -183,8 +192,20 @@ class ChannelGraph:
         low, high = torch.aminmax(groups)
         return [int(low)] if torch.equal(low, high) else groups.unique().tolist()
 
+    @property
+    def bare_streams(self) -> tuple[Stream, ...]:
+        """Streams with channels that pass no activation."""
+        passed = torch.zeros(len(self.root), dtype=torch.bool)
+        for each in self.followed:
+            for site in each.sites.values():
+                passed[self.root[site.ids]] = True
+        return tuple(each for each in self.streams if not bool(passed[each.channels].all()))
+
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
         """Return the channels of a site, or None if none of ours reach it."""
+        for stream in self.streams:
+            if stream.site is site:
+                return stream.channels
         found = self.followed[graph].sites.get(site.node)
         return None if found is None else self.root[found.ids]
 
@@ -196,6 +217,7 @@ def build_channel_graph(
     leaves: Iterable[Leaf] = (),
     *,
     trained_only: bool = True,
+    with_streams: bool = True,
     traces: Traces | None = None,
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
@@ -206,11 +228,14 @@ def build_channel_graph(
         may_gate: Whether a site may be gated.
         leaves: Submodules that are not to be looked into.
         trained_only: Whether channels stay whose gates no gradient would reach in training mode.
+        with_streams: Whether channels may be gated where they are read.
         traces: The network's calls, where they are known already.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
-        return _draw(net, inputs, traces, may_gate, trained_only=trained_only)
+        return _draw(
+            net, inputs, traces, may_gate, trained_only=trained_only, with_streams=with_streams
+        )
 
 
 def _draw(
@@ -220,10 +245,11 @@ def _draw(
     may_gate: Callable[[Site], bool],
     *,
     trained_only: bool,
+    with_streams: bool,
 ) -> ChannelGraph:
     sites = tuple(find_sites(graph, net) for graph in traces.graphs)
 
-    def gated(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
+    def wanted(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
         return {
             place: frozenset(
                 site.node
@@ -233,29 +259,50 @@ def _draw(
             for place, found in enumerate(sites)
         }
 
-    chosen = gated(frozenset())
-    ledger, followed = follow(net, traces.graphs, inputs, chosen)
-    root = ledger.roots()
-    lonely = _lonely_squashing(root, followed, sites, chosen)
-    if lonely:
-        chosen = gated(lonely)
-        ledger, followed = follow(net, traces.graphs, inputs, chosen)
+    def run(gated: dict[int, frozenset[str]]) -> _Findings:
+        ledger, followed = follow(net, traces.graphs, inputs, gated, gate_reads=with_streams)
         root = ledger.roots()
-    reasons = _find_reasons(ledger, root, followed)
+        reasons = _find_reasons(ledger, root, followed)
+        streams = _find_streams(net, traces, followed, root)
+        for stream in streams:
+            if not may_gate(stream.site):
+                for channel in stream.channels.tolist():
+                    reasons.setdefault(channel, _not_asked_for(stream))
+        return _Findings(ledger, followed, root, reasons, streams)
+
+    asked = wanted(frozenset())
+    found = run(asked)
+    lonely = _lonely_squashing(found.root, found.followed, sites, asked)
+    if lonely:
+        asked = wanted(lonely)
+        found = run(asked)
+    gated = asked
+    while superseded := _find_superseded(net, traces, found, gated):
+        gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
+        found = run(gated)
+    ledger, followed, root, reasons = found.ledger, found.followed, found.root, found.reasons
     dims = _find_roots(root, ledger.dims)
     elements = {name: root[ids] for name, ids in ledger.elements.items()}
     at_sites = [
-        (place, site, root[followed[place].sites[site.node].ids])
-        for place, found in enumerate(sites)
-        for site in found
-        if site.node in chosen[place] and site.node in followed[place].sites
+        (place, site.node, root[followed[place].sites[site.node].ids])
+        for place, each in enumerate(sites)
+        for site in each
+        if site.node in asked[place] and site.node in followed[place].sites
+    ]
+    names = {(place, site.node): site.name for place, each in enumerate(sites) for site in each}
+    by_name = [(names[place, node], channels) for place, node, channels in at_sites]
+    by_name += [(stream.site.name, stream.channels) for stream in found.streams]
+    reads = [
+        (place, node, _without_fixed(root[read.ids]))
+        for place, each in enumerate(followed)
+        for node, read in each.reads.items()
     ]
     if trained_only:
-        _keep_untrained_(reasons, root, traces, at_sites)
+        _keep_untrained_(reasons, root, traces, at_sites + reads)
     # Dimensions with the very same channels tell no more than one of them does.
     different = {id(channels): channels for channels in dims.values()}
     homes = [*different.values(), *elements.values(), *_parts(followed, root)]
-    by_name = [(site.name, channels) for _, site, channels in at_sites]
+    homes += [channels for _, _, channels in reads]
     groups = find_groups(root, reasons, homes, by_name)
     group_of = number_groups(root, groups)
     for _, channels in by_name:
@@ -269,13 +316,134 @@ def _draw(
         root=root,
         dims=dims,
         elements=elements,
-        gated=chosen,
+        asked=asked,
+        gated=gated,
+        streams=found.streams,
         groups=groups,
         group_of=group_of,
         reasons=reasons,
         fixed=_find_fixed(ledger, root, followed),
         sharing=ledger.sharing,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What follows from gates behind some activations."""
+
+    ledger: ChannelConstraints
+    followed: tuple[PropagationResult, ...]
+    root: Tensor
+    reasons: dict[int, Reason]
+    streams: tuple[Stream, ...]
+
+
+def _not_asked_for(stream: Stream) -> Reason:
+    name = stream.site.name
+    return Reason(
+        f"tied to channels that {name!r} writes, which learn= does not name",
+        f"name {name!r} in learn=, too",
+    )
+
+
+def _without_fixed(channels: Tensor) -> Tensor:
+    return channels[channels != FIXED]
+
+
+def _find_streams(
+    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
+) -> tuple[Stream, ...]:
+    """Return the channels that are gated where they are read, by the layer that writes them."""
+    if not any(each.reads for each in followed):
+        return ()
+    names, first = _find_first_writers(net, traces, followed, root)
+    sites: dict[str, Site] = {}
+    parts: dict[str, list[Tensor]] = {}
+    for graph, each in zip(traces.graphs, followed, strict=True):
+        nodes = {node.name: node for node in graph.nodes}
+        for node, read in each.reads.items():
+            channels = _without_fixed(root[read.ids])
+            for writer in dict.fromkeys(first[channels].tolist()):
+                name = names[writer]
+                source = source_of(nodes[node])
+                sites.setdefault(name, Site(name, node, "", NO_ACTIVATION, source, False))
+                parts.setdefault(name, []).append(channels[first[channels] == writer])
+    return tuple(
+        Stream(site, _without_repeats(torch.cat(parts[name]))) for name, site in sites.items()
+    )
+
+
+def _find_first_writers(
+    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
+) -> tuple[list[str], Tensor]:
+    """Return names, and for each channel the place of the one that writes it first.
+
+    That is a layer or, where there is none, a parameter that `forward` uses as it is.
+    """
+    names: list[str] = ["a parameter"]
+    first = torch.zeros(len(root), dtype=torch.long)
+    pairs = [
+        (node, each.values[node.name])
+        for graph, each in zip(traces.graphs, followed, strict=True)
+        for node in graph.nodes
+    ]
+    of_layers = [(n, labels) for n, labels in pairs if _is_layer(n, net)]
+    of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
+    for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
+        if isinstance(labels, Labels):
+            names.append(layer_of(node) if is_linear_op(node, net) else str(node.target))
+            first[root[without_repeats(labels.ids)]] = len(names) - 1
+    return names, first
+
+
+def _is_layer(node: fx.Node, net: nn.Module) -> bool:
+    return node.op.startswith("call") and is_linear_op(node, net)
+
+
+def _find_superseded(
+    net: nn.Module, traces: Traces, found: _Findings, gated: dict[int, frozenset[str]]
+) -> dict[int, frozenset[str]]:
+    """Return the activations whose channels are gated again where they are read behind them.
+
+    Of two gates on one way a closed one would hide from the other what its channel is worth.
+    """
+    superseded: dict[int, frozenset[str]] = {}
+    for place, graph in enumerate(traces.graphs):
+        reads = {
+            node: set(_without_fixed(found.root[read.ids]).tolist()) - found.reasons.keys()
+            for node, read in found.followed[place].reads.items()
+        }
+        superseded[place] = frozenset(
+            node.name
+            for node in graph.nodes
+            if reads and node.name in gated[place] and node.name in found.followed[place].sites
+            if _is_read_behind(net, node, reads, found.followed[place], found.root)
+        )
+    return superseded if any(superseded.values()) else {}
+
+
+def _is_read_behind(
+    net: nn.Module,
+    site: fx.Node,
+    reads: dict[str, set[int]],
+    followed: PropagationResult,
+    root: Tensor,
+) -> bool:
+    """Return whether a gated read of a site's channels follows, up to the next layers."""
+    own = set(root[followed.sites[site.name].ids].tolist())
+    waiting, seen = list(site.users), set[fx.Node]()
+    is_read = False
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op.startswith("call") and rule_for(node, net) is local_response:
+            return False  # it must read zero
+        is_read |= bool(own & reads.get(node.name, set()))
+        if node.name not in reads and not is_linear_op(node, net):
+            waiting.extend(node.users)
+    return is_read
 
 
 def _find_roots(root: Tensor, dims: Dims) -> Dims:
@@ -315,7 +483,7 @@ def _find_reasons(
 ) -> dict[int, Reason]:
     at_a_site = torch.zeros(len(root), dtype=torch.bool)
     for each in followed:
-        for site in each.sites.values():
+        for site in (*each.sites.values(), *each.reads.values()):
             at_a_site[root[site.ids]] = True
     reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in ledger.blocks:
@@ -338,7 +506,7 @@ def _find_fixed(
         return {}
     own = ledger.roots(with_fixed=False)
     reasons: dict[int, Reason] = {}
-    for block in ledger.blocks:
+    for block in (*ledger.blocks, *ledger.hints):
         for channel in torch.unique(own[block.ids]).tolist():
             reasons.setdefault(channel, block.reason)
     return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}
@@ -348,17 +516,17 @@ def _keep_untrained_(
     reasons: dict[int, Reason],
     root: Tensor,
     traces: Traces,
-    at_sites: list[tuple[int, Site, Tensor]],
+    at_sites: list[tuple[int, str, Tensor]],
 ) -> None:
     """Keep channels whose gates would act in evaluation only: a penalty would close them all."""
     last = len(traces.graphs) - 1
     trained = find_trained(traces.graphs[last])
     learns = torch.zeros(len(root), dtype=torch.bool)
     called = torch.zeros(len(root), dtype=torch.bool)
-    for place, site, channels in at_sites:
+    for place, node, channels in at_sites:
         if place == last:
             called[channels] = True
-            learns[channels] |= site.node in trained
+            learns[channels] |= node in trained
     for _, _, channels in at_sites:
         for channel in channels[~learns[channels]].tolist():
             reasons.setdefault(channel, NO_GRADIENT if called[channel] else NOT_IN_TRAINING)

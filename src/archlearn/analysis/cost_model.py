@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import Labels
-from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import LinearOp, is_linear_op, read_linear_op
 from archlearn.module_utils import first_names
+from archlearn.op_table import TRANSPOSED
 from archlearn.tracing.computed_weights import compute_weights, computes_weights, weight_sources
 
 

@@ -36,6 +36,19 @@ class Labels:
         return self.ids.shape
 
 
+@dataclass(frozen=True, slots=True)
+class SiteChannels:
+    """Where gated channels lie, and which they are.
+
+    Attributes:
+        dim: The dimension that channels lie along; of what a call reads, counted from behind.
+        ids: The atom of each channel; empty if no channels of ours reach the site.
+    """
+
+    dim: int
+    ids: Tensor
+
+
 def fixed_like(tensor: Tensor) -> Labels:
     """Return labels for a tensor of which nothing may go."""
     return filled(tensor.shape, FIXED, UNKNOWN)

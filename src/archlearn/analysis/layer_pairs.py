@@ -7,8 +7,6 @@ from typing import Any
 from torch import fx, nn
 
 from archlearn.analysis.linear_ops import (
-    LINEAR,
-    TRANSPOSED,
     LinearOp,
     is_called_again,
     is_linear_op,
@@ -16,10 +14,9 @@ from archlearn.analysis.linear_ops import (
 )
 from archlearn.analysis.sites import Site
 from archlearn.module_utils import find_module
+from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_class
 
-_PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 OTHERWISE = "its layers are called otherwise in training and evaluation"
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +134,14 @@ def _is_norm(node: fx.Node, net: nn.Module) -> bool:
     if node.op != "call_module":
         return False
     module = find_module(net, str(node.target))
-    plain = isinstance(module, _BATCH_NORMS) and not module._forward_hooks
-    return plain and getattr(module, "running_mean", None) is not None
+    spec = spec_of_class(type(module))
+    foldable = spec is not None and spec.foldable and not module._forward_hooks
+    return foldable and getattr(module, "running_mean", None) is not None
 
 
 def _is_passed(node: fx.Node, net: nn.Module) -> bool:
-    if node.op == "call_module":
-        module = find_module(net, str(node.target))
-        return isinstance(module, _PASSED) or _is_norm(node, net)
-    name = getattr(node.target, "__name__", node.target)
-    return name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+    spec = spec_of(node, net)
+    return (spec is not None and spec.passes) or _is_norm(node, net)
 
 
 def _check(net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Node]) -> str:

@@ -1,44 +1,12 @@
 """Linear layers and convolutions, called as modules or as functions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from archlearn.module_utils import find_module, has_hooks
-from archlearn.nn.functional import linear_by_columns
-
-LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
-
-
-_MODULES: dict[type[nn.Module], tuple[str, int]] = {
-    nn.Linear: (LINEAR, 0),
-    nn.Conv1d: (CONV, 1),
-    nn.Conv2d: (CONV, 2),
-    nn.Conv3d: (CONV, 3),
-    nn.ConvTranspose1d: (TRANSPOSED, 1),
-    nn.ConvTranspose2d: (TRANSPOSED, 2),
-    nn.ConvTranspose3d: (TRANSPOSED, 3),
-}
-
-
-_FUNCTIONS: dict[Callable[..., Any], tuple[str, int]] = {
-    F.linear: (LINEAR, 0),
-    F.conv1d: (CONV, 1),
-    F.conv2d: (CONV, 2),
-    F.conv3d: (CONV, 3),
-    torch.conv1d: (CONV, 1),
-    torch.conv2d: (CONV, 2),
-    torch.conv3d: (CONV, 3),
-    linear_by_columns: (TRANSPOSED, 0),
-    F.conv_transpose1d: (TRANSPOSED, 1),
-    F.conv_transpose2d: (TRANSPOSED, 2),
-    F.conv_transpose3d: (TRANSPOSED, 3),
-}
-
+from archlearn.op_table import TRANSPOSED, spec_of, spec_of_function
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
@@ -89,22 +57,24 @@ class LinearOp:
 
 def is_linear_op(node: fx.Node, net: nn.Module) -> bool:
     """Return whether a call multiplies by a weight."""
-    if node.op == "call_module":
-        return _module_kind(find_module(net, str(node.target))) is not None
-    return node.op == "call_function" and node.target in _FUNCTIONS
+    return _kind_of(node, net) is not None
 
 
 def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
     """Return the linear op that a node is, or None if its weight is not a plain one."""
+    kind = _kind_of(node, net)
+    if kind is None:
+        return None
     if node.op == "call_module":
-        return _from_module(node, find_module(net, str(node.target)))
-    return _from_function(node)
+        return _from_module(node, find_module(net, str(node.target)), *kind)
+    return _from_function(node, *kind)
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a functional linear op by name."""
-    kind, _ = _FUNCTIONS[node.target]  # pyright: ignore[reportArgumentType]
-    names = _TRANSPOSED_ARGUMENTS if kind == TRANSPOSED else _CONV_ARGUMENTS
+    spec = spec_of_function(node.target)
+    is_transposed = spec is not None and spec.product is not None and spec.product[0] == TRANSPOSED
+    names = _TRANSPOSED_ARGUMENTS if is_transposed else _CONV_ARGUMENTS
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
@@ -124,22 +94,16 @@ def is_called_again(node: fx.Node) -> bool:
     return [call.target for call in calls].count(node.target) > 1
 
 
-def _module_kind(module: nn.Module) -> tuple[str, int] | None:
-    exact = _MODULES.get(type(module))
-    if exact is not None:
-        return None if has_hooks(module) else exact
-    for known, kind in _MODULES.items():
-        if isinstance(module, known):
-            plain = not has_hooks(module)
-            return kind if plain and type(module).forward is known.forward else None
-    return None
-
-
-def _from_module(node: fx.Node, module: nn.Module) -> LinearOp | None:
-    found = _module_kind(module)
-    if found is None:
+def _kind_of(node: fx.Node, net: nn.Module) -> tuple[str, int] | None:
+    """Return the kind of a linear op and its number of spatial dimensions."""
+    spec = None if node.op == "call_method" else spec_of(node, net)
+    if spec is None or spec.product is None:
         return None
-    kind, n_space = found
+    is_hooked = node.op == "call_module" and has_hooks(find_module(net, str(node.target)))
+    return None if is_hooked else spec.product
+
+
+def _from_module(node: fx.Node, module: nn.Module, kind: str, n_space: int) -> LinearOp:
     layer = str(node.target)
     padding: Any = getattr(module, "padding", 0)
     zeros = getattr(module, "padding_mode", "zeros") == "zeros"
@@ -156,8 +120,7 @@ def _from_module(node: fx.Node, module: nn.Module) -> LinearOp | None:
     )
 
 
-def _from_function(node: fx.Node) -> LinearOp | None:
-    kind, n_space = _FUNCTIONS[node.target]  # pyright: ignore[reportArgumentType]
+def _from_function(node: fx.Node, kind: str, n_space: int) -> LinearOp | None:
     arguments = arguments_of(node)
     weight, bias = arguments.get("weight"), arguments.get("bias")
     groups = arguments.get("groups", 1)

@@ -11,15 +11,29 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, fixed_like, spread, varying, without_repeats
+from archlearn.analysis.labels import (
+    FIXED,
+    Labels,
+    SiteChannels,
+    fixed_like,
+    spread,
+    varying,
+    without_repeats,
+)
 from archlearn.analysis.linear_ops import read_linear_op
-from archlearn.analysis.receptive_field import KernelCoverage
-from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
+from archlearn.analysis.rule_api import (
+    OpCall,
+    Rule,
+    describe_call,
+    fixed_out,
+    hooked_reason,
+    opaque,
+)
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.indexing import gather, index_select, scatter
-from archlearn.analysis.rules.linear import linear
-from archlearn.analysis.rules.pooling import pool
+from archlearn.analysis.rules.linear import computed_weight, linear
+from archlearn.analysis.rules.normalization import may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import (
     as_selection,
@@ -29,10 +43,9 @@ from archlearn.analysis.rules.reshape import (
     move,
     pick,
 )
-from archlearn.analysis.shape_inference import infer_output
-from archlearn.analysis.sites import SiteChannels
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
+from archlearn.op_table import spec_of, works_in_place
 from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
@@ -47,9 +60,9 @@ class Runner(fx.Interpreter):
 
     Attributes:
         rules: How labels pass each call.
-        may_guess: Whether only shapes and types of results matter: no call is unknown.
+        may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
+            might not take an example of one row are then left out.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
-        watch: Sees how much smaller images might be.
     """
 
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
@@ -61,7 +74,6 @@ class Runner(fx.Interpreter):
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
         self.other_multiply_adds: dict[str, int] = {}
-        self.watch = KernelCoverage()
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
@@ -85,7 +97,6 @@ class Runner(fx.Interpreter):
         return thaw(args), thaw(kwargs)
 
     def _run_unknown(self, n: fx.Node) -> Any:
-        self.watch.shrink = 1.0  # it may hold anything
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
@@ -94,18 +105,11 @@ class Runner(fx.Interpreter):
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
-        rule = self.rules.get(n)
-        if self.may_guess and rule is not None:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            guessed = infer_output(n, self.net, args, kwargs)
-            if guessed is not None:
-                if rule is linear:
-                    self.watch.note_module(find_module(self.net, str(n.target)), args[0])
-                return guessed
-        if rule not in (linear, pool):
-            return super().run_node(n)
-        with self.watch:
-            return super().run_node(n)
+        if self.may_guess and self.rules.get(n) is within_channel:
+            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+            if may_need_batch(find_module(self.net, str(n.target)), x):
+                return x
+        return super().run_node(n)
 
 
 def _how(error: Exception) -> str:
@@ -152,19 +156,7 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
     return None
 
 
-_OPERATORS = {
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
-    operator.ipow, operator.setitem,
-}  # fmt: skip
-
-
 _VIEWING = (move, pick, attribute, expand_as, keep)
-
-
-_COPYING = frozenset({
-    "cat", "concat", "stack", "hstack", "vstack", "clone", "repeat", "repeat_interleave", "tile",
-    "flip", "roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-})  # fmt: skip
 
 
 def is_in_place(node: fx.Node, net: nn.Module) -> bool:
@@ -173,16 +165,17 @@ def is_in_place(node: fx.Node, net: nn.Module) -> bool:
         return False
     if node.op == "call_module":
         return bool(getattr(find_module(net, str(node.target)), "inplace", False))
-    name = _name_of(node)
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return trailing or node.target in _OPERATORS or node.kwargs.get("inplace") is True
+    return works_in_place(node.target) or node.kwargs.get("inplace") is True
 
 
-def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str]) -> set[fx.Node]:
+def find_views(
+    node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule], made: Container[str]
+) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
     Args:
         node: Any call.
+        net: The model whose modules are called.
         rules: How labels pass each call.
         made: The names of the calls that have been made so far.
     """
@@ -192,18 +185,15 @@ def find_views(node: fx.Node, rules: Mapping[fx.Node, Rule], made: Container[str
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if may_be_view(user, rules)]
-            waiting += here.all_input_nodes if may_be_view(here, rules) else []
+            waiting += [user for user in here.users if may_be_view(user, net, rules)]
+            waiting += here.all_input_nodes if may_be_view(here, net, rules) else []
     return found
 
 
-def may_be_view(node: fx.Node, rules: Mapping[fx.Node, Rule]) -> bool:
+def may_be_view(node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule]) -> bool:
     """Return whether the result of a call may lie in the memory of its input."""
-    return rules.get(node) in _VIEWING and _name_of(node) not in _COPYING
-
-
-def _name_of(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    spec = spec_of(node, net)
+    return rules.get(node) in _VIEWING and not (spec is not None and spec.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +203,19 @@ class PropagationResult:
     Attributes:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
+        reads: The channels that calls are to read through gates, by the name of their node.
         dtypes: The dtype of each node that returned a tensor.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
-        shrink: By how much images may be smaller and still meet every weight.
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
     values: dict[str, Any]
     dtypes: dict[str, torch.dtype]
     sites: dict[str, SiteChannels]
+    reads: dict[str, SiteChannels]
     other_multiply_adds: dict[str, int]
     parts: tuple[Tensor, ...]
-    shrink: float
     hidden: dict[str, Reason]
 
 
@@ -233,13 +223,20 @@ class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
-        self, net: nn.Module, graph: fx.Graph, ledger: ChannelConstraints, gated: frozenset[str]
+        self,
+        net: nn.Module,
+        graph: fx.Graph,
+        ledger: ChannelConstraints,
+        gated: frozenset[str],
+        *,
+        gate_reads: bool,
     ) -> None:
         super().__init__(net, graph)
-        self.ledger, self.gated = ledger, gated
+        self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.sites: dict[str, SiteChannels] = {}
+        self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
@@ -254,9 +251,9 @@ class _Follower(Runner):
             self.values | dict.fromkeys(limits),
             self.dtypes,
             self.sites,
+            self.reads,
             self.other_multiply_adds,
             tuple(self.parts),
-            self.watch.shrink,
             self.hidden,
         )
 
@@ -270,11 +267,20 @@ class _Follower(Runner):
 
     def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
+        if self.rules.get(n) is linear:
+            if read_linear_op(n, self.net) is None:
+                self.hidden[n.name] = computed_weight(n)
+            return
         hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        if hidden:
+            text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
+            for labels in (self.values.get(m.name) for m in n.all_input_nodes):
+                if isinstance(labels, Labels):
+                    self.ledger.hint(labels.ids, Reason(text, hidden[0].fix))
         reason = hooked_reason(n, self.net) or next(iter(hidden), None)
         if reason is None and len(self.ledger.blocks) > n_blocks:
             reason = self.ledger.blocks[-1].reason
-        if reason is not None and self.rules.get(n) is not linear:
+        if reason is not None:
             self.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:
@@ -296,6 +302,8 @@ class _Follower(Runner):
         made = self.rules[n](step)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
+        for read in step.reads:
+            self.reads[n.name] = read
         if self.rules[n] in (move, pick):
             self._note_parts(step, made)
         if self.rules[n] is move:
@@ -319,13 +327,13 @@ class _Follower(Runner):
         args, kwargs = labelled
         return OpCall(
             n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
-            gated=n.name in self.gated,
+            gated=n.name in self.gated, may_gate_reads=self.gate_reads,
         )  # fmt: skip
 
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
         if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
-        same = find_views(n.args[0], self.rules, self.values)
+        same = find_views(n.args[0], self.net, self.rules, self.values)
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
@@ -390,6 +398,8 @@ def follow(
     graphs: Sequence[fx.Graph],
     inputs: ExampleInputs,
     gated: Mapping[int, frozenset[str]],
+    *,
+    gate_reads: bool = False,
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
@@ -398,6 +408,7 @@ def follow(
         graphs: Its graphs; their parameters, and so their atoms, are the same.
         inputs: Arguments for one call.
         gated: Sites that are taken to be gated, by graph.
+        gate_reads: Whether layers may read through gates what no activation stands behind.
 
     Raises:
         InputError: If the network does not run on the inputs.
@@ -406,7 +417,8 @@ def follow(
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
-            follower = _Follower(net, graph, ledger, gated.get(place, frozenset()))
+            behind = gated.get(place, frozenset())
+            follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
     _keep_ambiguous_parameters(ledger)

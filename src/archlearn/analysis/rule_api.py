@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import Labels, fixed_like
+from archlearn.analysis.labels import Labels, SiteChannels, fixed_like
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.fx_utils import call_node, leaves_of
 from archlearn.tracing.source_location import source_of
@@ -23,7 +23,9 @@ class OpCall:
         real_args: The same as they were in the run on the example inputs.
         out: What the call returned in that run.
         gated: Whether this call is a site whose channels are to be gated.
+        may_gate_reads: Whether a gate may stand in front of this call.
         labels: All labels among the arguments.
+        reads: Where this call is to read channels through their gates, found by its rule.
     """
 
     node: fx.Node
@@ -35,7 +37,9 @@ class OpCall:
     real_kwargs: dict[str, Any]
     out: Any
     gated: bool = False
+    may_gate_reads: bool = False
     labels: list[Labels] = field(init=False)
+    reads: list[SiteChannels] = field(default_factory=list[SiteChannels], init=False)
 
     def __post_init__(self) -> None:
         found = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]
@@ -57,6 +61,10 @@ class OpCall:
             return self.args[position]
         return self.kwargs.get(name, default)
 
+    def gate_read(self, dim: int, ids: Tensor) -> None:
+        """Ask for gates in front of this call, on its input's channels; `FIXED` has none."""
+        self.reads.append(SiteChannels(dim - self.x.ids.dim(), ids))
+
     def call(self, args: Any, kwargs: Any) -> Any:
         """Make the same call with other arguments."""
         return call_node(self.node, self.net, args, kwargs)
@@ -70,6 +78,11 @@ def fixed_out(out: Any) -> Any:
     return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
 
 
+_OTHERS = "nothing is needed if the other layers are learnt"
+_OF_PRODUCTS = f"make it an nn.Linear where one factor is a weight; {_OTHERS}"
+_PRODUCTS = ("matmul", "mm", "bmm", "mv", "einsum", "addmm", "addbmm", "baddbmm", "tensordot")
+
+
 def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any:
     """Keep every channel that a call reads, and know nothing of what it returns."""
     hooked = hooked_reason(step.node, step.net)
@@ -79,9 +92,13 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
         step.ledger.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
-            fix or "nothing is needed if the other layers are learnt",
+            fix or (_OF_PRODUCTS if _is_product(step.node) else _OTHERS),
         )
     return fixed_out(step.out)
+
+
+def _is_product(node: fx.Node) -> bool:
+    return str(getattr(node.target, "__name__", node.target)) in _PRODUCTS
 
 
 def hooked_reason(node: fx.Node, net: nn.Module) -> Reason | None:

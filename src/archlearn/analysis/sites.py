@@ -1,4 +1,4 @@
-"""Activation sites of a graph, named after the layer in front of them."""
+"""Sites of gates: behind activations, or where channels without an activation are read."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,16 @@ from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.rules.activations import activation_name, is_site, is_squashing
 from archlearn.tracing.traces import source_of
 
+NO_ACTIVATION = "(none)"
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One call of an activation.
+    """One call of an activation, or the first that reads channels without one.
 
     Attributes:
-        name: The layer in front, with `#2`, `#3` where that stands before several calls.
+        name: The layer in front, with `#2`, `#3` where that stands before several calls. Of
+            channels without an activation, the layer that writes them first.
         node: Name of the call in the graph.
         module: Name of the activation's module, or '' for a function or a method.
         squashing: Whether it often is a gate itself, and so is gated only if need be.
@@ -30,16 +33,16 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteChannels:
-    """Where a site's channels lie, and which they are.
+class Stream:
+    """Channels that are gated where they are read: linear bottlenecks, residual streams.
 
     Attributes:
-        dim: The dimension that channels lie along.
-        ids: The atom of each channel; empty if no channels of ours reach the site.
+        site: The first call that reads them, named by the layer that writes them first.
+        channels: Which they are.
     """
 
-    dim: int
-    ids: Tensor
+    site: Site
+    channels: Tensor
 
 
 def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:

@@ -1,18 +1,15 @@
 """Check that a traced graph computes what `forward` computes on the example.
 
-A stand-in notes one number for what its layer reads, and returns something of the right shape that
-hangs on the layer, on that number, and on the place of each element. It must hang on the number:
-a change that is small beside a large sum is near enough there, but not to its sine.
-
 Python may decide on something that a trace does not see: the text of a size, the type of a tensor,
-an error that is caught. Then other layers are called, or the same ones read other numbers. To see
-that, layers need not be computed: stand-ins note what they read, and return something that hangs
-on it.
+an error that is caught. Then other layers are called, or the same ones read other numbers. Weights
+may hide that, such as those of a layer that starts at zero. So both runs are made with layers that
+note one number for what they read, and return a tensor of the right shape that hangs on the layer,
+on that number, and on the place of each element. It must hang on the number: a change that is small
+beside a large sum is near enough there, but not to its sine.
 """
 
 import math
 import random
-import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -23,9 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.propagation import is_all_known, run_graph
-from archlearn.analysis.shape_inference import infer_layer, infer_pool, is_pool
+from archlearn.analysis.rules.normalization import may_need_batch
 from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.module_utils import evaluating, has_hooks
+from archlearn.op_table import PRODUCT, spec_of_class
 from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.module_state import ModuleState, look_at, preserve_state
 from archlearn.tracing.output_types import structure_of, tensors_in
@@ -40,7 +38,7 @@ class Notes:
     Attributes:
         layers: The layers that were called, in order.
         read: One number for what each of them read, where the model is.
-        numbers: The same once the run is over: a GPU is waited for only then, and once.
+        numbers: The same once the run is over: a GPU is waited for only then.
         returned: All tensors of the result.
         structure: The types of the result, and of what it holds.
         error: Why there is none.
@@ -53,25 +51,19 @@ class Notes:
     structure: Any = None
     error: Exception | None = None
 
-    def settle(self) -> None:
-        """Wait for the numbers that were read."""
-        kinds = {(each.dtype, each.device) for each in self.read}
-        is_one = len(kinds) == 1
-        self.numbers = torch.stack(self.read).tolist() if is_one else [*map(float, self.read)]
 
-
-_Patterns = dict[tuple[Any, ...], Tensor]
+_LAYERS = (PRODUCT, "pooling.pool")
 
 
 @contextmanager
 def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
-    """Let layers whose results are known but for their numbers be stood in for."""
+    """Let layers return tensors that do not depend on their weights."""
     replaced: list[nn.Module] = []
-    patterns: _Patterns = {}
     for place, (name, module) in enumerate(net.named_modules()):
-        may_be_guessed = module._parameters or is_pool(module)
-        if may_be_guessed and not has_hooks(module) and "forward" not in vars(module):
-            vars(module)["forward"] = _stand_in(module, name, place, (notes, patterns))
+        spec = spec_of_class(type(module))
+        is_layer = spec is not None and (spec.foldable or spec.rule in _LAYERS)
+        if is_layer and not has_hooks(module) and "forward" not in vars(module):
+            vars(module)["forward"] = _stand_in(module, name, place, notes)
             replaced.append(module)
     try:
         yield
@@ -80,28 +72,24 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
             del vars(module)["forward"]
 
 
-def _stand_in(
-    module: Any, name: str, place: int, shared: tuple[Notes, _Patterns]
-) -> Callable[..., Any]:
-    notes, patterns = shared
-    guess = infer_layer if module._parameters else infer_pool
-
+def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args and set(kwargs) == {"input"}:
             args, kwargs = (kwargs["input"],), {}
         x = args[0] if len(args) == 1 and not kwargs else None
-        guessed = guess(module, x) if isinstance(x, Tensor) else None
-        if guessed is None or x is None:
-            return type(module).forward(module, *args, **kwargs)
-        read = torch.dot(_flat(x), _pattern((x.numel(),), x, patterns))
+        is_left_out = may_need_batch(module, x)
+        out = x if is_left_out else type(module).forward(module, *args, **kwargs)
+        if not (isinstance(x, Tensor) and isinstance(out, Tensor) and x.is_floating_point()):
+            return out
+        flat = _flat(x)
+        read = torch.dot(flat, _pattern(flat.shape, flat))
         notes.layers.append(name)
         notes.read.append(read)
-        if guessed is x:
+        if is_left_out:
             return x * (1.0 + 0.01 * (place % 50))
         share = 0.4 + 0.1 * math.sin(place + len(notes.layers))
-        # Of operations that every model has: a GPU loads each kernel when it is first called.
         level = torch.sin(read) * share + 1.0
-        return (_pattern(guessed.shape, x, patterns) * level).to(x.dtype)
+        return (_pattern(out.shape, flat) * level).to(out.dtype)
 
     return forward
 
@@ -111,36 +99,17 @@ def _flat(x: Tensor) -> Tensor:
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
-def _pattern(shape: tuple[int, ...], like: Tensor, patterns: _Patterns) -> Tensor:
-    """Return the same positive numbers around one whenever a shape is asked for."""
-    key = (tuple(shape), like.dtype, like.device)
-    if key not in patterns:
-        patterns[key] = _weights(math.prod(shape), like).view(shape)
-    return patterns[key]
-
-
-_TABLES: dict[Any, Tensor] = {}
-
-
-def _weights(n: int, like: Tensor) -> Tensor:
-    """Return n positive numbers around one, the same whenever they are asked for."""
-    dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
-    found = _TABLES.get((dtype, like.device))
-    if found is None or len(found) < n:
-        places = torch.arange(2 ** math.ceil(math.log2(max(n, 2))), dtype=torch.float64)
-        found = (0.5 + torch.frac(places * 0.6180339887498949)).to(like.device, dtype)
-        _TABLES[dtype, like.device] = found
-    return found[:n]
+def _pattern(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return positive numbers around one, the same whenever a shape is asked for."""
+    places = torch.arange(math.prod(shape), dtype=torch.float64)
+    return (0.5 + torch.frac(places * 0.6180339887498949)).to(like).view(shape)
 
 
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 
 
-_TIMES = 10
-
-
 def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
-    """Run a model and its graphs on the example inputs, without computing its layers.
+    """Run a model and its graphs on the example inputs, whatever the weights of its layers.
 
     The model is left as it was: its mode, its buffers, and random numbers still to be drawn.
 
@@ -199,7 +168,7 @@ def differs_in_training(net: nn.Module, traces: Traces, inputs: ExampleInputs) -
 
 
 def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
-    """Run a compact model's graph for evaluation, without its layers, if nothing is unknown in it.
+    """Run a compact model's graph for evaluation, if nothing is unknown in it.
 
     Raises:
         SurgeryError: If it does not run: layers do not fit each other.
@@ -215,7 +184,7 @@ class _Stage:
     """A model in one mode, and the graph that was traced in it.
 
     Attributes:
-        is_bare: Whether layers are stood in for: no call is unknown.
+        is_bare: Whether layers are stood in for: no call is unknown, so no weights matter.
     """
 
     net: nn.Module
@@ -244,15 +213,14 @@ class _Stage:
 
 
 def _rehearse_mode(stage: _Stage) -> None:
-    # Other threads draw from the same generators. What is wrong by itself is wrong every time.
     found = _rehearse_once(stage)
-    again = range(_TIMES if threading.active_count() > 1 else 0)
-    if found and all(_rehearse_once(stage) for _ in again):
+    if found:
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
             f"trace {found}. It does something that a trace does not hold, such as asking for "
             "type(x), catching an error, or += on a view of another tensor. Move that into a "
-            "submodule of its own and name it in leaves=[...]: it is then called as it is"
+            "submodule of its own and name it in leaves=[...]: it is then called as it is. If "
+            "another thread draws random numbers meanwhile, call add_gates once more without it"
         )
 
 
@@ -328,7 +296,7 @@ def _run(
             warnings.simplefilter("ignore")  # they are for whoever calls the model
             out = call(inputs.copy())
             notes.returned, notes.structure = tensors_in(out), structure_of(out)
-            notes.settle()
+            notes.numbers = [float(each) for each in notes.read]
     except Exception as error:
         notes.error = error
     return notes

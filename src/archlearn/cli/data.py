@@ -19,11 +19,11 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
         name: A data set; left out, they are listed.
         skip_broken: Leave broken images out, naming each, instead of stopping.
     """
-    from archlearn.data.dataset_registry import KINDS
+    from archlearn.data.dataset_registry import DATASETS
 
     if name is None:
-        width = max(len(kind) for kind in KINDS)
-        for kind, text in KINDS.items():
+        width = max(len(kind) for kind in DATASETS)
+        for kind, text in DATASETS.items():
             sys.stdout.write(f"{kind:{width}}  {text}\n")
         return
     from archlearn.cli.display import show_downloads

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from archlearn.data.downloads import Progress as Callback
+from archlearn.data.downloads import DownloadProgress as Callback
 from archlearn.training.callbacks import Callback as Observer
 from archlearn.training.callbacks import EpochEnd, RunStart, SilentCallback
 from archlearn.training.settings import RunSettings

@@ -121,15 +121,15 @@ def compare(
         force: Replace earlier results even where methods, budgets or seeds of them would be lost.
     """
     from archlearn_paper import commands
-    from archlearn_paper.comparison.stages import choose_contest, find_contenders
+    from archlearn_paper.comparison.stages import choose_setup, find_methods
 
-    contest = choose_contest(
+    setup = choose_setup(
         model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
     )
-    contenders, folder = find_contenders(methods), commands.choose_folder(out, quick=quick)
+    chosen, folder = find_methods(methods), commands.choose_folder(out, quick=quick)
     if draw:
-        commands.draw_comparison_anew(contest, folder)
+        commands.draw_comparison_anew(setup, folder)
         return
     command = shlex.join(["archlearn", *sys.argv[1:]])
-    request = commands.request_comparison(contest, contenders, folder, command)
+    request = commands.request_comparison(setup, chosen, folder, command)
     commands.run_experiment(replace(request, side_by_side=side_by_side, force=force))

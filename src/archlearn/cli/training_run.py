@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.cli.display import make_display, show_downloads
-from archlearn.data.downloads import Progress
+from archlearn.data.downloads import DownloadProgress
 from archlearn.errors import RunStoppedError
 from archlearn.training.callbacks import Callback, Several, TensorBoard
 from archlearn.training.config import override
@@ -62,7 +62,7 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _audience(display: Callback, progress: Progress, *, tensorboard: bool) -> Audience:
+def _audience(display: Callback, progress: DownloadProgress, *, tensorboard: bool) -> Audience:
     observers = [display]
     if tensorboard and os.environ.get("RANK", "0") == "0":
         observers.append(TensorBoard())

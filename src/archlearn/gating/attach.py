@@ -148,6 +148,7 @@ def follow_copy(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
+    with_streams: bool = True,
 ) -> tuple[nn.Module, LearnableSites]:
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
@@ -159,7 +160,9 @@ def follow_copy(
     """
     inputs = with_attention_mask(net, inputs)
     try:
-        copied, choice = _rehearse_with_blocks(net, inputs, learn, leaves, must_learn=must_learn)
+        copied, choice = _rehearse_with_blocks(
+            net, inputs, learn, leaves, must_learn=must_learn, with_streams=with_streams
+        )
     except TracingError as error:
         parts = _find_learnable_parts(net, inputs)
         raise TracingError(f"{error}{_advise(parts)}") from error.__cause__
@@ -174,15 +177,14 @@ def _rehearse_with_blocks(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...],
-    *,
-    must_learn: bool,
+    **options: bool,
 ) -> tuple[nn.Module, LearnableSites]:
     try:
-        return _rehearse(net, inputs, learn, leaves, must_learn=must_learn)
+        return _rehearse(net, inputs, learn, leaves, **options)
     except TracingError:
         if not has_blocks(net):
             raise
-        return _rehearse(net, inputs, learn, (*leaves, *BLOCKS), must_learn=must_learn)
+        return _rehearse(net, inputs, learn, (*leaves, *BLOCKS), **options)
 
 
 def _rehearse(
@@ -190,14 +192,13 @@ def _rehearse(
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
     leaves: tuple[Leaf, ...],
-    *,
-    must_learn: bool,
+    **options: bool,
 ) -> tuple[nn.Module, LearnableSites]:
     copied = copy_model(without_graph_module(net))
     for module in copied.modules():
         remove_wrapper_(module)
     disable_caches_(copied)
-    choice = choose(copied, inputs, learn, leaves, must_learn=must_learn)
+    choice = choose(copied, inputs, learn, leaves, **options)
     if not is_bound(net):
         with noticing_calls(net) as called:
             check_trace(copied, choice.blueprint.traces, choice.blueprint.inputs)
@@ -325,7 +326,8 @@ def add_gates(
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
-    gated, choice = follow_copy(net, inputs, learn, leaves)
+    # A real gate must be part of the layer in front; those of a stream have many.
+    gated, choice = follow_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
     if kind == "l0":
         if not choice.blueprint.groups:
             raise InputError(

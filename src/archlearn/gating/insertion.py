@@ -1,4 +1,4 @@
-"""Insert gates into a graph: behind activations or on the weights that read them, and on branches.
+"""Insert gates into a graph: behind activations, where channels are read, on weights, on branches.
 
 Where all that reads a group's channels are linear layers, scaling their input columns by the
 binary gates computes the same function: what a dropped channel holds is read by nobody. For a
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.labels import ZERO, Labels, core
+from archlearn.analysis.labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.rules import pooling
 from archlearn.analysis.rules.normalization import local_response
@@ -26,6 +26,7 @@ from archlearn.analysis.sites import Site
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
+from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import mark_blocks_
 from archlearn.tracing.traces import Traces
 
@@ -58,7 +59,7 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
     reader, or where the weights are more than the activations.
     """
     readers: dict[int, list[Reader]] = {}
-    at_sites = _groups_at_sites(blueprint, place)
+    at_sites = _groups_at_sites(blueprint, place) | _groups_read(blueprint, place)
     barred = {group for groups in at_sites.values() if len(groups) > 1 for group in groups}
     for node in blueprint.graphs[place].nodes:
         if not node.op.startswith("call"):
@@ -104,6 +105,15 @@ def _groups_at_sites(blueprint: ChannelGraph, place: int) -> dict[str, list[int]
     return found
 
 
+def _groups_read(blueprint: ChannelGraph, place: int) -> dict[str, list[int]]:
+    """Return the groups that are gated where they are read, by the name of what is read."""
+    nodes = {node.name: node for node in blueprint.graphs[place].nodes}
+    return {
+        nodes[name].all_input_nodes[0].name: blueprint.groups_among(blueprint.root[read.ids])
+        for name, read in blueprint.followed[place].reads.items()
+    }
+
+
 def _read(
     blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.Node
 ) -> tuple[list[int], Reader | None]:
@@ -118,6 +128,9 @@ def _read(
     groups = blueprint.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in find_module(net, op.layer)._parameters
     is_zero = state == ZERO
+    read = blueprint.followed[place].reads.get(node.name)
+    if read is not None:
+        is_zero = is_zero | (read.ids != FIXED)
     zero = bool(is_zero.all() or is_zero[:, blueprint.group_of[channels] >= 0].all())
     told_more = len(node.args) != 1 or bool(node.kwargs)  # such as the size of its output
     barred = told_more or is_called_again(node) or op.layer in blueprint.sharing
@@ -139,12 +152,6 @@ def _count_activations(
 
 def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
     return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
-
-
-_OUT_OF_PLACE: dict[Any, Any] = {
-    F.relu_: F.relu, torch.relu_: torch.relu, F.leaky_relu_: F.leaky_relu, F.elu_: F.elu,
-    F.hardtanh_: F.hardtanh,
-}  # fmt: skip
 
 
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
@@ -169,6 +176,10 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             # Counted from behind: inputs may have more or fewer dimensions in front.
             dim = followed.sites[site.node].dim - followed.values[site.node].ids.dim()
             writer.gate_channels(node, channels, dim)
+    for name, read in blueprint.followed[place].reads.items():
+        channels = blueprint.root[read.ids]
+        if not on_weights.keys() & set(blueprint.groups_among(channels)):
+            writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
         for reader in readers:
             writer.gate_columns(nodes[reader.node], reader)
@@ -219,6 +230,7 @@ class _Writer:
         start = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(start):
             self.acting = graph.call_module(STORE)
+        self.read: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
     def gate_channels(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Put the width gates of a site behind a node."""
@@ -231,6 +243,19 @@ class _Writer:
             width = self._assemble(groups, index)
         node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
         gated.args = (node, width, dim)
+
+    def gate_read(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Let a call read its input through gates; calls that read the same share the product."""
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        source = node.all_input_nodes[0]
+        key = source, tuple(channels.tolist())
+        if key not in self.read:
+            with self.graph.inserting_before(node):
+                width = self._assemble(groups, index)
+                self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
+        node.replace_input_with(source, self.read[key])
 
     def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
         """Put the gate of a branch in front of its addition."""
@@ -282,6 +307,6 @@ def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:
         node.target = str(node.target).rstrip("_")
     else:
         target: Any = node.target
-        node.target = _OUT_OF_PLACE.get(target, target)
+        node.target = out_of_place(target)
         if "inplace" in node.kwargs:
             node.update_kwarg("inplace", False)

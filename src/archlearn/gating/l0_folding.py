@@ -6,10 +6,8 @@ what is left of it is whether it is zero.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
@@ -19,22 +17,7 @@ from archlearn.errors import InputError
 from archlearn.gating.container import find_store
 from archlearn.module_utils import copy_model, evaluating, find_module
 from archlearn.nn.functional import join_gates, open_flat
-
-_ACTIVATIONS = frozenset({"ReLU", "relu", "LeakyReLU", "leaky_relu", "PReLU", "prelu"})
-_WRITERS = (
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
-)  # fmt: skip
-_PASSING_MODULES = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Dropout, nn.Dropout2d,
-    nn.Flatten, nn.Identity,
-)  # fmt: skip
-_PASSING_FUNCTIONS: frozenset[Any] = frozenset({
-    F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.dropout, F.dropout2d,
-    torch.flatten,
-})  # fmt: skip
-_PASSING_METHODS = frozenset({"flatten", "view", "reshape", "contiguous"})
+from archlearn.op_table import ACTIVATE, CONV, LINEAR, spec_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +87,13 @@ def fold_gates_into_weights(model: nn.Module) -> nn.Module:
 
 
 def _find_writer(node: fx.Node, site: Site, blueprint: ChannelGraph, net: nn.Module) -> str:
-    if site.activation not in _ACTIVATIONS:
+    spec = spec_of(node, net)
+    if spec is None or not spec.homogeneous:
         raise _refusal(site.name, f"its activation is {site.activation}")
     source = node.all_input_nodes[0]
     while _passes(source, net) and len(source.users) == 1:
         source = source.all_input_nodes[0]
-    module = find_module(net, str(source.target)) if source.op == "call_module" else None
-    if not isinstance(module, _WRITERS) or module._parameters.get("weight") is None:
+    if not _can_be_scaled(source, net):
         raise _refusal(site.name, f"no plain layer stands in front of it, but {source.name!r}")
     name = str(source.target)
     if len(source.users) > 1 or is_called_again(source) or name in blueprint.sharing:
@@ -118,13 +101,18 @@ def _find_writer(node: fx.Node, site: Site, blueprint: ChannelGraph, net: nn.Mod
     return name
 
 
+def _can_be_scaled(node: fx.Node, net: nn.Module) -> bool:
+    """Return whether a module's parameters have a row for each channel that it writes."""
+    spec = spec_of(node, net) if node.op == "call_module" else None
+    if spec is None or find_module(net, str(node.target))._parameters.get("weight") is None:
+        return False
+    return spec.foldable or (spec.product is not None and spec.product[0] in (LINEAR, CONV))
+
+
 def _passes(node: fx.Node, net: nn.Module) -> bool:
     """Return whether a call only moves, pools or drops elements of each channel."""
-    if node.op == "call_module":
-        return isinstance(find_module(net, str(node.target)), _PASSING_MODULES)
-    if node.op == "call_method":
-        return node.target in _PASSING_METHODS
-    return node.op == "call_function" and node.target in _PASSING_FUNCTIONS
+    spec = spec_of(node, net)
+    return spec is not None and spec.homogeneous and spec.rule != ACTIVATE
 
 
 def _check_covered(blueprint: ChannelGraph, covered: Tensor) -> None:

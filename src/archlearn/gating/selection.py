@@ -1,4 +1,4 @@
-"""Match the `learn=` globs with activation sites and branches; explain what is not learnt."""
+"""Match the `learn=` globs with sites of gates and branches; explain what is not learnt."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -61,11 +61,12 @@ class LearnableSites:
         channels = self.blueprint.channels_of(place, site)
         if channels is None:
             return self.blueprint.followed[place].hidden.get(site.node, NO_CHANNELS)
-        if site.node not in self.blueprint.gated[place]:
+        if not self._is_asked(place, site):
             return NOT_ASKED
         if self.n_learnt(place, site):
             return None
-        atoms = self.blueprint.followed[place].sites[site.node].ids
+        found = self.blueprint.followed[place].sites.get(site.node)
+        atoms = channels if found is None else found.ids
         reasons, fixed = self.blueprint.reasons, self.blueprint.fixed
         found = (
             fixed.get(atom) if channel == FIXED else reasons.get(channel)
@@ -76,9 +77,13 @@ class LearnableSites:
     def n_learnt(self, place: int, site: Site) -> int:
         """Return in how many of a site's channels the width is learnt."""
         channels = self.blueprint.channels_of(place, site)
-        if channels is None or site.node not in self.blueprint.gated[place]:
+        if channels is None or not self._is_asked(place, site):
             return 0
         return int((self.blueprint.group_of[channels] >= 0).sum())
+
+    def _is_asked(self, place: int, site: Site) -> bool:
+        is_stream = any(stream.site is site for stream in self.blueprint.streams)
+        return is_stream or site.node in self.blueprint.asked[place]
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""
@@ -131,8 +136,17 @@ def choose(
     leaves: tuple[Leaf, ...] = (),
     *,
     must_learn: bool = True,
+    with_streams: bool = True,
 ) -> LearnableSites:
     """Return what is learnt in `net`.
+
+    Args:
+        net: The network.
+        inputs: Arguments for one call.
+        learn: What to learn, by layer name or glob.
+        leaves: Submodules that are not to be looked into.
+        must_learn: Whether there must be something to learn.
+        with_streams: Whether channels may be gated where they are read.
 
     Raises:
         InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
@@ -140,7 +154,11 @@ def choose(
     """
     wishes = _Wishes(learn)
     blueprint = build_channel_graph(
-        net, inputs, lambda site: Learn.WIDTH in wishes.of(site), leaves
+        net,
+        inputs,
+        lambda site: Learn.WIDTH in wishes.of(site),
+        leaves,
+        with_streams=with_streams,
     )
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
     branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
@@ -176,8 +194,9 @@ def choose_again(
         site.name
         for place, found in enumerate(old.sites)
         for site in found
-        if site.node in old.gated[place]
+        if site.node in old.asked[place]
     }
+    gated |= {stream.site.name for stream in old.streams if choice.n_learnt(0, stream.site)}
     new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
     new_of = _match_channels(old, new, dropped)
     groups = tuple(
@@ -237,7 +256,7 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
         module = find_module(net, site.module) if site.module else None
         return isinstance(module, TriState) and module.depth is not None
 
-    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False)
+    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False, with_streams=False)
     links, no_link = _find_links(net, blueprint, has_depth)
     removals = find_removals(net, blueprint.graphs, ())
     return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint), {}, {}, removals)
@@ -295,7 +314,8 @@ class _Wishes:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
         self._check_branches(key, choice, names)
-        for site in choice.blueprint.sites[0]:
+        streams = [stream.site for stream in choice.blueprint.bare_streams]
+        for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
                 continue
             reason = choice.width_reason(0, site)
@@ -335,7 +355,7 @@ class _Wishes:
         close = difflib.get_close_matches(key, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
-            f"learn[{key!r}] fits no activation site{hint} Sites are named after the layer in "
+            f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
             f"front of them: {', '.join(sites[:20])}{named if self.branches else ''}"
         )
 
@@ -373,6 +393,8 @@ def _find_links(
             links[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
+    for stream in blueprint.streams:
+        reasons.setdefault(stream.site.name, Reason("no activation behind it", _DEPTH_FIX))
     return links, reasons
 
 

@@ -14,7 +14,7 @@ WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class CaffeNetSizes:
     """What a CaffeNet is fitted to.
 
     Attributes:
@@ -50,9 +50,9 @@ class CaffeNet(nn.Module):
     `archlearn.models.pretrained`.
     """
 
-    def __init__(self, sizes: Sizes | None = None) -> None:
+    def __init__(self, sizes: CaffeNetSizes | None = None) -> None:
         super().__init__()
-        sizes = sizes or Sizes()
+        sizes = sizes or CaffeNetSizes()
         first, second, third, fourth, fifth, sixth, seventh = sizes.widths
         self.conv1 = nn.Conv2d(sizes.n_channels, first, 11, stride=4)
         self.pool1 = nn.MaxPool2d(3, 2)

@@ -14,7 +14,7 @@ SMALLEST_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MobileNetStage:
     """Inverted residual blocks of one width; the stride is that of the first one."""
 
     expansion: int
@@ -24,13 +24,13 @@ class Stage:
 
 
 STAGES = (
-    Stage(1, 16, 1, 1),
-    Stage(6, 24, 2, 1),
-    Stage(6, 32, 3, 2),
-    Stage(6, 64, 4, 2),
-    Stage(6, 96, 3, 1),
-    Stage(6, 160, 3, 2),
-    Stage(6, 320, 1, 1),
+    MobileNetStage(1, 16, 1, 1),
+    MobileNetStage(6, 24, 2, 1),
+    MobileNetStage(6, 32, 3, 2),
+    MobileNetStage(6, 64, 4, 2),
+    MobileNetStage(6, 96, 3, 1),
+    MobileNetStage(6, 160, 3, 2),
+    MobileNetStage(6, 320, 1, 1),
 )
 FIRST, LAST = 32, 1280
 
@@ -66,7 +66,7 @@ class MobileNetV2(nn.Module):
         self,
         n_channels: int = 3,
         n_outputs: int = 10,
-        stages: Sequence[Stage] = STAGES,
+        stages: Sequence[MobileNetStage] = STAGES,
         first: int = FIRST,
         last: int = LAST,
     ) -> None:

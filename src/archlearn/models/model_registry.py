@@ -19,7 +19,7 @@ from archlearn.models.user_code import (
 )
 
 Shape = tuple[int, ...]
-KINDS = {
+MODELS = {
     "lenet": "20-50-500-10, the paper's network for MNIST; lenet:8-12-20 chooses widths",
     "deep-lenet": "20-50-(75 x 6)-10; deep-lenet:12 chooses how many",
     "mlp": "300-100 hidden; mlp:500-200-100 chooses others",
@@ -57,7 +57,7 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
         return ConvNet(_square(name, input_shape, 8)[0], n_outputs)
     if kind == "caffenet":
         channels, side = _square(name, input_shape, caffenet.SMALLEST_SIDE)
-        sizes = caffenet.Sizes(
+        sizes = caffenet.CaffeNetSizes(
             n_channels=channels, side=side, n_outputs=n_outputs, factor=_factor(rest or "1", name)
         )
         return caffenet.CaffeNet(sizes)
@@ -143,7 +143,7 @@ def _wanted(function: Callable[..., object], **offered: object) -> dict[str, obj
 
 
 def _unknown(name: str) -> InputError:
-    kinds = [kind.partition(":")[0] for kind in KINDS]
+    kinds = [kind.partition(":")[0] for kind in MODELS]
     near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"there is no model {name!r}; {hint}choose one of {', '.join(KINDS)}")
+    return InputError(f"there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
 from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
-from archlearn.reporting.figures import FONT_SIZE, WIDTH, new_figure, write_text
-from archlearn.reporting.run_reader import Run
+from archlearn.reporting.figures import FIGURE_WIDTH, FONT_SIZE, draw_text, new_figure
+from archlearn.reporting.run_reader import RunRecord
 
 BAR = 0.56
 """Height of a bar, where rows are one apart."""
@@ -30,7 +30,7 @@ class LayerChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Silhouette:
+class ArchitectureDiagram:
     """The numbers of the picture, in order of the network."""
 
     layers: tuple[LayerChange, ...]
@@ -41,7 +41,7 @@ class Silhouette:
         return max(_half(layer.before) for layer in self.layers)
 
 
-def read_silhouette(run: Run) -> Silhouette:
+def read_diagram(run: RunRecord) -> ArchitectureDiagram:
     """Return each layer of the network at the start, with what became of it."""
     changes = tuple(
         LayerChange(
@@ -51,10 +51,10 @@ def read_silhouette(run: Run) -> Silhouette:
         )
         for name, width in run.before.widths.items()
     )
-    return Silhouette(layers=changes)
+    return ArchitectureDiagram(layers=changes)
 
 
-def draw_silhouette(numbers: Silhouette) -> Figure:
+def draw_diagram(numbers: ArchitectureDiagram) -> Figure:
     """Draw hollow bars for the start and filled ones for what is left.
 
     A bar is as long as the square root of its channels, so that 10 beside 500 can be seen.
@@ -79,17 +79,17 @@ def draw_silhouette(numbers: Silhouette) -> Figure:
     return figure
 
 
-def describe_silhouette(numbers: Silhouette) -> str:
+def describe_diagram(numbers: ArchitectureDiagram) -> str:
     """Return the picture in words, for those who do not see it."""
     return "; ".join(f"{layer.name}: {_change(layer)}" for layer in numbers.layers)
 
 
-def _find_ends(numbers: Silhouette, size: float) -> tuple[float, float]:
+def _find_ends(numbers: ArchitectureDiagram, size: float) -> tuple[float, float]:
     """Return where the axis begins and ends, so that names and numbers have room beside it."""
     character = 0.62 * size
     left = character * (1 + max(len(_shorten(layer.name)) for layer in numbers.layers))
     right = character * (1 + max(len(_change(layer)) for layer in numbers.layers))
-    unit = (WIDTH - left - right) / (2 * numbers.longest)
+    unit = (FIGURE_WIDTH - left - right) / (2 * numbers.longest)
     return -numbers.longest - left / unit, numbers.longest + right / unit
 
 
@@ -123,8 +123,8 @@ def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -
 def _write_row_(axes: Axes, place: int, layer: LayerChange, size: float) -> None:
     colour = (MUTED if layer.after in (None, layer.before) else INK).light
     left, right = axes.get_xlim()
-    write_text(axes, left, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
-    write_text(axes, right, place, _change(layer), ha="right", fontsize=size, color=colour)
+    draw_text(axes, left, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
+    draw_text(axes, right, place, _change(layer), ha="right", fontsize=size, color=colour)
 
 
 def _shorten(name: str) -> str:

@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from archlearn.reporting.architecture_diagram import (
-    describe_silhouette,
-    draw_silhouette,
-    read_silhouette,
+    describe_diagram,
+    draw_diagram,
+    read_diagram,
 )
 from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
 from archlearn.reporting.figures import (
     FONT_SIZE,
     FigureItem,
+    draw_text,
     format_share_ticks_,
     label_axes,
     make_item,
     new_figure,
     tick_logarithmic_,
-    write_text,
 )
 from archlearn.reporting.formatting import (
     format_count,
@@ -33,7 +33,7 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.run_reader import Run, Table, as_number, is_table
+from archlearn.reporting.run_reader import JsonTable, RunRecord, as_number, is_table
 from archlearn.reporting.sections import (
     PICTURE_NOTE,
     TableItem,
@@ -47,7 +47,7 @@ IGNORED = ("out", "name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class RunPoint:
     """One run: its number in the table, its parameters and its score on validation data."""
 
     number: int
@@ -67,17 +67,17 @@ class Frontier:
     data: str
     score_name: str
     lower_is_better: bool
-    points: tuple[Point, ...]
-    best: tuple[Point, ...]
+    points: tuple[RunPoint, ...]
+    best: tuple[RunPoint, ...]
 
 
-def read_frontiers(runs: Sequence[Run]) -> tuple[Frontier, ...]:
+def read_frontiers(runs: Sequence[RunRecord]) -> tuple[Frontier, ...]:
     """Return one frontier for each data set and kind of score, numbered as in the table."""
-    groups: dict[tuple[str, bool], list[Point]] = {}
+    groups: dict[tuple[str, bool], list[RunPoint]] = {}
     for number, run in enumerate(runs, start=1):
         score = run.validation_score
         if score is not None and run.after.parameters:
-            point = Point(number=number, parameters=run.after.parameters, score=score)
+            point = RunPoint(number=number, parameters=run.after.parameters, score=score)
             groups.setdefault((run.data, run.regression), []).append(point)
     return tuple(
         Frontier(
@@ -91,17 +91,17 @@ def read_frontiers(runs: Sequence[Run]) -> tuple[Frontier, ...]:
     )
 
 
-def find_best(points: Sequence[Point], *, lower_is_better: bool) -> tuple[Point, ...]:
+def find_best(points: Sequence[RunPoint], *, lower_is_better: bool) -> tuple[RunPoint, ...]:
     """Return the points that none of fewer or equal parameters matches, smallest first."""
     sign = 1 if lower_is_better else -1
-    best: list[Point] = []
+    best: list[RunPoint] = []
     for point in sorted(points, key=lambda p: (p.parameters, sign * p.score)):
         if not best or sign * point.score < sign * best[-1].score:
             best.append(point)
     return tuple(best)
 
 
-def draw_frontier(numbers: Frontier) -> Figure:
+def draw_run_frontier(numbers: Frontier) -> Figure:
     """Draw each run as its number in the table, those that no other beats filled and joined."""
     figure, axes = new_figure(height=225, width=380)
     axes.set_xscale("log")
@@ -125,7 +125,7 @@ def draw_frontier(numbers: Frontier) -> Figure:
         )
         shade = (SURFACE if best else MUTED).light
         place = (point.parameters, point.score)
-        write_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
+        draw_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
     _set_axes_(figure, numbers)
     return figure
 
@@ -143,7 +143,7 @@ def _set_axes_(figure: Figure, numbers: Frontier) -> None:
     label_axes(axes, "parameters, logarithmic", f"validation {numbers.score_name}")
 
 
-def describe_comparison(runs: Sequence[Run]) -> dict[str, Any]:
+def describe_comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what `template.html` needs for the page of several runs side by side."""
     groups = [numbers for numbers in read_frontiers(runs) if len(numbers.points) > 1]
     return {
@@ -158,7 +158,7 @@ def describe_comparison(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
+def find_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[object, ...]]:
     """Return each setting in which the runs differ, with its value in each run."""
     flat = [dict(_flatten(run.config)) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
@@ -170,7 +170,7 @@ def find_differences(runs: Sequence[Run]) -> dict[str, tuple[object, ...]]:
     }
 
 
-def _flatten(config: Table, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(config: JsonTable, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
         if is_table(value):
             yield from _flatten(value, f"{prefix}{name}.")
@@ -188,10 +188,10 @@ def _frontier(numbers: Frontier, place: int) -> FigureItem:
         f"run {p.number}: {p.parameters:,} parameters, {form(p.score)}" for p in numbers.points
     )
     title = f"Validation {numbers.score_name} against parameters on {numbers.data}."
-    return make_item(draw_frontier(numbers), f"frontier-{place}", title, (caption, words))
+    return make_item(draw_run_frontier(numbers), f"frontier-{place}", title, (caption, words))
 
 
-def _results(runs: Sequence[Run]) -> TableItem:
+def _results(runs: Sequence[RunRecord]) -> TableItem:
     score = " or ".join(dict.fromkeys(run.score_name for run in runs))
     costs = ("Parameters", "Fewer", "Multiply-adds", "Fewer")
     head = ("Run", f"Validation {score}", f"Test {score}", *costs, "Architecture", "Time")
@@ -199,7 +199,7 @@ def _results(runs: Sequence[Run]) -> TableItem:
     return TableItem("Runs side by side", head, rows)
 
 
-def _result(number: int, run: Run) -> tuple[object, ...]:
+def _result(number: int, run: RunRecord) -> tuple[object, ...]:
     before, after = run.before, run.after
     seconds = as_number(run.summary.get("seconds"))
     return (
@@ -216,7 +216,7 @@ def _result(number: int, run: Run) -> tuple[object, ...]:
     )
 
 
-def _settings(runs: Sequence[Run]) -> TableItem | None:
+def _settings(runs: Sequence[RunRecord]) -> TableItem | None:
     differences = find_differences(runs)
     if not differences:
         return None
@@ -227,8 +227,8 @@ def _settings(runs: Sequence[Run]) -> TableItem | None:
     return TableItem("Settings that differ between the runs", ("Run", *differences), rows)
 
 
-def _picture(number: int, run: Run) -> FigureItem:
-    numbers = read_silhouette(run)
-    texts = (write_widths(run.after), describe_silhouette(numbers))
+def _picture(number: int, run: RunRecord) -> FigureItem:
+    numbers = read_diagram(run)
+    texts = (write_widths(run.after), describe_diagram(numbers))
     title = f"{number} {run.name}:"
-    return make_item(draw_silhouette(numbers), f"architecture-{number}", title, texts)
+    return make_item(draw_diagram(numbers), f"architecture-{number}", title, texts)

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from archlearn.reporting.colours import ALL, DASHES, GRID, INK, MUTED, SERIES
 from archlearn.reporting.formatting import format_percent, format_short_count
 from archlearn.reporting.series import (
+    GATE_THRESHOLD,
     N_BINS,
     STRETCHED_FROM,
-    THRESHOLD,
+    AxisScale,
+    FigureData,
     GateCounts,
-    Line,
-    Lines,
-    Scale,
+    Series,
 )
 
-WIDTH = 330.0
+FIGURE_WIDTH = 330.0
 
 
 """Width of a figure in points; a phone shows it about as wide as it is."""
@@ -41,7 +41,7 @@ POINTS_PER_INCH = 72.0
 FONT_SIZE = 9.5
 
 
-def new_figure(height: float = 190.0, width: float = WIDTH) -> tuple[Figure, Axes]:
+def new_figure(height: float = 190.0, width: float = FIGURE_WIDTH) -> tuple[Figure, Axes]:
     """Return an empty figure of so many points, and its only axes."""
     size = (width / POINTS_PER_INCH, height / POINTS_PER_INCH)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.03)
@@ -113,7 +113,7 @@ def label_axes(axes: Axes, x: str, y: str) -> None:
         figure.suptitle(y, x=0.005, ha="left", color=MUTED.light, fontsize=FONT_SIZE)
 
 
-def write_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+def draw_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
     """Write at a point of the data, in ink unless a colour is given, and as it is: no formulas."""
     settings: dict[str, Any] = {
         "color": INK.light,
@@ -124,7 +124,7 @@ def write_text(axes: Axes, x: float, y: float, text: str, **options: Any) -> Non
     axes.text(x, y, text, parse_math=False, **settings)
 
 
-def spread(values: Sequence[float], distance: float) -> list[float]:
+def spread_labels(values: Sequence[float], distance: float) -> list[float]:
     """Return the values moved apart to `distance` at least, in order, near where they were.
 
     Labels of lines that end close together are so kept from covering each other.
@@ -176,7 +176,7 @@ _STEPS = (
 _ACCURACIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
 
-def set_scale_(axes: Axes, scale: Scale, values: Sequence[float]) -> None:
+def set_scale_(axes: Axes, scale: AxisScale, values: Sequence[float]) -> None:
     """Scale and tick the vertical axis for these values."""
     if scale == "log":
         axes.set_yscale("log")
@@ -216,7 +216,7 @@ def _write_share(share: float, _: int | None) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _set_linear_(axes: Axes, scale: Scale, values: Sequence[float]) -> None:
+def _set_linear_(axes: Axes, scale: AxisScale, values: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=scale == "count"))
     axes.set_ylim(bottom=0)
     if scale == "share":
@@ -251,7 +251,7 @@ LABEL_DISTANCE = 0.09
 """Least distance of two labels, as a share of the height of the axes."""
 
 
-def draw_lines(numbers: Lines) -> Figure:
+def draw_lines(numbers: FigureData) -> Figure:
     """Draw the lines; several have their names at their ends, and a single one its last value."""
     figure, axes = new_figure()
     lines = _drawable(numbers)
@@ -276,30 +276,30 @@ def draw_lines(numbers: Lines) -> Figure:
     return figure
 
 
-def _drawable(numbers: Lines) -> list[Line]:
+def _drawable(numbers: FigureData) -> list[Series]:
     """Return the lines without what a logarithmic axis cannot show."""
     if numbers.scale != "log":
         return [line for line in numbers.lines if line.values]
     return [_positive(line) for line in numbers.lines if any(v > 0 for v in line.values)]
 
 
-def _positive(line: Line) -> Line:
+def _positive(line: Series) -> Series:
     points = [(e, v) for e, v in zip(line.epochs, line.values, strict=True) if v > 0]
     return replace(line, epochs=tuple(e for e, _ in points), values=tuple(v for _, v in points))
 
 
-def _last_value(scale: str, lines: Sequence[Line]) -> str:
+def _last_value(scale: str, lines: Sequence[Series]) -> str:
     value = lines[0].values[-1] if lines else 0.0
     return format_percent(value) if scale in ("accuracy", "share") else format_short_count(value)
 
 
-def _write_ends_(axes: Axes, lines: Sequence[Line], labels: Sequence[str]) -> None:
+def _write_ends_(axes: Axes, lines: Sequence[Series], labels: Sequence[str]) -> None:
     ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
     heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
-    for index, height in enumerate(spread(heights, LABEL_DISTANCE)):
+    for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
         colour = SERIES[index % len(SERIES)].light
         place = {"transform": axes.transAxes, "color": colour}
-        write_text(axes, 1.02, height, labels[index], **place)
+        draw_text(axes, 1.02, height, labels[index], **place)
 
 
 COLOURS = "cividis"
@@ -317,7 +317,7 @@ class WidthMap:
     shares: tuple[tuple[float, ...], ...]
 
 
-def width_map(numbers: Lines) -> WidthMap:
+def width_map(numbers: FigureData) -> WidthMap:
     """Return lines over epochs as rows over the same epochs."""
     epochs = tuple(sorted({epoch for line in numbers.lines for epoch in line.epochs}))
     found = [dict(zip(line.epochs, line.values, strict=True)) for line in numbers.lines]
@@ -368,7 +368,7 @@ def draw_histogram(numbers: GateCounts) -> Figure:
     for counts, colour in ((numbers.width, SERIES[0]), (numbers.depth, SERIES[1])):
         axes.bar(places, counts, 0.86 / N_BINS, bottom=bottom, color=colour.light)
         bottom = bottom + np.array(counts)
-    axes.axvline(THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
+    axes.axvline(GATE_THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.18 * max(1.0, float(bottom.max())))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -376,8 +376,8 @@ def draw_histogram(numbers: GateCounts) -> Figure:
     label_axes(axes, "value of the gate", "gates")
     top = 1.1 * float(bottom.max() or 1)
     dropped = numbers.n_width - numbers.kept
-    write_text(axes, 0.48, top, f"{dropped:,} dropped", ha="right")
-    write_text(axes, 0.52, top, f"{numbers.kept:,} kept")
+    draw_text(axes, 0.48, top, f"{dropped:,} dropped", ha="right")
+    draw_text(axes, 0.52, top, f"{numbers.kept:,} kept")
     return figure
 
 
@@ -397,7 +397,7 @@ def draw_gate_history(numbers: tuple[GateCounts, ...]) -> Figure:
         extent=(first - 0.5, last + 0.5, 0, 1),
     )
     axes.grid(visible=False)
-    axes.axhline(THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
+    axes.axhline(GATE_THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
     axes.axhline(1, color=GRID.light, linewidth=0.8)
     axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

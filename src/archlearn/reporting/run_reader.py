@@ -10,13 +10,13 @@ from typing import TypeGuard, cast
 
 from archlearn.errors import InputError
 
-Table = Mapping[str, object]
+JsonTable = Mapping[str, object]
 
 
 """An object read from JSON or TOML."""
 
 
-def is_table(value: object) -> TypeGuard[Table]:
+def is_table(value: object) -> TypeGuard[JsonTable]:
     """Say whether a value is a JSON object or a TOML table."""
     return isinstance(value, dict)
 
@@ -26,7 +26,7 @@ def is_list(value: object) -> TypeGuard[list[object]]:
     return isinstance(value, list)
 
 
-def as_table(value: object) -> Table:
+def as_table(value: object) -> JsonTable:
     """Return a JSON object as it is, and an empty one for anything else."""
     return value if is_table(value) else {}
 
@@ -73,6 +73,7 @@ class Epoch:
         gap: Mean distance of a gate from its nearer binary value.
         budget_path: What each cost with a budget may be at this moment.
         price: What the next channel to go earns for what it costs.
+        trained: What the network costs that a step computes; less, once channels are cut out.
     """
 
     epoch: int
@@ -90,10 +91,11 @@ class Epoch:
     seconds: float | None
     budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
     price: float | None = None
+    trained: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class NetworkState:
     """A network at one moment: its layers and what it costs."""
 
     architecture: str
@@ -103,7 +105,7 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RunRecord:
     """Everything the report knows of one run.
 
     Attributes:
@@ -125,11 +127,11 @@ class Run:
     validation_score: float | None
     test_score: float | None
     epochs: tuple[Epoch, ...]
-    before: Standing
-    after: Standing
+    before: NetworkState
+    after: NetworkState
     merged: tuple[str, ...]
-    config: Table
-    summary: Table
+    config: JsonTable
+    summary: JsonTable
     notes: tuple[str, ...]
 
     @property
@@ -149,9 +151,10 @@ class Run:
 
 
 CONFIG, METRICS, GATES, SUMMARY = "config.toml", "metrics.jsonl", "gates.jsonl", "summary.json"
+SPEED = "speed.json"
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunRecord:
     """Return what the folder of a finished or unfinished run holds.
 
     Raises:
@@ -159,7 +162,7 @@ def read_run(folder: Path) -> Run:
     """
     config = _read_config(folder)
     summary, summary_note = _read_summary(folder / SUMMARY)
-    rows = {as_count(row.get("epoch")): row for row in read_lines(folder / METRICS)}
+    rows = {as_count(row.get("epoch")): row for row in read_json_lines(folder / METRICS)}
     # A resumed run may have written an epoch twice: the later line holds.
     epochs = tuple(_epoch(n, rows[n]) for n in sorted(n for n in rows if n is not None))
     finished = bool(summary.get("finished", bool(summary)))
@@ -167,7 +170,7 @@ def read_run(folder: Path) -> Run:
     return _assemble(folder, config, summary, _Progress(epochs, finished, notes))
 
 
-def read_lines(path: Path) -> Iterator[Table]:
+def read_json_lines(path: Path) -> Iterator[JsonTable]:
     """Yield the objects of a file of JSON lines; a torn line, or no file, yields nothing."""
     if not path.is_file():
         return
@@ -176,6 +179,31 @@ def read_lines(path: Path) -> Iterator[Table]:
             row = as_table(_parse(line))
             if row:
                 yield row
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """Time and memory of a forward pass, before and after."""
+
+    device: str
+    batch_size: int
+    seconds: tuple[float, float]
+    bytes: tuple[float, float]
+
+
+def read_speed(folder: Path) -> list[SpeedRow]:
+    """Return what `archlearn evaluate` has measured of a run; nothing if it has not."""
+    path = folder / SPEED
+    found = as_table(_parse(path.read_bytes())).get("rows") if path.is_file() else None
+    rows: list[SpeedRow] = []
+    for row in map(as_table, as_items(found)):
+        size = as_count(row.get("batch_size"))
+        pairs = [[as_number(n) for n in as_items(row.get(key))] for key in ("seconds", "bytes")]
+        if size is not None and all(len(pair) == 2 and None not in pair for pair in pairs):
+            (before, after), (held, holds) = cast("list[list[float]]", pairs)
+            device = as_text(row.get("device"))
+            rows.append(SpeedRow(device, size, (before, after), (held, holds)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +220,7 @@ def _parse(text: bytes) -> object:
         return None
 
 
-def _read_config(folder: Path) -> Table:
+def _read_config(folder: Path) -> JsonTable:
     if not folder.is_dir():
         raise InputError(
             f"cannot report on {str(folder)!r}: there is no such folder; "
@@ -205,7 +233,7 @@ def _read_config(folder: Path) -> Table:
             f"missing (found: {found}); give a folder that `archlearn learn --out` has written"
         )
     try:
-        return cast("Table", tomllib.loads((folder / CONFIG).read_text("utf-8")))
+        return cast("JsonTable", tomllib.loads((folder / CONFIG).read_text("utf-8")))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits, too deep
         raise InputError(
             f"cannot report on {str(folder)!r}: {CONFIG} is not TOML ({error}); "
@@ -213,7 +241,7 @@ def _read_config(folder: Path) -> Table:
         ) from error
 
 
-def _read_summary(path: Path) -> tuple[Table, tuple[str, ...]]:
+def _read_summary(path: Path) -> tuple[JsonTable, tuple[str, ...]]:
     if not path.is_file():
         return {}, ()
     summary = as_table(_parse(path.read_bytes()))
@@ -231,7 +259,7 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
             yield f"{name} is missing, so its figures are left out."
 
 
-def _epoch(number: int, row: Table) -> Epoch:
+def _epoch(number: int, row: JsonTable) -> Epoch:
     error = as_number(row.get("validation_error"))
     accuracy = as_number(row.get("validation_accuracy"))
     linear = {name: bool(flag) for name, flag in as_table(row.get("linear")).items()}
@@ -252,10 +280,11 @@ def _epoch(number: int, row: Table) -> Epoch:
         seconds=as_number(row.get("seconds")),
         budget_path={name: round(as_number(limit) or 0) for name, limit in path.items()},
         price=as_number(row.get("price")),
+        trained=counts_by_name(row.get("trained")),
     )
 
 
-def _standing(summary: Table, epoch: Epoch | None) -> Standing:
+def _standing(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
     entries = [as_table(entry) for entry in as_items(summary.get("widths"))]
     widths = counts_by_name({as_text(e.get("name")): e.get("width") for e in entries})
     if not widths and epoch is not None:
@@ -264,7 +293,7 @@ def _standing(summary: Table, epoch: Epoch | None) -> Standing:
     multiply_adds = as_count(summary.get("multiply_adds"))
     if not summary and epoch is not None:
         parameters, multiply_adds = epoch.parameters, epoch.multiply_adds
-    return Standing(
+    return NetworkState(
         architecture=as_text(summary.get("architecture")) or "-".join(map(str, widths.values())),
         widths=widths,
         parameters=parameters,
@@ -272,12 +301,14 @@ def _standing(summary: Table, epoch: Epoch | None) -> Standing:
     )
 
 
-def _assemble(folder: Path, config: Table, summary: Table, progress: _Progress) -> Run:
+def _assemble(
+    folder: Path, config: JsonTable, summary: JsonTable, progress: _Progress
+) -> RunRecord:
     task = as_text(summary.get("task")) or as_text(config.get("task"))
     epochs = progress.epochs
     regression = task == "regression" or any(epoch.is_error for epoch in epochs)
     test_score = as_number(summary.get("test_error" if regression else "test_accuracy"))
-    return Run(
+    return RunRecord(
         folder=folder,
         name=as_text(summary.get("name")) or folder.resolve().name,
         model=as_text(summary.get("model")) or as_text(config.get("model")),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from archlearn.reporting.architecture_diagram import (
-    describe_silhouette,
-    draw_silhouette,
-    read_silhouette,
+    describe_diagram,
+    draw_diagram,
+    read_diagram,
 )
 from archlearn.reporting.figures import (
     FigureItem,
@@ -29,9 +29,9 @@ from archlearn.reporting.formatting import (
 from archlearn.reporting.run_reader import (
     GATES,
     Epoch,
-    Run,
-    Standing,
-    Table,
+    JsonTable,
+    NetworkState,
+    RunRecord,
     as_count,
     as_items,
     as_number,
@@ -39,11 +39,12 @@ from archlearn.reporting.run_reader import (
     as_text,
     is_list,
     is_table,
-    read_lines,
+    read_json_lines,
+    read_speed,
 )
 from archlearn.reporting.series import (
+    FigureData,
     GateCounts,
-    Lines,
     budget_lines,
     count_gates,
     depth_lines,
@@ -83,7 +84,7 @@ class TableItem:
     rows: Sequence[Sequence[object]]
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: RunRecord) -> dict[str, Any]:
     """Return what `template.html` needs for the page of one run."""
     known = (run.before, run.after) if run.before.architecture else ()
     numbers = as_table(run.summary.get("normalisation"))
@@ -99,6 +100,7 @@ def describe_run(run: Run) -> dict[str, Any]:
             ("Cost", "Before", "After", "Left", "Fewer"),
             [_cost_row(*cost) for cost in _counted(run)],
         ),
+        "speed": _speed(run),
         "progress": [item for item in _progress(run) if item is not None],
         "epochs": _epochs(run),
         "gates": list(_gates(run)),
@@ -112,12 +114,12 @@ def describe_run(run: Run) -> dict[str, Any]:
     }
 
 
-def write_title(run: Run) -> str:
+def write_title(run: RunRecord) -> str:
     """Return what was learnt on what, in the user's own words."""
     return f"{run.model or 'A model'} on {run.data or 'data'}"
 
 
-def write_widths(standing: Standing) -> str:
+def write_widths(standing: NetworkState) -> str:
     """Return the architecture; its sums only where it is no chain, or too long to be read."""
     widths = standing.widths.values()
     if len(widths) <= MOST_WIDTHS and "\n" not in standing.architecture:
@@ -125,7 +127,7 @@ def write_widths(standing: Standing) -> str:
     return f"{sum(widths):,} channels in {len(widths)} layers"
 
 
-def format_score(run: Run, score: float | None) -> str:
+def format_score(run: RunRecord, score: float | None) -> str:
     """Return an accuracy of a run in per cent, or its squared error."""
     return format_number(score) if run.regression else format_percent(score)
 
@@ -144,7 +146,7 @@ def say(value: object) -> str:
     return "–" if value is None or value == "" else str(value)
 
 
-def _tiles(run: Run) -> list[tuple[str, str, str]]:
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return label, value and remark of each main number."""
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
@@ -167,7 +169,7 @@ def _remark(saved: str, before: int | None, after: int | None) -> str:
     return saved if before != after else "unchanged"
 
 
-def _counted(run: Run) -> tuple[tuple[str, int | None, int | None], ...]:
+def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
     before, after = run.before, run.after
     return (
         ("Parameters", before.parameters, after.parameters),
@@ -187,16 +189,37 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
     )
 
 
-def _architecture(run: Run) -> FigureItem | None:
+def _speed(run: RunRecord) -> TableItem | None:
+    """Return what `archlearn evaluate` has measured, beside the ratio of multiply-adds."""
+    rows = read_speed(run.folder)
+    if not rows:
+        return None
+    counted = format_ratio(run.before.multiply_adds, run.after.multiply_adds)
+    return TableItem(
+        f"Time and memory of a forward pass; it has {counted} fewer multiply-adds",
+        ("Device and batch", "Before", "After", "Faster", "Memory before", "After"),
+        [
+            (
+                f"{row.device}, {row.batch_size}",
+                *(f"{1000 * seconds:.3g}\u00a0ms" for seconds in row.seconds),
+                format_ratio(*row.seconds),
+                *map(format_bytes, row.bytes),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _architecture(run: RunRecord) -> FigureItem | None:
     if not run.before.widths:
         return None
     now = "after compacting" if run.finished else "as the gates stand now"
-    numbers = read_silhouette(run)
-    texts = (f"Outline: at the start. Filled: {now}. {PICTURE_NOTE}", describe_silhouette(numbers))
-    return make_item(draw_silhouette(numbers), "architecture", "Channels of each layer.", texts)
+    numbers = read_diagram(run)
+    texts = (f"Outline: at the start. Filled: {now}. {PICTURE_NOTE}", describe_diagram(numbers))
+    return make_item(draw_diagram(numbers), "architecture", "Channels of each layer.", texts)
 
 
-def _progress(run: Run) -> Iterator[FigureItem | None]:
+def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     """Yield the figures over epochs; None for what was not measured."""
     name = run.score_name.capitalize()
     yield _over_epochs("score", f"{name}.", "On validation data.", score_lines(run))
@@ -209,12 +232,13 @@ def _progress(run: Run) -> Iterator[FigureItem | None]:
         caption = "A linear layer can merge with the next."
     yield _over_epochs("depth", "Depth.", caption, depth) or FigureItem("depth", "Depth.", caption)
     yield _over_epochs("size", "Size.", "If compacted at that epoch.", parameter_lines(run))
-    yield _over_epochs("budget", "Budget.", "The cost, and what it may be.", budget_lines(run))
+    told = "The cost, what it may be, and what a step computes."
+    yield _over_epochs("budget", "Budget.", told, budget_lines(run))
     yield _over_epochs("price", "Price.", "Channels that earn less are closed.", price_lines(run))
     yield _over_epochs("gap", "Binarisation gap.", "At 0, every gate is binary.", gap_lines(run))
 
 
-def _over_epochs(name: str, title: str, caption: str, numbers: Lines) -> FigureItem | None:
+def _over_epochs(name: str, title: str, caption: str, numbers: FigureData) -> FigureItem | None:
     if numbers.empty:
         return None
     as_map = name == "widths" and len(numbers.lines) > MOST_LINES
@@ -222,7 +246,7 @@ def _over_epochs(name: str, title: str, caption: str, numbers: Lines) -> FigureI
     return make_item(figure, name, title, (caption, describe_lines(numbers)))
 
 
-def describe_lines(numbers: Lines) -> str:
+def describe_lines(numbers: FigureData) -> str:
     """Return the first and last value of each line, in words."""
     form = format_percent if numbers.scale in ("share", "accuracy") else format_number
     return "; ".join(
@@ -233,7 +257,7 @@ def describe_lines(numbers: Lines) -> str:
     )
 
 
-def _epochs(run: Run) -> TableItem:
+def _epochs(run: RunRecord) -> TableItem:
     head = (
         *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
         *("Penalty", "Gap", "Parameters", "Time"),
@@ -241,7 +265,7 @@ def _epochs(run: Run) -> TableItem:
     return TableItem("Numbers by epoch", head, [_epoch_row(run, epoch) for epoch in run.epochs])
 
 
-def _epoch_row(run: Run, epoch: Epoch) -> tuple[str, ...]:
+def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
     return (
         str(epoch.epoch),
         format_number(epoch.train_loss),
@@ -254,9 +278,9 @@ def _epoch_row(run: Run, epoch: Epoch) -> tuple[str, ...]:
     )
 
 
-def _gates(run: Run) -> Iterator[FigureItem]:
+def _gates(run: RunRecord) -> Iterator[FigureItem]:
     """Yield where the gates stand, and how they came there."""
-    counts = count_gates(read_lines(run.folder / GATES))
+    counts = count_gates(read_json_lines(run.folder / GATES))
     if not counts or not counts[-1].n_width + counts[-1].n_depth:
         return
     words = _describe_gates(counts[-1])
@@ -279,7 +303,7 @@ def _describe_gates(counts: GateCounts) -> str:
     )
 
 
-def _certificate(certificate: Table) -> dict[str, Any]:
+def _certificate(certificate: JsonTable) -> dict[str, Any]:
     """Return what was compared, the differences found, and whatever else a certificate holds."""
     if not certificate:
         return {}
@@ -306,7 +330,7 @@ def _name_words(key: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _compact(run: Run) -> dict[str, str]:
+def _compact(run: RunRecord) -> dict[str, str]:
     """Return how to load the compact model, with this package and without it."""
     files = as_table(run.summary.get("files"))
     path = run.folder / (as_text(files.get("compact")) or "compact.safetensors")
@@ -319,7 +343,7 @@ def _compact(run: Run) -> dict[str, str]:
     }
 
 
-def _normalisation(numbers: Table) -> Iterator[str]:
+def _normalisation(numbers: JsonTable) -> Iterator[str]:
     """Say what the model expects of its inputs, and what its outputs are, where it is known."""
     if as_items(numbers.get("mean")):
         yield (
@@ -339,7 +363,7 @@ def _few(value: object) -> str:
     return say(value) if len(as_items(value)) <= MOST_NUMBERS else "as in summary.json"
 
 
-def _configuration(run: Run) -> Iterator[tuple[str, Iterable[tuple[str, str]]]]:
+def _configuration(run: RunRecord) -> Iterator[tuple[str, Iterable[tuple[str, str]]]]:
     """Yield the settings of each part of the file, under its name."""
     plain = {key: value for key, value in run.config.items() if not is_table(value)}
     parts = {name: as_table(value) for name, value in run.config.items()}
@@ -349,7 +373,7 @@ def _configuration(run: Run) -> Iterator[tuple[str, Iterable[tuple[str, str]]]]:
             yield name, [(key, say(value)) for key, value in values.items()]
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield data, time, machine and versions that made the run."""
     summary = run.summary
     if summary.get("data_source"):
@@ -362,6 +386,12 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
         if key in summary:
             yield name, say(summary[key])
+    cut = as_table(summary.get("shrinking"))
+    if cut:
+        epochs = ", ".join(say(epoch) for epoch in as_items(cut.get("epochs")))
+        share = 100 * (as_number(cut.get("multiply_adds")) or 0.0)
+        yield "Channels cut out", f"in the epochs {epochs}"
+        yield "Computed by a step", f"{share:.0f} % of the original's multiply-adds, on average"
     for key in ("hardware", "versions"):
         for name, value in as_table(summary.get(key)).items():
             yield name, say(value)

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from archlearn.reporting.run_reader import (
     Epoch,
-    Run,
-    Table,
+    JsonTable,
+    RunRecord,
     as_count,
     as_items,
     as_number,
     as_table,
 )
 
-THRESHOLD = 0.5
+GATE_THRESHOLD = 0.5
 
 
-DECIDED = 0.1
+DECIDED_WITHIN = 0.1
 
 
 """A gate this near to 0 or 1 counts as decided."""
@@ -57,7 +57,7 @@ class GateCounts:
         return sum(self.depth)
 
 
-def count_gates(lines: Iterable[Table]) -> tuple[GateCounts, ...]:
+def count_gates(lines: Iterable[JsonTable]) -> tuple[GateCounts, ...]:
     """Return the counts of each epoch in order; of an epoch written twice, the later holds.
 
     The lines are read one by one, so that a long run of a large network fits into memory.
@@ -66,7 +66,7 @@ def count_gates(lines: Iterable[Table]) -> tuple[GateCounts, ...]:
     return tuple(counts[epoch] for epoch in sorted(counts))
 
 
-def _counts(lines: Iterable[Table]) -> Iterator[GateCounts]:
+def _counts(lines: Iterable[JsonTable]) -> Iterator[GateCounts]:
     for line in lines:
         epoch = as_count(line.get("epoch"))
         if epoch is not None:
@@ -77,8 +77,8 @@ def _counts(lines: Iterable[Table]) -> Iterator[GateCounts]:
                 epoch=epoch,
                 width=_bin(width),
                 depth=_bin(depth),
-                kept=int((width >= THRESHOLD).sum()),
-                undecided=int((np.minimum(both, 1 - both) > DECIDED).sum()),
+                kept=int((width >= GATE_THRESHOLD).sum()),
+                undecided=int((np.minimum(both, 1 - both) > DECIDED_WITHIN).sum()),
             )
 
 
@@ -96,7 +96,7 @@ def _bin(gates: NDArray[np.float64]) -> tuple[int, ...]:
     return tuple(int(count) for count in counts)
 
 
-Scale = Literal["share", "accuracy", "log", "linear", "count"]
+AxisScale = Literal["share", "accuracy", "log", "linear", "count"]
 
 
 _COSTS = ("parameters", "multiply_adds")
@@ -109,7 +109,7 @@ STRETCHED_FROM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Series:
     """One quantity over the epochs at which it was measured."""
 
     label: str
@@ -118,7 +118,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lines:
+class FigureData:
     """The numbers of a figure over epochs.
 
     Attributes:
@@ -129,8 +129,8 @@ class Lines:
     """
 
     measure: str
-    scale: Scale
-    lines: tuple[Line, ...]
+    scale: AxisScale
+    lines: tuple[Series, ...]
     span: tuple[int, int]
 
     @property
@@ -139,7 +139,7 @@ class Lines:
         return not any(line.values for line in self.lines)
 
 
-def score_lines(run: Run) -> Lines:
+def score_lines(run: RunRecord) -> FigureData:
     """Return the accuracy over epochs, or the squared error for regression."""
     line = _line(run, "validation", lambda epoch: epoch.score)
     if run.regression:
@@ -149,7 +149,7 @@ def score_lines(run: Run) -> Lines:
     return _lines(run, "accuracy, stretched near 100 %", "accuracy", (line,))
 
 
-def loss_lines(run: Run) -> Lines:
+def loss_lines(run: RunRecord) -> FigureData:
     """Return the loss on training and validation data, and the penalty, over epochs."""
     lines = (
         _line(run, "training", lambda epoch: epoch.train_loss),
@@ -160,22 +160,22 @@ def loss_lines(run: Run) -> Lines:
     return _lines(run, "loss, logarithmic", "log", measured)
 
 
-def gap_lines(run: Run) -> Lines:
+def gap_lines(run: RunRecord) -> FigureData:
     """Return how far the gates are from binary, on average, over epochs."""
     line = _line(run, "gap", lambda epoch: epoch.gap)
     return _lines(run, "mean distance from 0 or 1", "linear", (line,))
 
 
-def parameter_lines(run: Run) -> Lines:
+def parameter_lines(run: RunRecord) -> FigureData:
     """Return what compacting at each epoch would have left."""
     line = _line(run, "parameters", lambda epoch: epoch.parameters)
     return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
-def budget_lines(run: Run) -> Lines:
+def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
     names = [name for name in _COSTS if any(name in epoch.budget_path for epoch in run.epochs)]
-    lines: list[Line] = []
+    lines: list[Series] = []
     for name in names:
         start = getattr(run.before, name) or 1
 
@@ -186,24 +186,30 @@ def budget_lines(run: Run) -> Lines:
             limit = epoch.budget_path.get(name)
             return None if limit is None else limit / start
 
+        def trained(epoch: Epoch, name: str = name, start: int = start) -> float | None:
+            computed = epoch.trained.get(name)
+            return None if computed is None else computed / start
+
         words = name.replace("_", "-")
         lines += [_line(run, words, cost), _line(run, f"{words} allowed", allowed)]
+        if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
+            lines.append(_line(run, f"{words} in training", trained))
     return _lines(run, "part of the start", "share", tuple(lines))
 
 
-def price_lines(run: Run) -> Lines:
+def price_lines(run: RunRecord) -> FigureData:
     """Return the price over epochs: what the next channel to go earns for what it costs."""
     line = _line(run, "price", lambda epoch: epoch.price or None)
     return _lines(run, "earned for each unit of cost, logarithmic", "log", (line,))
 
 
-def depth_lines(run: Run) -> Lines:
+def depth_lines(run: RunRecord) -> FigureData:
     """Return the number of layers that do not stand at linear, where depth is learnt."""
     line = _line(run, "depth", _depth)
     return _lines(run, "layers that are not linear", "count", (line,))
 
 
-def width_lines(run: Run) -> Lines:
+def width_lines(run: RunRecord) -> FigureData:
     """Return each layer's share of channels kept; layers that never change are left out.
 
     The line of a layer that merges ends where the layer does, and says so.
@@ -215,9 +221,9 @@ def width_lines(run: Run) -> Lines:
     return _lines(run, measure, "share", changing)
 
 
-def _lines(run: Run, measure: str, scale: Scale, lines: tuple[Line, ...]) -> Lines:
+def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, ...]) -> FigureData:
     numbers = [epoch.epoch for epoch in run.epochs] or [0]
-    return Lines(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
+    return FigureData(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
 
 
 def _depth(epoch: Epoch) -> float | None:
@@ -226,12 +232,12 @@ def _depth(epoch: Epoch) -> float | None:
     return len(layers) if epoch.linear else None
 
 
-def _changes(run: Run, name: str) -> bool:
+def _changes(run: RunRecord, name: str) -> bool:
     first = run.before.widths[name]
     return first > 0 and any(epoch.widths.get(name) != first for epoch in run.epochs)
 
 
-def _width_line(run: Run, name: str) -> Line:
+def _width_line(run: RunRecord, name: str) -> Series:
     first = run.before.widths[name]
 
     def share(epoch: Epoch) -> float | None:
@@ -242,10 +248,10 @@ def _width_line(run: Run, name: str) -> Line:
     return _line(run, f"{name}, merged" if merged else name, share)
 
 
-def _line(run: Run, label: str, measure: Callable[[Epoch], float | None]) -> Line:
+def _line(run: RunRecord, label: str, measure: Callable[[Epoch], float | None]) -> Series:
     measured = [(epoch.epoch, measure(epoch)) for epoch in run.epochs]
     kept = [(epoch, float(value)) for epoch, value in measured if value is not None]
-    return Line(
+    return Series(
         label=label,
         epochs=tuple(epoch for epoch, _ in kept),
         values=tuple(value for _, value in kept),

@@ -1,7 +1,6 @@
 """`compact`: apply a plan to a copy of the model, and certify the result."""
 
 import logging
-import math
 from dataclasses import replace
 
 import torch
@@ -141,10 +140,7 @@ def _make(
     )
     moving = mutable_modules(traces, small)
     if certified:
-        shrink = blueprint.followed[0].shrink
-        comparison = Comparison(
-            (model, small), doubles, inputs, shrink, is_derived=True, movers=moving
-        )
+        comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
         certificate = _finish_(small, comparison, traces, changed)
     else:
         with preserve_weights(small, moving):
@@ -163,7 +159,7 @@ def _compact_scaled(
     doubles = cast_(small, {name: t.dtype for name, t in tensors_of(model)})
     if certified:
         with evaluating(model, small):
-            comparison = Comparison((model, small), doubles, inputs, math.inf, is_derived=True)
+            comparison = Comparison((model, small), doubles, inputs, is_derived=True)
             setattr(small, CERTIFICATE, comparison.certify())
     setattr(small, EXAMPLE, inputs)
     return small

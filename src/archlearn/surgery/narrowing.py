@@ -11,15 +11,11 @@ from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.nn.tristate import TriState
+from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
 from archlearn.tracing.traces import ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
-
-_NORMS = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-)  # fmt: skip
 
 
 @torch.no_grad()
@@ -108,13 +104,12 @@ def _update_sizes_(module: Any) -> None:
     elif isinstance(module, nn.modules.conv._ConvNd):
         module.out_channels = module.weight.shape[0]
         module.in_channels = module.weight.shape[1] * module.groups
-    elif isinstance(module, nn.PReLU):
-        module.num_parameters = module.weight.numel()
-    elif isinstance(module, _NORMS):
-        tensors: list[Tensor | None] = [module.weight, module.running_mean]
-        known = next((tensor for tensor in tensors if tensor is not None), None)
-        if known is not None:
-            module.num_features = len(known)
+    else:
+        spec = spec_of_class(type(module))
+        tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]
+        known: Tensor | None = next((tensor for tensor in tensors if tensor is not None), None)
+        if spec is not None and spec.sized_by and known is not None:
+            setattr(module, spec.sized_by, len(known))
 
 
 def _by_tensor(narrowings: Iterable[Narrowing]) -> dict[str, list[Narrowing]]:

@@ -15,6 +15,7 @@ from archlearn.analysis.labels import Labels, select, varying, without_repeats
 from archlearn.analysis.rules.reshape import as_selection
 from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
+from archlearn.op_table import spec_of
 from archlearn.tracing.example_inputs import check_argument
 from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
 from archlearn.tracing.source_location import source_of
@@ -74,18 +75,6 @@ class Cuts:
         )
 
 
-_RESHAPES = ("view", "reshape", "flatten", "view_as", "reshape_as")
-
-
-_EXPANDS = ("expand", "expand_as", "broadcast_to")
-
-
-_NEW = ("new_zeros", "new_ones", "new_full", "new_empty")
-
-
-_SPLITS = ("chunk", "split", "tensor_split")
-
-
 @dataclass(frozen=True, slots=True)
 class Move:
     """A call to be rewritten.
@@ -110,27 +99,10 @@ class Move:
 
 def rewrite_move(move: Move) -> fx.Node | None:
     """Return a new call that gives what is expected, or None if there is no simple one."""
-    name = _name_of(move)
-    writers: list[tuple[tuple[str, ...], Callable[[Move], fx.Node | None]]] = [
-        (_RESHAPES, _reshape),
-        (("unflatten", "Unflatten"), _unflatten),
-        (_EXPANDS, _expand),
-        (_NEW, _new),
-        (_SPLITS, _split),
-        (("pad",), _pad),
-        (("getitem", "narrow"), _slice),
-    ]
-    for names, write in writers:
-        if name in names and isinstance(move.source, Tensor):
-            return write(move)
-    return None
-
-
-def _name_of(move: Move) -> str:
-    node = move.node
-    if node.op == "call_module":
-        return type(find_module(move.net, str(node.target))).__name__
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    spec = spec_of(move.node, move.net)
+    if spec is None or not spec.narrowed_by or not isinstance(move.source, Tensor):
+        return None
+    return _WRITERS[spec.narrowed_by](move)
 
 
 def _reshape(move: Move) -> fx.Node | None:
@@ -199,7 +171,7 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
     if len(given) == 1 and isinstance(given[0], tuple | list):
         given = list(given[0])
     shape = list(move.expected.shape)
-    if len(given) != len(shape) or _name_of(move) == "flatten":
+    if len(given) != len(shape) or move.node.target in ("flatten", torch.flatten):
         given = list(shape)
         unchanged = move.full.shape[0] == shape[0]
         if infer and unchanged:
@@ -262,9 +234,9 @@ def _slice(move: Move) -> fx.Node | None:
     source = move.source
     if not isinstance(move.full, Labels):
         return None
-    index = move.node.args[1] if _name_of(move) == "getitem" else None
+    index = move.node.args[1]
     given = list(index) if isinstance(index, tuple | list) else [index]
-    if index is None or any(not isinstance(part, slice) for part in given if part is not ...):
+    if any(not isinstance(part, slice) for part in given if part is not ...):
         return None
     shortened = given
     given = _without_ellipsis(given, source.dim())
@@ -303,6 +275,17 @@ def _without_ellipsis(given: list[Any], n_dims: int) -> list[Any]:
 
 def _plain(move: Move, part: slice) -> slice:
     return slice(*(_value(move, value) for value in (part.start, part.stop, part.step)))
+
+
+_WRITERS: dict[str, Callable[[Move], fx.Node | None]] = {
+    "reshape": _reshape,
+    "unflatten": _unflatten,
+    "expand": _expand,
+    "new": _new,
+    "split": _split,
+    "pad": _pad,
+    "slice": _slice,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.rules.linear import splits_whole_groups
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.op_table import spec_of_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ def narrow_call_(
         return _narrow_local_response_(net, seen, node, dropped)
     if node.target in (torch.mean, "mean"):
         return _narrow_mean_(seen, node, dropped)
-    if isinstance(module, nn.modules.batchnorm._NormBase):
+    spec = None if module is None else spec_of_class(type(module))
+    if spec is not None and spec.rule == "normalization.within_channel":
         ids = _line(seen.out.ids, 1)
-        module.num_features = int((~dropped[seen.root[ids]]).sum())
+        setattr(module, spec.sized_by, int((~dropped[seen.root[ids]]).sum()))
     return False
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, fx
 from torch.fx.proxy import Attribute
 from torch.utils._pytree import tree_leaves, tree_map
 
+from archlearn.op_table import works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind
 from archlearn.tracing.source_location import is_ours
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
@@ -177,7 +178,7 @@ class AskingAttribute(Asking, Attribute):
         own = self.tracer.own_parameter(self.root) if self.attr in _COUNTS else None
         if own is None:
             made = super().__call__(*args, **kwargs)
-            if not _is_in_place(self.attr) or type(self.root) is not GuardedProxy:
+            if not works_in_place(self.attr) or type(self.root) is not GuardedProxy:
                 return made
             self.root.node = made.node  # whoever reads the tensor by its name reads the result
             return self.root
@@ -187,10 +188,6 @@ class AskingAttribute(Asking, Attribute):
         if k in _OF_NUMPY:
             raise AttributeError(k)
         return AskingAttribute(self, k)
-
-
-def _is_in_place(method: str) -> bool:
-    return method.endswith("_") and not method.endswith("__") and method != "requires_grad_"
 
 
 def parts_of(proxy: Any, n: int) -> Iterator[Any]:

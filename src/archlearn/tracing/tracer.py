@@ -14,7 +14,7 @@ from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate import TriState
-from archlearn.op_table import ACTIVATION_FUNCTIONS, has_activation
+from archlearn.op_table import ACTIVATE, has_activation, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes
 from archlearn.tracing.example_inputs import (
     Argument,
@@ -339,8 +339,11 @@ class ArchTracer(fx.Tracer):
             if further:
                 checked = (given[-1], config_flags(self.root))
                 self.create_proxy("call_function", check_keywords, checked, {})
+            # What was given in place of a tensor says more than that the tensor is missing.
+            in_order = sorted(arguments, key=lambda argument: argument.is_followed)
+            values = {argument.name: self._checked(argument, traced) for argument in in_order}
             for argument in arguments:
-                value = self._checked(argument, traced)
+                value = values[argument.name]
                 if argument.by_keyword and argument.is_given:
                     keywords[argument.name] = value
                 elif argument.is_given:
@@ -385,7 +388,10 @@ def _try_to_name(value: Any) -> Any:
 
 def _name_by_position_(node: fx.Node) -> None:
     """Let an activation and a layer have their input where all others have it."""
-    if node.target in ACTIVATION_FUNCTIONS and not node.args and "input" in node.kwargs:
+    if node.op == "call_function" and not node.args and "input" in node.kwargs:
+        spec = spec_of_function(node.target)
+        if spec is None or spec.rule != ACTIVATE:
+            return
         node.args = (node.kwargs["input"],)
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
     if node.target is torch.addmm and len(node.args) == 3 and not node.kwargs:

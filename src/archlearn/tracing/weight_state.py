@@ -5,7 +5,7 @@ so only a leaf may do it; what a leaf did while it was looked at is put back. So
 certificates and costs change.
 """
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,9 +24,6 @@ _MOVE_STATISTICS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-_MANY = 2**12
-
-
 @torch.no_grad()
 def restore_weights_(copied: nn.Module, net: nn.Module, traces: Traces) -> None:
     """Give a copy that was traced and run the weights of the model it was made from.
@@ -36,8 +33,7 @@ def restore_weights_(copied: nn.Module, net: nn.Module, traces: Traces) -> None:
     """
     own = dict(net.named_parameters())
     copies = {name: p for name, p in copied.named_parameters() if name in own}
-    same = _find_same(copies, own)
-    moved = [name for name, p in copies.items() if name not in same and _has_moved(p, own[name])]
+    moved = [name for name, p in copies.items() if _has_moved(p, own[name])]
     leaves = [f"{name}." for graph in traces.graphs for name in _leaves_of(graph, copied)]
     for name in moved:
         if not any(name.startswith(leaf) for leaf in leaves):
@@ -88,44 +84,10 @@ def preserve_weights(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[
                 weight.data.copy_(held)
 
 
-def _find_same(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of tensors on a GPU that have not moved: Python waits for it only once."""
-    asked: dict[str, Tensor] = {}
-    for name, x in now.items():
-        was = before[name]
-        is_like = x.shape == was.shape and x.dtype is was.dtype and x.device == was.device
-        if x.is_cuda and x.layout is torch.strided and is_like:
-            asked[name] = torch.ne(x, was).any()
-    if not asked:
-        return set()
-    device = next(iter(asked.values())).device
-    differ = torch.stack([each.to(device) for each in asked.values()]).tolist()
-    return {name for name, differs in zip(asked, differ, strict=True) if not differs}
-
-
 def _has_moved(now: Tensor, before: Tensor) -> bool:
-    if _has_same_bits(now, before) or holds(now, before):
+    if holds(now, before):
         return False
     return not torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
-
-
-def _has_same_bits(one: Tensor, two: Tensor) -> bool:
-    """Return at once whether two large tensors are the same, eight bytes at a time."""
-    if one.numel() < _MANY or one.shape != two.shape or one.dtype is not two.dtype:
-        return False
-    parts = [one.detach(), two.detach()]
-    if not all(map(_is_plain, parts)):
-        return False
-    first, second = (part.view(-1).view(torch.int64) for part in parts)
-    return torch.equal(first, second)
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Return whether a tensor is one piece of memory that can be read by eight bytes."""
-    is_dense = type(x) is Tensor and x.layout is torch.strided and not x.is_meta
-    if not is_dense or not x.is_floating_point() or not x.is_contiguous():
-        return False
-    return x.numel() * x.element_size() % 8 == 0 and x.storage_offset() == 0
 
 
 def _leaves_of(graph: fx.Graph, net: nn.Module) -> set[str]:

@@ -19,8 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from archlearn.costs import count_parameters
 from archlearn.data.file_cache import write_whole
 from archlearn.errors import CheckpointError, FileError, first_line
+from archlearn.gating.container import STORE
+from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
 from archlearn.training.train_step import Optimisers
 
@@ -90,8 +93,8 @@ def collect_tensors(model: nn.Module, optimisers: Optimisers) -> dict[str, Tenso
 @torch.no_grad()
 def restore_tensors_(
     tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
-) -> None:
-    """Set a model and its optimiser to what a checkpoint holds.
+) -> bool:
+    """Set a model and its optimiser to what a checkpoint holds; return whether the model shrank.
 
     Values are copied into the tensors that are there, so their layout in memory stays: sums
     in another order would differ in the last bit.
@@ -99,8 +102,11 @@ def restore_tensors_(
     Raises:
         CheckpointError: If names or shapes differ from those of the model.
     """
-    own = model.state_dict()
     kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
+    n_before = count_parameters(model)
+    if any(f"{STORE}.kept." in name for name in kept):
+        shrink_(model, *optimisers, like=kept)
+    own = model.state_dict()
     if own.keys() != kept.keys() or any(own[n].shape != kept[n].shape for n in own):
         raise CheckpointError(
             "the checkpoint is of another model: names or shapes of tensors differ; "
@@ -109,6 +115,7 @@ def restore_tensors_(
     for name, value in own.items():
         value.copy_(kept[name])
     _restore_optimisers_(tensors, model, optimisers)
+    return count_parameters(model) < n_before
 
 
 def _restore_optimisers_(

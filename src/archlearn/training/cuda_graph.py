@@ -19,8 +19,8 @@ from archlearn.training.defaults import steps_per_epoch
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import (
     EagerStepper,
+    StepContext,
     Stepper,
-    Work,
     limit_gradients_,
     make_optimisers,
     penalty_of,
@@ -40,7 +40,7 @@ class DeviceStep:
     """One training step that asks nothing of the host."""
 
     def __init__(
-        self, work: Work, device: torch.device, *, bf16: bool = False, compiled: bool = False
+        self, work: StepContext, device: torch.device, *, bf16: bool = False, compiled: bool = False
     ) -> None:
         self.work = work
         self._forward = torch.compile(self._run_forward) if compiled else self._run_forward
@@ -143,6 +143,11 @@ class CapturedStepper:
             if body.work.gate_optimizer is not None:
                 body.work.gate_optimizer.accept_gates()
 
+    def renew(self) -> None:
+        """Capture anew: the graphs hold the model's tensors as they were."""
+        self._graphs.clear()
+        self._capture(self._chunk)
+
     def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
         """Take the examples in this order from now on; the sums are those so far."""
         self._body.order.copy_(order, non_blocking=True)
@@ -175,7 +180,7 @@ class CapturedStepper:
         return loss, cost
 
 
-def _can_be_ready(work: Work) -> bool:
+def _can_be_ready(work: StepContext) -> bool:
     """Return whether all inputs can be normalised once and for all.
 
     They must be few, and the same each time. Images of several channels are laid out batch by
@@ -257,7 +262,9 @@ def can_capture(settings: RunSettings, model: nn.Module, dataset: Dataset, fabri
     )
 
 
-def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Work, Stepper]:
+def make_stepper(
+    work: StepContext, fabric: Fabric, settings: RunSettings
+) -> tuple[StepContext, Stepper]:
     """Return a captured step where the optimisers are made for one, else an ordinary one.
 
     What cannot be compiled is captured as it is, and what cannot be captured runs call by call.
@@ -281,7 +288,7 @@ def make_stepper(work: Work, fabric: Fabric, settings: RunSettings) -> tuple[Wor
 
 
 def _capture_step(
-    work: Work, fabric: Fabric, settings: RunSettings, *, compiled: bool
+    work: StepContext, fabric: Fabric, settings: RunSettings, *, compiled: bool
 ) -> CapturedStepper:
     bf16 = settings.hardware.precision == "bf16-mixed"
     body = DeviceStep(work, fabric.device, bf16=bf16, compiled=compiled)

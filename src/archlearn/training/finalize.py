@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import platform
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
         "after": after,
         "merged": merged,
         **_scores(session, score),
+        "shrinking": _describe_shrinking(session),
         **evidence,
         **_circumstances(session, position, command),
     }
@@ -198,6 +200,25 @@ def _scores(session: Session, score: Score) -> dict[str, Any]:
         "n_validation": len(session.dataset.validation),
         "validation_accuracy": last.get("validation_accuracy"),
         "validation_error": last.get("validation_error"),
+    }
+
+
+def _describe_shrinking(session: Session) -> dict[str, Any]:
+    """Return how often and in which epochs channels were cut out, and what was computed then.
+
+    "multiply_adds" is the mean over the epochs of what a step computed, as a part of what it
+    would have without a cut.
+    """
+    rows = [row["trained"] for row in read_lines(session.folder / METRICS) if "trained" in row]
+    store = find_store(session.work.model)
+    if store is None or not store.n_shrinks or len(rows) < 2:
+        return {}
+    costs = [row["multiply_adds"] for row in rows]
+    means = [(before + after) / 2 for before, after in pairwise(costs)]
+    return {
+        "times": store.n_shrinks,
+        "epochs": [place for place, (a, b) in enumerate(pairwise(costs), 1) if b < a],
+        "multiply_adds": round(sum(means) / len(means) / costs[0], 4),
     }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
+from archlearn.gating.container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
@@ -124,7 +125,7 @@ _BRANCH = "branch "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class GateSnapshot:
     """The architecture as the gates have it now.
 
     Attributes:
@@ -146,8 +147,13 @@ class Snapshot:
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer."""
-    width, depth = width_gates(model), _depth_gates(model)
+    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer.
+
+    Gates that have been cut out are 0, so that an epoch can be set against those before it.
+    """
+    store = find_store(model)
+    width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
+    depth = _depth_gates(model)
     everything = [*width.values(), *depth.values()]
     if not everything:
         return {}, {}
@@ -176,7 +182,7 @@ class GateMonitor:
         """Take these as the gates of the epoch before, as when a run is resumed."""
         self._last = _flatten(width, depth)
 
-    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> Snapshot:
+    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> GateSnapshot:
         """Return what the gates say.
 
         Args:
@@ -190,7 +196,7 @@ class GateMonitor:
         self._last = flat
         costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
-        return Snapshot(
+        return GateSnapshot(
             widths=widths,
             linear={
                 name: bool(is_open(gate).item()) != name.startswith(_BRANCH)
@@ -223,9 +229,12 @@ class GateMonitor:
 
     @torch.no_grad()
     def _set_gates_(self, width: Gates, depth: Gates) -> None:
-        for own, given in ((width_gates(self._copy), width), (_depth_gates(self._copy), depth)):
-            for name, gate in own.items():
-                gate.copy_(given[name].reshape(gate.shape))
+        store = find_store(self._copy)
+        places = {} if store is None else store.original_places()
+        for name, gate in width_gates(self._copy).items():
+            gate.copy_(width[name][places[name]] if places else width[name])
+        for name, gate in _depth_gates(self._copy).items():
+            gate.copy_(depth[name].reshape(gate.shape))
 
     def _count(self) -> Costs:
         return per_example(plan(self._copy, self._example, pay=self._pay).after, self._example)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 from archlearn.data.dataset import fingerprint
-from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.callbacks import Callback, RunStart, SilentCallback
@@ -39,7 +39,7 @@ from archlearn.training.run_directory import (
 from archlearn.training.run_setup import Session, prepare
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
-from archlearn.training.trainer import Interruption, Loop
+from archlearn.training.trainer import GracefulStop, TrainingLoop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Audience:
     """Who watches a run, and the command that started it."""
 
     observer: Callback
-    progress: Progress = no_progress
+    progress: DownloadProgress = no_progress
     command: str = ""
 
 
@@ -96,9 +96,9 @@ def _is_first() -> bool:
 def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     had_group = _has_group()
     with explaining_full_memory():
-        summary = _go_through(settings, folder, audience)
+        summary = _train(settings, folder, audience)
     if _has_group() and not had_group:
-        _part()
+        _shutdown()
     return summary
 
 
@@ -106,16 +106,16 @@ def _has_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
+def _train(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str, Any]:
     session = prepare(settings, folder, audience.progress)
     if session.fabric.is_global_zero:
         check_finish(session)
-    with Interruption() as stop:
+    with GracefulStop() as stop:
         start = _describe_start(session)
-        position = _take_up(session, audience.command)
+        position = _restore(session, audience.command)
         start = replace(start, first_epoch=position.epoch, first_step=position.step)
         audience.observer.started(start)
-        loop = Loop(session, position, audience.observer, stop)
+        loop = TrainingLoop(session, position, audience.observer, stop)
         loop.run()
         session.fabric.barrier()
         summary: Mapping[str, Any] = {}
@@ -125,7 +125,7 @@ def _go_through(settings: RunSettings, folder: Path, audience: Audience) -> Mapp
         return summary
 
 
-def _part() -> None:
+def _shutdown() -> None:
     """End together: a process that leaves alone can be aborted on its way out.
 
     The group goes after the session that uses it. Were the session's model the last to hold it,
@@ -136,7 +136,7 @@ def _part() -> None:
     distributed.destroy_process_group()
 
 
-def _take_up(session: Session, command: str) -> Position:
+def _restore(session: Session, command: str) -> Position:
     """Return where the run stands, with everything set to what it was there."""
     if session.fabric.is_global_zero:
         write_settings(session.folder, session.settings)
@@ -150,7 +150,8 @@ def _take_up(session: Session, command: str) -> Position:
             cut_lines(session.folder / name, -1 if found is None else position.epoch)
     if found is None:
         return position
-    restore_tensors_(found[1], session.work.model, session.work.optimisers)
+    if restore_tensors_(found[1], session.work.model, session.work.optimisers):
+        session.stepper.renew()
     if session.work.gate_optimizer is not None:
         session.work.gate_optimizer.resume_at(position.step)
     restore_random(found[1], session.fabric.global_rank)

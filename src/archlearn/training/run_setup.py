@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
-from archlearn.data.downloads import Progress, no_progress
+from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
@@ -53,7 +53,7 @@ from archlearn.training.initial_model import (
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import read_run_settings
 from archlearn.training.settings import GateSettings, RunSettings
-from archlearn.training.train_step import Limits, Stepper, Work, has_gates, make_optimisers
+from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
 
@@ -78,7 +78,7 @@ class Session:
     example: Tensor
     network: nn.Module
     origin: str
-    work: Work
+    work: StepContext
     stepper: Stepper
 
     @property
@@ -92,7 +92,7 @@ class Session:
         return self.work.schedule.n_steps // self.steps_per_epoch
 
 
-def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
+def prepare(settings: RunSettings, folder: Path, progress: DownloadProgress) -> Session:
     """Return a session at the beginning of its first epoch.
 
     Raises:
@@ -105,7 +105,7 @@ def prepare(settings: RunSettings, folder: Path, progress: Progress) -> Session:
     return open_session(settings, folder, fabric, dataset)
 
 
-def load_dataset(settings: RunSettings, progress: Progress) -> Dataset:
+def load_dataset(settings: RunSettings, progress: DownloadProgress) -> Dataset:
     """Return the data set that the settings ask for."""
     dataset = build_dataset(
         load_examples(settings.data, progress, skip_broken=settings.skip_broken),
@@ -211,7 +211,9 @@ def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
         )
 
 
-def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric: Fabric) -> Work:
+def _make_work(
+    settings: RunSettings, dataset: Dataset, model: nn.Module, fabric: Fabric
+) -> StepContext:
     assert settings.batch_size is not None
     if len(dataset.input_shape) == 3:
         set_layout_(model, torch.channels_last)
@@ -219,7 +221,7 @@ def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric
     capture = can_capture(settings, model, dataset, fabric)
     gates = _make_gate_optimizer(settings, model, len(dataset.train), captured=capture)
     penalised = has_gates(model) and gates is None
-    return Work(
+    return StepContext(
         model=model,
         optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
         train=dataset.train,
@@ -232,6 +234,10 @@ def _make_work(settings: RunSettings, dataset: Dataset, model: nn.Module, fabric
     )
 
 
+_CAPTURES = 3
+"""How often a step is captured anew while gates decide: that takes as long as hundreds of steps."""
+
+
 def _make_gate_optimizer(
     settings: RunSettings, model: nn.Module, n_train: int, *, captured: bool
 ) -> GateOptimizer | None:
@@ -241,12 +247,13 @@ def _make_gate_optimizer(
         return None
     assert settings.batch_size is not None
     per_epoch = steps_per_epoch(n_train, settings.batch_size)
+    schedule = read_schedule(gates)
     return GateOptimizer(
         model,
         count_steps(settings, n_train),
         budget=read_pairs("budget", gates.budget) if gates.budget else None,
         width_cost=settings.strengths.width_cost,
-        schedule=read_schedule(gates),
+        schedule=replace(schedule, cuts=min(schedule.cuts, _CAPTURES)) if captured else schedule,
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
     )
 
@@ -306,7 +313,7 @@ def strengths_of(settings: RunSettings) -> Strengths:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Revived:
+class LoadedRun:
     """A gated model with what it was trained on.
 
     Attributes:
@@ -320,7 +327,7 @@ class Revived:
     earned: dict[str, Tensor]
 
 
-def load_gated_model(folder: Path) -> Revived:
+def load_gated_model(folder: Path) -> LoadedRun:
     """Return the gated model of a run at its last checkpoint, on the CPU.
 
     Raises:
@@ -343,25 +350,25 @@ def load_gated_model(folder: Path) -> Revived:
         for name, _ in model.named_parameters()
         if f"{OPTIMISER}{name}/mean" in found[1]
     }
-    return Revived(model=model, example=example, dataset=dataset, position=found[0], earned=means)
+    return LoadedRun(model=model, example=example, dataset=dataset, position=found[0], earned=means)
 
 
 @torch.no_grad()
-def cut_to_budget_(revived: Revived, budget: Mapping[str, float | str]) -> None:
-    """Close more gates of a revived model, until it fits a budget; none is opened again.
+def cut_to_budget_(loaded: LoadedRun, budget: Mapping[str, float | str]) -> None:
+    """Close more gates of a loaded model, until it fits a budget; none is opened again.
 
     Raises:
         InputError: If the budget cannot be reached.
     """
-    gates = GateOptimizer(revived.model, 1, budget=budget)
+    gates = GateOptimizer(loaded.model, 1, budget=budget)
     if gates.fits():
         return
-    store = find_store(revived.model)
+    store = find_store(loaded.model)
     assert store is not None
     acting = dict(zip(map(id, store.gates()), store(), strict=True))
     depths = set(map(id, store.depth.parameters()))
-    for name, gate in revived.model.named_parameters():
+    for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
-            earned = revived.earned.get(name, gate).clone()
+            earned = loaded.earned.get(name, gate).clone()
             gates.state[gate]["mean"] = earned if id(gate) in depths else earned * acting[id(gate)]
     gates.finish()

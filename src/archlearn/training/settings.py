@@ -107,6 +107,9 @@ class HardwareSettings:
     compile: bool = setting(
         False, "Compile the step before it is captured: faster steps, a later start."
     )
+    shrink: bool = setting(
+        True, "Cut out channels that are closed for good while a budget is learnt: faster steps."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ Otherwise the one large tensor that small networks have keeps most of the GPU wa
 The paper's supplement assumes such a bound, the "maximum step size (due to gradient clipping)".
 """
 
+import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class StepContext:
     """What every kind of step needs.
 
     Attributes:
@@ -212,7 +213,7 @@ class Work:
         return last if isinstance(last, GateOptimizer) else None
 
 
-def penalty_of(work: Work) -> Tensor:
+def penalty_of(work: StepContext) -> Tensor:
     """Return the penalty of the model's gates; 0 where there are none."""
     if work.strengths is None:
         return torch.zeros((), device=work.objective.mean.device)
@@ -234,11 +235,15 @@ class Stepper(Protocol):
         """Return the sums of losses and penalties over the epoch's steps so far."""
         ...
 
+    def renew(self) -> None:
+        """Go on with a model that channels have been cut out of."""
+        ...
+
 
 class EagerStepper:
     """Does one step at a time, in as many parts and processes as asked for."""
 
-    def __init__(self, work: Work, fabric: Fabric) -> None:
+    def __init__(self, work: StepContext, fabric: Fabric) -> None:
         self._work = work
         self._fabric = fabric
         self._module, *self._optimisers = fabric.setup(work.model, *work.optimisers)
@@ -250,6 +255,16 @@ class EagerStepper:
         self._order = order
         self._sums = self._sums.new_tensor([loss_sum, penalty_sum])
         self._module.train()
+
+    def renew(self) -> None:
+        """Wrap the model anew: what synchronises gradients holds their shapes."""
+        is_training = self._module.training
+        del self._module
+        gc.collect()  # hooks of the old wrapper on the parameters would fire still
+        self._module, *self._optimisers = self._fabric.setup(
+            self._work.model, *self._work.optimisers
+        )
+        self._module.train(is_training)
 
     def sums(self) -> tuple[float, float]:
         """Return the sums over the epoch's steps so far, the mean over all processes."""

@@ -4,6 +4,7 @@ It can be left at any moment. What is on the disk is then the state after some f
 and going on from there gives, bit for bit, what never stopping would have given.
 """
 
+import logging
 import math
 import signal
 import threading
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
-from archlearn.errors import RunInterruptedError, RunStoppedError
+from archlearn.errors import RunInterruptedError, RunStoppedError, SurgeryError
+from archlearn.optim.shrinking import shrink_
 from archlearn.training.callbacks import Callback, EpochEnd
 from archlearn.training.checkpoint import (
     RANDOM,
@@ -29,8 +31,8 @@ from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.metrics import (
     GateMonitor,
     Gates,
+    GateSnapshot,
     Score,
-    Snapshot,
     read_gates,
     score_of,
     sum_scores,
@@ -45,15 +47,17 @@ from archlearn.training.run_directory import (
 )
 from archlearn.training.run_setup import Session
 
+_log = logging.getLogger(__name__)
 
-class Interruption:
+
+class GracefulStop:
     """Notes Ctrl-C and a polite kill while it is entered."""
 
     def __init__(self) -> None:
         self.asked = False
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "GracefulStop":
         """Take the signals over; only the main thread may."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -79,7 +83,7 @@ class Interruption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class EpochRecord:
     """What is known at the end of an epoch, all of it on the host.
 
     Attributes:
@@ -106,28 +110,28 @@ class Entry:
     seconds_left: float
 
 
-class Journal:
+class RunLog:
     """Writes entries into the run's folder and tells the observer, in order, when told to."""
 
     def __init__(self, session: Session, observer: Callback) -> None:
         self._session = session
         self._observer = observer
-        self._observatory = GateMonitor(
+        self._monitor = GateMonitor(
             session.work.model, session.example, session.settings.strengths.pay
         )
-        self._waiting: list[Entry] = []
-        self._take_up()
+        self._waiting: list[EpochRecord] = []
+        self._resume()
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         """Go on from the last line of gates, if the run has been here before."""
         lines = read_lines(self._session.folder / GATES)
         if lines:
             last = lines[-1]
             width = {name: torch.tensor(gate) for name, gate in last["width"].items()}
             depth = {name: torch.tensor([gate]) for name, gate in last["depth"].items()}
-            self._observatory.go_on_from(width, depth)
+            self._monitor.go_on_from(width, depth)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: EpochRecord) -> None:
         """Take an entry down; it is not written yet."""
         self._waiting.append(entry)
 
@@ -136,9 +140,9 @@ class Journal:
         while self._waiting:
             self._write_one(self._waiting.pop(0))
 
-    def _write_one(self, entry: Entry) -> None:
+    def _write_one(self, entry: EpochRecord) -> None:
         folder, epoch = self._session.folder, entry.position.epoch
-        snapshot = self._observatory.measure(entry.width, entry.depth, entry.epochs_to_move)
+        snapshot = self._monitor.measure(entry.width, entry.depth, entry.epochs_to_move)
         row = make_row(self._session, entry, snapshot)
         depth = {name: values[0] for name, values in rounded(entry.depth).items()}
         gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
@@ -148,7 +152,7 @@ class Journal:
         self._observer.epoch_ended(end)
 
 
-def make_row(session: Session, entry: Entry, snapshot: Snapshot) -> dict[str, object]:
+def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> dict[str, object]:
     """Return one line of metrics."""
     score, position = entry.score, entry.position
     last = max(0, position.step - 1)
@@ -191,16 +195,16 @@ _MOST_BYTES_ON_DEVICE = 1 << 30
 _THROWN_OFF = 20.0
 
 
-class Loop:
+class TrainingLoop:
     """Carries a session from a position to its end."""
 
     def __init__(
-        self, session: Session, position: Position, observer: Callback, stop: Interruption
+        self, session: Session, position: Position, observer: Callback, stop: GracefulStop
     ) -> None:
         self._session = session
         self._observer = observer
         self._stop = stop
-        self._journal = Journal(session, observer)
+        self._log = RunLog(session, observer)
         self._order_ahead: tuple[int, Tensor] | None = None
         self._validation = _share_of_validation(session)
         self._started = time.monotonic() - position.seconds
@@ -219,7 +223,7 @@ class Loop:
             self._record(None, None)
         while self.position.epoch < self._session.n_epochs:
             self._run_epoch()
-        self._journal.write()
+        self._log.write()
         self.position = replace(self.position, seconds=time.monotonic() - self._started)
 
     def _run_epoch(self) -> None:
@@ -232,12 +236,26 @@ class Loop:
             done = session.stepper.advance(place, self.position.step)
             place += done
             self.position = replace(self.position, step=self.position.step + done)
-            self._journal.write()
+            self._shrink()
+            self._log.write()
             self._observer.stepped(self.position.step)
-            self._look_after(place)
+            self._after_step(place)
         if self._is_ahead_of_device():
             self._order_ahead = (epoch + 1, self._order_of(epoch + 1))
         self._end_epoch()
+
+    def _shrink(self) -> None:
+        """Cut out what is closed for good, where that pays."""
+        session = self._session
+        gates = session.work.gate_optimizer
+        if gates is None or not session.settings.hardware.shrink or not gates.can_shrink():
+            return
+        try:
+            shrink_(session.work.model, *session.work.optimisers)
+        except SurgeryError as error:
+            _log.warning("the network stays as large as it is while it is trained: %s", error)
+            return
+        session.stepper.renew()
 
     def _order_of(self, epoch: int) -> Tensor:
         """Return the order of an epoch, drawn now if it was not drawn ahead."""
@@ -251,7 +269,7 @@ class Loop:
         """Return whether the host has time to spare while the device works."""
         return self._session.fabric.device.type == "cuda"
 
-    def _look_after(self, place: int) -> None:
+    def _after_step(self, place: int) -> None:
         """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
         alone = self._session.fabric.world_size == 1
         if self._is_to_be_checked(alone=alone):
@@ -294,7 +312,7 @@ class Loop:
         if not self._session.fabric.is_global_zero:
             return
         width, depth = read_gates(self._session.work.model)
-        entry = Entry(
+        entry = EpochRecord(
             position=self.position,
             loss=loss,
             penalty=penalty,
@@ -306,9 +324,9 @@ class Loop:
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
         )
-        self._journal.note(entry)
+        self._log.note(entry)
         if not self._is_ahead_of_device():
-            self._journal.write()
+            self._log.write()
 
     def _validate(self) -> Score | None:
         """Return the score on the validation part, each process taking its share."""
@@ -362,7 +380,7 @@ class Loop:
         None is written while the loss is far above that of a guess: going back must lead to
         weights from before they were thrown off.
         """
-        self._journal.write()
+        self._log.write()
         session = self._session
         loss, cost = session.stepper.sums()
         in_epoch = (self.position.step - 1) % session.steps_per_epoch + 1

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.receptive_field import KernelCoverage
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.container import GateContainer
 from archlearn.module_utils import evaluating
@@ -23,7 +21,7 @@ from archlearn.tracing.trace_context import without_autocast
 from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.weight_state import preserve_weights
 from archlearn.verification.precision import exchanging, to_float64
-from archlearn.verification.sample_inputs import SampleInput, plain_samples, quick_samples
+from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
 
 
 def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
@@ -157,19 +155,17 @@ def certify(
     first, second = unwrap(first), unwrap(second)
     modules = (*first.modules(), *second.modules())
     has_gates = any(isinstance(module, GateContainer | TriState) for module in modules)
-    shrink = math.inf
     with class_forwards(first, second):
         for place, model in (("first", first), ("second", second)):
             try:
-                with evaluating(model), KernelCoverage() as watch:
+                with evaluating(model):
                     _run(model, inputs)
-                shrink = min(shrink, watch.shrink)
             except Exception as error:
                 raise InputError(
                     f"the {place} model, {type(model).__name__}, does not run on the example "
                     f"inputs: {first_line(error)}; give inputs that both models take"
                 ) from error
-        comparison = Comparison((first, second), {}, inputs, shrink, must_be_apart=has_gates)
+        comparison = Comparison((first, second), {}, inputs, must_be_apart=has_gates)
         return comparison.certify(tolerance)
 
 
@@ -180,7 +176,6 @@ class Comparison:
     Attributes:
         doubles: Numbers that the second has in double precision, if they are known better than in
             its own.
-        shrink: By how much images may be smaller and still meet every weight.
         is_derived: Whether the second was made from the first, so that the first need not run in
             its own precision, unless the second is far from what it gives in double precision.
         movers: Modules that may change when they are called; they are put back after each call.
@@ -191,7 +186,6 @@ class Comparison:
     models: tuple[nn.Module, nn.Module]
     doubles: Doubles
     inputs: ExampleInputs
-    shrink: float
     is_derived: bool = False
     movers: tuple[str, ...] = ("",)
     must_be_apart: bool = True
@@ -199,8 +193,8 @@ class Comparison:
     def certify(self, tolerance: float | None = None) -> Certificate:
         """Compare the models in evaluation mode, in their own precision and in float64.
 
-        Small images, and the first rows of large batches, are tried first. Should the models not
-        take them, or differ there, inputs of the example's own shapes decide.
+        The first rows of the example and random ones are tried in one batch. Should the models not
+        take that, or differ there, inputs of the example's own shapes decide.
         """
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
@@ -225,20 +219,15 @@ class Comparison:
         return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
 
     def _try_quick(self, doubles: Doubles, limits: tuple[float, float]) -> list[_Gap] | None:
-        """Return the differences in quick trials, or None if those do not settle the matter."""
+        """Return the difference in one batch, or None if that does not settle the matter."""
+        most_rows = _ROWS if self.is_derived else None  # who asks for certify means them all
         try:
-            found: list[_Gap] = []
-            most_rows = _ROWS if self.is_derived else None  # who asks for certify means them all
-            for trial in quick_samples(self.inputs, self.shrink, most_rows):
-                watch = KernelCoverage()
-                with watch if trial.is_small else nullcontext():
-                    found.append(self._measure(trial, doubles, limits[0]))
-                if not watch.is_met:
-                    return None
+            trial = joined_sample(self.inputs, most_rows)
+            gap = None if trial is None else self._measure(trial, doubles, limits[0])
         except Exception:
             return None
-        settled = all(gap.own <= limits[0] and gap.wide <= limits[1] for gap in found)
-        return found if found and settled else None
+        settled = gap is not None and gap.own <= limits[0] and gap.wide <= limits[1]
+        return [gap] if gap is not None and settled else None
 
     def _measure(self, trial: SampleInput, doubles: Doubles, allowed: float) -> _Gap:
         single = trial.inputs.to(_dtype(self.models[0]), floating_only=True)
@@ -285,25 +274,28 @@ class Comparison:
             )
 
 
-def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleInputs) -> float:
+def compare_in_both_modes(
+    first: nn.Module, second: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)
+) -> float:
     """Return the largest relative difference in float64, in evaluation and in training mode.
 
     One run each on the example inputs. What draws random numbers (dropout), or does not run on
-    them in training mode (a BatchNorm over a single number), is not compared in that mode.
+    them in training mode (a BatchNorm over a single number), is not compared in that mode. `movers`
+    are the modules that a call may change in either mode; they are put back.
     """
-    found = 0.0
     wide = inputs.to(torch.float64, floating_only=True)
     doubles = {**to_float64(first), **to_float64(second)}
     with evaluating(first, second), exchanging(doubles):
-        found = difference(_run(first, wide), _run(second, wide))
+        found = difference(_run(first, wide, movers), _run(second, wide, movers))
         first.train()
         second.train()
         try:
-            outputs = _run(first, wide)
+            outputs = _run(first, wide, movers)
         except Exception:
             return found
-        is_drawn = difference(outputs, _run(first, wide, seed=1)) > 0
-        return found if is_drawn else max(found, difference(outputs, _run(second, wide)))
+        if difference(outputs, _run(first, wide, movers, seed=1)) > 0:
+            return found
+        return max(found, difference(outputs, _run(second, wide, movers)))
 
 
 def _run(

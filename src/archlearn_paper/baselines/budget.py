@@ -73,7 +73,7 @@ class Ranked:
         return self._order[: self._n_closed]
 
 
-class Sizes:
+class ParameterCounts:
     """The parameters of a gated model as a function of how many channels each group keeps."""
 
     def __init__(self, gated: nn.Module) -> None:
@@ -98,7 +98,11 @@ class Sizes:
 
 
 def close_to_budget(
-    sizes: Sizes, candidates: Sequence[Candidates], budget: int, *, per_parameter: bool = True
+    sizes: ParameterCounts,
+    candidates: Sequence[Candidates],
+    budget: int,
+    *,
+    per_parameter: bool = True,
 ) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
@@ -161,7 +165,7 @@ def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.M
     candidates = {name: Ranked(worth) for name, worth in measure_worth(gated, losses).items()}
     # By the channel, not by the parameter: that took most of a layer whose channels are dear, and
     # lost more on validation data.
-    close_to_budget(Sizes(gated), list(candidates.values()), budget, per_parameter=False)
+    close_to_budget(ParameterCounts(gated), list(candidates.values()), budget, per_parameter=False)
     with torch.no_grad():
         for name, gate in width_gates(gated).items():
             gate[candidates[name].closed()] = 0.0

@@ -20,7 +20,7 @@ from archlearn.gating.container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import BudgetError, Ranked, Sizes, close_to_budget
+from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, Ranked, close_to_budget
 from archlearn_paper.baselines.penalised_module import Penalised
 
 
@@ -54,7 +54,7 @@ _SPACE: dict[type[nn.Module], int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class ScaledLayer:
     """A module that writes a group of channels, and the gate that each of its rows belongs to."""
 
     layer: str
@@ -130,18 +130,18 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
         Ranked(written_by[group].largest(found[written_by[group].layer], len(gate)))
         for group, gate in width_gates(gated).items()
     ]
-    close_to_budget(Sizes(gated), ranked, budget, per_parameter=False)
+    close_to_budget(ParameterCounts(gated), ranked, budget, per_parameter=False)
     for gate, channels in zip(width_gates(gated).values(), ranked, strict=True):
         gate[channels.closed()] = 0.0
     return compact(gated)
 
 
-def writers(model: nn.Module, example: Tensor) -> dict[str, Writer]:
+def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
     """Return the module that writes each group of channels last, by the name of the group."""
     store = find_store(add_gates(model, example, learn={"*": Learn.WIDTH}))
     assert store is not None
     blueprint = store.choice.blueprint
-    found: dict[str, Writer] = {}
+    found: dict[str, ScaledLayer] = {}
     for group in blueprint.groups:
         rows = {
             name.removesuffix(".weight"): channels
@@ -159,5 +159,5 @@ def writers(model: nn.Module, example: Tensor) -> dict[str, Writer]:
             )
         place = {channel: index for index, channel in enumerate(group.channels.tolist())}
         gates = torch.tensor([place[channel] for channel in rows[last[0]].tolist()])
-        found[group.name] = Writer(last[0], gates)
+        found[group.name] = ScaledLayer(last[0], gates)
     return found

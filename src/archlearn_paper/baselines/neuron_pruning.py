@@ -22,7 +22,7 @@ from archlearn.gating.container import GateContainer, find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import Sizes, close_to_budget
+from archlearn_paper.baselines.budget import ParameterCounts, close_to_budget
 
 
 class Neurons:
@@ -97,7 +97,7 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
     """
     gated = _gate(model, example)
     layers = {name: _neurons(gated, name) for name in width_gates(gated)}
-    close_to_budget(Sizes(gated), list(layers.values()), budget, per_parameter=False)
+    close_to_budget(ParameterCounts(gated), list(layers.values()), budget, per_parameter=False)
     return _carry_out(gated, layers)
 
 

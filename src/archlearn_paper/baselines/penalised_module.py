@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 
-class _Ride(torch.autograd.Function):
+class _AddPenaltyGradient(torch.autograd.Function):
     """The identity on outputs; the penalty's gradient is one, whatever theirs is."""
 
     @staticmethod
@@ -51,4 +51,4 @@ class Penalised(nn.Module):
         is_traced = isinstance(outputs, fx.Proxy)
         if is_traced or not (self.training and torch.is_grad_enabled()):
             return outputs  # pyright: ignore[reportReturnType]
-        return _Ride.apply(outputs, self.penalty(self.network))
+        return _AddPenaltyGradient.apply(outputs, self.penalty(self.network))

@@ -1,9 +1,9 @@
 """The methods of the comparison, and how each is trained and compressed.
 
-`Pruned` ones take the trained large network and make it smaller. `Learnt` ones change how the large
-network is trained, by a strength that is chosen on validation data, and then bring it to the budget
-exactly. `Fresh` ones begin with a small network. All have the same epochs in total. `needs` names
-a package that a method cannot do without.
+A `PruningMethod` takes the trained large network and makes it smaller. A `LearningMethod` changes
+how the large network is trained, by a strength that is chosen on validation data, and then brings
+it to the budget exactly. A `FromScratchMethod` begins with a small network. All have the same
+epochs in total. `needs` names a package that a method cannot do without.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from archlearn.gating.attach import add_gates
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import Sizes, trim
+from archlearn_paper.baselines.budget import ParameterCounts, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.baselines.l1_diagonal import add_diagonals, reduce_by_diagonals
@@ -27,7 +27,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
-from archlearn_paper.comparison.protocol import Contest
+from archlearn_paper.comparison.protocol import ComparisonSetup
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms
 
@@ -75,7 +75,7 @@ Reduce = Callable[[nn.Module, torch.Tensor, int], nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pruned:
+class PruningMethod:
     """A method that makes a trained network smaller.
 
     Attributes:
@@ -91,15 +91,15 @@ class Pruned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learnt:
+class LearningMethod:
     """A method that changes how the large network is trained.
 
     Attributes:
         strengths: What its strength is chosen from.
-        begin: The first part of a run, from a contest, a seed and a strength.
-        reduce: From a contest, the trained network and a budget.
+        begin: The first part of a run, from a setup, a seed and a strength.
+        reduce: From a setup, the trained network and a budget.
         n_candidates: How many strengths of each variant are tried to the end for each budget: all
-            where the network has the same size at any strength.
+         where the network has the same size at any strength.
         rounds: In how many steps the budget is reached, with training after each.
         again: What reduces it in rounds after the first.
     """
@@ -107,8 +107,8 @@ class Learnt:
     name: str
     source: str
     strengths: Sequence[Strength]
-    begin: Callable[[Contest, int, Strength], Run]
-    reduce: Callable[[Contest, nn.Module, int], nn.Module]
+    begin: Callable[[ComparisonSetup, int, Strength], Run]
+    reduce: Callable[[ComparisonSetup, nn.Module, int], nn.Module]
     n_candidates: int = 1
     rounds: int = 1
     again: Reduce | None = None
@@ -117,73 +117,73 @@ class Learnt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fresh:
+class FromScratchMethod:
     """A method that begins with a small network.
 
     Attributes:
-        begin: The network, from a contest, a seed and a budget.
+        begin: The network, from a setup, a seed and a budget.
     """
 
     name: str
     source: str
-    begin: Callable[[Contest, int, int], nn.Module]
+    begin: Callable[[ComparisonSetup, int, int], nn.Module]
     is_dense: bool = True
     needs: str = ""
 
 
-Contender = Pruned | Learnt | Fresh
+Method = PruningMethod | LearningMethod | FromScratchMethod
 OURS = "archlearn"
 SCRATCH = "its architecture from scratch"
 
 
-def _begin_ours(contest: Contest, seed: int, strength: Strength) -> Run:
+def _begin_ours(setup: ComparisonSetup, seed: int, strength: Strength) -> Run:
     terms = replace(VARIANTS[strength.variant], cost=strength.value)
-    return Run(row="", settings=contest.gated(seed, terms))
+    return Run(row="", settings=setup.gated(seed, terms))
 
 
-def _begin_l0(contest: Contest, seed: int, strength: Strength) -> Run:
+def _begin_l0(setup: ComparisonSetup, seed: int, strength: Strength) -> Run:
     terms = replace(VARIANTS[strength.variant], cost=strength.value, gate_rate=L0_GATE_RATE)
-    settings = contest.given_gates(seed, terms)
-    network = contest.fresh_network(seed)
-    gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, kind="l0")
+    settings = setup.given_gates(seed, terms)
+    network = setup.fresh_network(seed)
+    gated = add_gates(network, setup.example(), learn={"*": Learn.WIDTH}, kind="l0")
     return Run(row="", settings=settings, network=gated)
 
 
-def _begin_lasso(contest: Contest, seed: int, strength: Strength) -> Run:
-    network = add_diagonals(contest.fresh_network(seed), contest.example(), strength.value)
-    return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
+def _begin_lasso(setup: ComparisonSetup, seed: int, strength: Strength) -> Run:
+    network = add_diagonals(setup.fresh_network(seed), setup.example(), strength.value)
+    return Run(row="", settings=setup.plain(seed, setup.first_epochs), network=network)
 
 
-def _begin_sparse(contest: Contest, seed: int, strength: Strength) -> Run:
-    network = learn_sparse_groups(contest.fresh_network(seed), contest.example(), strength.value)
-    return Run(row="", settings=contest.plain(seed, contest.first_epochs), network=network)
+def _begin_sparse(setup: ComparisonSetup, seed: int, strength: Strength) -> Run:
+    network = learn_sparse_groups(setup.fresh_network(seed), setup.example(), strength.value)
+    return Run(row="", settings=setup.plain(seed, setup.first_epochs), network=network)
 
 
-def _trim(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
-    return trim(model, contest.example(), budget, contest.losses)
+def _trim(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
+    return trim(model, setup.example(), budget, setup.losses)
 
 
-def _cut_lasso(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
+def _cut_lasso(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
     """Put the numbers of a loaded model into one that has diagonals, and cut that."""
-    again = add_diagonals(contest.fresh_network(0), contest.example(), 0.0)
+    again = add_diagonals(setup.fresh_network(0), setup.example(), 0.0)
     again.load_state_dict(model.state_dict())
-    return reduce_by_diagonals(again.network, contest.example(), budget)
+    return reduce_by_diagonals(again.network, setup.example(), budget)
 
 
-def _cut_sparse(contest: Contest, model: nn.Module, budget: int) -> nn.Module:
-    network = contest.fresh_network(0)
+def _cut_sparse(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
+    network = setup.fresh_network(0)
     numbers = model.state_dict()
     network.load_state_dict({n.removeprefix("network."): numbers[n] for n in numbers})
-    return reduce_by_torch_pruning(network, contest.example(), budget)
+    return reduce_by_torch_pruning(network, setup.example(), budget)
 
 
 @torch.no_grad()
-def _narrow_evenly(contest: Contest, seed: int, budget: int) -> nn.Module:
+def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
     """Return a fresh network all of whose widths are the same part of the large one's."""
-    network = contest.fresh_network(seed)
-    gated = add_gates(network, contest.example(), learn={"*": Learn.WIDTH}, width_start=1.0)
+    network = setup.fresh_network(seed)
+    gated = add_gates(network, setup.example(), learn={"*": Learn.WIDTH}, width_start=1.0)
     gates = width_gates(gated)
-    sizes, full = Sizes(gated), [len(gate) for gate in gates.values()]
+    sizes, full = ParameterCounts(gated), [len(gate) for gate in gates.values()]
     parts = [[max(1, round(n * part / 1000)) for n in full] for part in range(1, 1001)]
     kept = min(parts, key=lambda widths: abs(sizes.parameters(widths) - budget))
     for gate, n_kept in zip(gates.values(), kept, strict=True):
@@ -191,33 +191,35 @@ def _narrow_evenly(contest: Contest, seed: int, budget: int) -> nn.Module:
     return start_anew(compact(gated), seed)
 
 
-def _begin_fastfood(contest: Contest, seed: int, budget: int) -> nn.Module:
-    return reduce_by_fastfood(contest.fresh_network(seed), contest.example(), budget, seed=seed)
+def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
+    return reduce_by_fastfood(setup.fresh_network(seed), setup.example(), budget, seed=seed)
 
 
-CONTENDERS: tuple[Contender, ...] = (
-    Learnt(name=OURS, source="this package", strengths=PRICES, begin=_begin_ours, reduce=_trim),
-    Learnt(name="l0 gates", source="Louizos et al. 2018", strengths=L0_PRICES, begin=_begin_l0,
-           reduce=_trim),
-    Learnt(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
-           begin=_begin_lasso, reduce=_cut_lasso, n_candidates=len(LASSO_STRENGTHS)),
-    Learnt(name="torch-pruning, sparse learning", source="Fang et al. 2023",
-           strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
-           n_candidates=len(SPARSE_STRENGTHS), needs="torch_pruning"),
-    Learnt(name="torch-pruning, sparse learning, iterative", source="Fang et al. 2023",
-           strengths=SPARSE_STRENGTHS[1:4], begin=_begin_sparse, reduce=_cut_sparse,
-           n_candidates=3, rounds=4, again=reduce_by_torch_pruning,
-           needs="torch_pruning"),
-    Pruned(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
-           needs="torch_pruning"),
-    Pruned(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
-           reduce=reduce_evenly, needs="torch_pruning"),
-    Pruned(name="torch-pruning, iterative", source="Fang et al. 2023",
-           reduce=reduce_by_torch_pruning, rounds=4, needs="torch_pruning"),
-    Pruned(name="neuron pruning", source="Srinivas and Babu 2015", reduce=reduce_by_merging),
-    Pruned(name="svd", source="Denton et al. 2014", reduce=reduce_by_svd),
-    Fresh(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood, is_dense=False),
-    Fresh(name="even widths from scratch", source="a control", begin=_narrow_evenly),
+METHODS: tuple[Method, ...] = (
+    LearningMethod(name=OURS, source="this package", strengths=PRICES, begin=_begin_ours,
+        reduce=_trim),
+    LearningMethod(name="l0 gates", source="Louizos et al. 2018", strengths=L0_PRICES,
+        begin=_begin_l0, reduce=_trim),
+    LearningMethod(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=LASSO_STRENGTHS,
+        begin=_begin_lasso, reduce=_cut_lasso, n_candidates=len(LASSO_STRENGTHS)),
+    LearningMethod(name="torch-pruning, sparse learning", source="Fang et al. 2023",
+        strengths=SPARSE_STRENGTHS, begin=_begin_sparse, reduce=_cut_sparse,
+        n_candidates=len(SPARSE_STRENGTHS), needs="torch_pruning"),
+    LearningMethod(name="torch-pruning, sparse learning, iterative", source="Fang et al. 2023",
+        strengths=SPARSE_STRENGTHS[1:4], begin=_begin_sparse, reduce=_cut_sparse,
+        n_candidates=3, rounds=4, again=reduce_by_torch_pruning,
+        needs="torch_pruning"),
+    PruningMethod(name="torch-pruning", source="Fang et al. 2023", reduce=reduce_by_torch_pruning,
+        needs="torch_pruning"),
+    PruningMethod(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
+        reduce=reduce_evenly, needs="torch_pruning"),
+    PruningMethod(name="torch-pruning, iterative", source="Fang et al. 2023",
+        reduce=reduce_by_torch_pruning, rounds=4, needs="torch_pruning"),
+    PruningMethod(name="neuron pruning", source="Srinivas and Babu 2015", reduce=reduce_by_merging),
+    PruningMethod(name="svd", source="Denton et al. 2014", reduce=reduce_by_svd),
+    FromScratchMethod(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood,
+        is_dense=False),
+    FromScratchMethod(name="even widths from scratch", source="a control", begin=_narrow_evenly),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from archlearn.training.checkpoint import seed_everything
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import TOLERANCE, Sizes
+from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts
 from archlearn_paper.evaluation import find_dataset
 from archlearn_paper.experiment import Scale
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
@@ -39,7 +39,7 @@ more of it the smaller the batch is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contest:
+class ComparisonSetup:
     """What is the same for all methods, at one scale.
 
     Attributes:
@@ -62,8 +62,8 @@ class Contest:
         """Epochs after that."""
         return max(1, self.scale.epochs - self.first_epochs)
 
-    def calibration(self) -> "Contest":
-        """Return the contest in which strengths are chosen: one other seed, and validation data."""
+    def calibration(self) -> "ComparisonSetup":
+        """Return the setup in which strengths are chosen: one other seed, and validation data."""
         share = self.scale.validation or VALIDATION
         scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
         return replace(self, scale=scale)
@@ -119,7 +119,7 @@ class Contest:
             yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
 
 
-def check_contest(contest: Contest) -> None:
+def check_setup(setup: ComparisonSetup) -> None:
     """Refuse data without classes and budgets out of reach, before anything is trained.
 
     Raises:
@@ -127,18 +127,18 @@ def check_contest(contest: Contest) -> None:
             whole network.
         DataError: If the data have no classes.
     """
-    if find_dataset(contest.plain(0, 1)).task == "regression":
+    if find_dataset(setup.plain(0, 1)).task == "regression":
         raise DataError(
-            f"{contest.scale.data!r} is a regression, but results state an accuracy; choose data "
+            f"{setup.scale.data!r} is a regression, but results state an accuracy; choose data "
             "with classes (archlearn data lists them)"
         )
-    network, example = contest.fresh_network(0), contest.example()
+    network, example = setup.fresh_network(0), setup.example()
     gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
-    least = Sizes(gated).parameters([1] * len(width_gates(gated)))
+    least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
     most = sum(parameter.numel() for parameter in network.parameters())
-    for budget in contest.budgets:
+    for budget in setup.budgets:
         if least > (1 + TOLERANCE) * budget or budget >= most:
             raise SettingsError(
-                f"--budget {budget:,}: {contest.model} has {most:,} parameters, and {least:,} with "
+                f"--budget {budget:,}: {setup.model} has {most:,} parameters, and {least:,} with "
                 "one channel in each layer; choose budgets in between"
             )

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
-from archlearn_paper.comparison.methods import OURS, SCRATCH, Contender, Learnt, Pruned
+from archlearn_paper.comparison.methods import OURS, SCRATCH, LearningMethod, Method, PruningMethod
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
 from archlearn_paper.comparison.strength_search import choose_strength, name_first
-from archlearn_paper.experiment import Check, Derived, Row, Table, group, spread_of, summarise
+from archlearn_paper.experiment import Check, Derived, ResultTable, Row, group, spread_of, summarise
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
 LARGE = "large network"
@@ -27,13 +27,13 @@ def read_result(row: str) -> tuple[str, int] | None:
     return (method, int(rest.partition(",")[0])) if at else None
 
 
-class Verdict:
+class MethodRanking:
     """Judges the rows of a comparison."""
 
-    def __init__(self, budgets: Sequence[int], contenders: Sequence[Contender]) -> None:
+    def __init__(self, budgets: Sequence[int], methods: Sequence[Method]) -> None:
         self._budgets = budgets
-        self._contenders = contenders
-        names = [each.name for each in contenders]
+        self._methods = methods
+        names = [each.name for each in methods]
         self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Verdict:
                 if members
             }
         if not any(results.values()):
-            names = ", ".join(each.name for each in self._contenders)
+            names = ", ".join(each.name for each in self._methods)
             budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
             raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
         budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
@@ -64,7 +64,7 @@ class Verdict:
         starts = _spent([groups[name] for name in groups if name.startswith(f"{method}, strength")])
         rounds = f"{name_result(method, budget)}, round"
         before = _spent([groups[name] for name in groups if name.startswith(rounds)])
-        if any(isinstance(c, Pruned) and c.name == method for c in self._contenders):
+        if any(isinstance(c, PruningMethod) and c.name == method for c in self._methods):
             before += _spent([groups.get(LARGE, [])])
         # Of the first parts at several strengths one belongs to each run; rounds all do.
         first = sum(starts) / max(1, len(starts))
@@ -72,7 +72,7 @@ class Verdict:
         return {
             **summarise(members),
             "seconds": seconds,
-            "is_dense": next((c.is_dense for c in self._contenders if c.name == method), True),
+            "is_dense": next((c.is_dense for c in self._methods if c.name == method), True),
             "within": all(is_within(row.parameters, budget) for row in members),
         }
 
@@ -82,8 +82,10 @@ class Verdict:
         A seed that came out below its budget is begun again at less strength; those runs count.
         """
         found: dict[str, dict[str, int]] = {}
-        for each in self._contenders:
-            asked = self._name_chosen(each, rows) if isinstance(each, Learnt) else set[str]()
+        for each in self._methods:
+            asked = (
+                self._name_chosen(each, rows) if isinstance(each, LearningMethod) else set[str]()
+            )
             own = [row for row in rows if row.row.startswith(f"{each.name}, strength")]
             again = [r for r in own if r.seed != CALIBRATION_SEED and r.row not in asked]
             spent = [r for r in own if r.seed == CALIBRATION_SEED] + again
@@ -94,7 +96,7 @@ class Verdict:
             }
         return found
 
-    def _name_chosen(self, each: Learnt, rows: Sequence[Row]) -> set[str]:
+    def _name_chosen(self, each: LearningMethod, rows: Sequence[Row]) -> set[str]:
         """Return the first parts at the strengths that were chosen for some budget."""
         return {name_first(each, choose_strength(each, budget, rows)) for budget in self._budgets}
 
@@ -123,7 +125,7 @@ class Verdict:
             ),
         ]
 
-    def tabulate(self, derived: Derived) -> list[Table]:
+    def tabulate(self, derived: Derived) -> list[ResultTable]:
         """Return accuracies by method and budget, and what each method took."""
         results = derived["results"]
         methods = [method for method in self._names if results.get(method)]
@@ -132,7 +134,7 @@ class Verdict:
             (method, *(_write(results[method].get(str(b)), derived, str(b)) for b in self._budgets))
             for method in methods
         )
-        accuracies = Table(
+        accuracies = ResultTable(
             columns=columns,
             rows=rows,
             title="Test accuracy, %. Bold: first, or within the spread of first. A dash: the "
@@ -140,8 +142,8 @@ class Verdict:
         )
         return [accuracies, self._tabulate_costs(derived, methods)]
 
-    def _tabulate_costs(self, derived: Derived, methods: Sequence[str]) -> Table:
-        sources = {each.name: each.source for each in self._contenders}
+    def _tabulate_costs(self, derived: Derived, methods: Sequence[str]) -> ResultTable:
+        sources = {each.name: each.source for each in self._methods}
         rows: list[tuple[str, ...]] = []
         for method in methods:
             numbers = derived["results"][method]
@@ -165,7 +167,7 @@ class Verdict:
             "seconds of training, side by side with others",
             "search for its strength, for all seeds together",
         )
-        return Table(columns=columns, rows=tuple(rows))
+        return ResultTable(columns=columns, rows=tuple(rows))
 
 
 def _rank(results: Mapping[str, Mapping[str, Any]], budget: str) -> list[str]:

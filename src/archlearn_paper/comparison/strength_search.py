@@ -10,9 +10,16 @@ from torch import nn
 from archlearn.errors import InputError
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
-from archlearn_paper.comparison.methods import Contender, Learnt, Pruned, Reduce, Strength, named
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, Contest
-from archlearn_paper.experiment import Done, Row, Work
+from archlearn_paper.comparison.methods import (
+    LearningMethod,
+    Method,
+    PruningMethod,
+    Reduce,
+    Strength,
+    named,
+)
+from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
+from archlearn_paper.experiment import FinishedRun, Row, RunTask
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.worker_pool import Make, make_networks
 
@@ -53,41 +60,49 @@ def start_runs(pending: Sequence[Pending]) -> list[Run]:
 
 
 def begin_learnt(
-    contender: Learnt, contest: Contest, seed: int, strength: Strength, row: str
+    method: LearningMethod, setup: ComparisonSetup, seed: int, strength: Strength, row: str
 ) -> Run:
     """Return the first part of a run that learns its widths."""
-    with naming(contender.name):
-        return named(contender.begin(contest, seed, strength), row)
+    with naming(method.name):
+        return named(method.begin(setup, seed, strength), row)
 
 
-def reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: int) -> Make:
+def reduce_learnt(
+    method: LearningMethod, setup: ComparisonSetup, finished: FinishedRun, budget: int
+) -> Make:
     """Return what brings a network that learnt its widths to a budget."""
-    return partial(_reduce_learnt, contender, contest, finished, budget)
+    return partial(_reduce_learnt, method, setup, finished, budget)
 
 
 def reduce_in_round(
-    contender: Learnt | Pruned, contest: Contest, finished: Done, budget: int, number: int
+    method: LearningMethod | PruningMethod,
+    setup: ComparisonSetup,
+    finished: FinishedRun,
+    budget: int,
+    number: int,
 ) -> Make:
     """Return what brings a network nearer to its budget in one of several rounds."""
-    if isinstance(contender, Pruned):
-        reduce = contender.reduce
-    elif number == 0 or contender.again is None:
-        return reduce_learnt(contender, contest, finished, budget)
+    if isinstance(method, PruningMethod):
+        reduce = method.reduce
+    elif number == 0 or method.again is None:
+        return reduce_learnt(method, setup, finished, budget)
     else:
-        reduce = contender.again
-    return partial(_reduce, contender.name, reduce, contest, finished, budget)
+        reduce = method.again
+    return partial(_reduce, method.name, reduce, setup, finished, budget)
 
 
-def _reduce_learnt(contender: Learnt, contest: Contest, finished: Done, budget: int) -> nn.Module:
-    with naming(contender.name):
-        return contender.reduce(contest, finished.load_model(), budget)
+def _reduce_learnt(
+    method: LearningMethod, setup: ComparisonSetup, finished: FinishedRun, budget: int
+) -> nn.Module:
+    with naming(method.name):
+        return method.reduce(setup, finished.load_model(), budget)
 
 
 def _reduce(
-    method: str, reduce: Reduce, contest: Contest, finished: Done, budget: int
+    method: str, reduce: Reduce, setup: ComparisonSetup, finished: FinishedRun, budget: int
 ) -> nn.Module:
     with naming(method):
-        return reduce(finished.load_model(), contest.example(), budget)
+        return reduce(finished.load_model(), setup.example(), budget)
 
 
 MARGIN = 1.15
@@ -108,32 +123,32 @@ N_WEAKER = 2
 """How often it is tried so."""
 
 
-def name_first(contender: Learnt, strength: Strength) -> str:
+def name_first(method: LearningMethod, strength: Strength) -> str:
     """Return the row of the first part of a run."""
-    return f"{contender.name}, strength {strength}"
+    return f"{method.name}, strength {strength}"
 
 
-def name_trial(contender: Learnt, strength: Strength, budget: int) -> str:
+def name_trial(method: LearningMethod, strength: Strength, budget: int) -> str:
     """Return the row of a strength that is tried to the end."""
-    return f"{name_first(contender, strength)}, tried at {budget}"
+    return f"{name_first(method, strength)}, tried at {budget}"
 
 
-def begin_trials(contest: Contest, contenders: Sequence[Contender]) -> list[Work]:
+def begin_trials(setup: ComparisonSetup, methods: Sequence[Method]) -> list[RunTask]:
     """Return the first part of a run for every strength, on the calibration seed."""
-    trial = contest.calibration()
+    trial = setup.calibration()
     return [
         begin_learnt(each, trial, CALIBRATION_SEED, strength, name_first(each, strength))
-        for each in contenders
-        if isinstance(each, Learnt)
+        for each in methods
+        if isinstance(each, LearningMethod)
         for strength in trial.scale.pick(each.strengths)
     ]
 
 
 def end_trials(
-    contest: Contest, contenders: Sequence[Contender], done: Sequence[Done]
-) -> list[Work]:
+    setup: ComparisonSetup, methods: Sequence[Method], done: Sequence[FinishedRun]
+) -> list[RunTask]:
     """Return the last part for those strengths whose networks are large enough, nearest first."""
-    trial = contest.calibration()
+    trial = setup.calibration()
     settings = trial.plain(CALIBRATION_SEED, trial.last_epochs)
     pending = [
         Pending(
@@ -141,17 +156,17 @@ def end_trials(
             settings=settings,
             make=reduce_learnt(each, trial, finished, budget),
         )
-        for each in contenders
-        if isinstance(each, Learnt)
-        for budget in contest.budgets
+        for each in methods
+        if isinstance(each, LearningMethod)
+        for budget in setup.budgets
         for strength, finished in find_candidates(trial, each, budget, done)
     ]
     return list(start_runs(pending))
 
 
 def find_candidates(
-    trial: Contest, contender: Learnt, budget: int, done: Sequence[Done]
-) -> list[tuple[Strength, Done]]:
+    trial: ComparisonSetup, method: LearningMethod, budget: int, done: Sequence[FinishedRun]
+) -> list[tuple[Strength, FinishedRun]]:
     """Return the strengths whose networks are least above a budget, with those networks.
 
     Those that are above it by less than a margin come last.
@@ -159,14 +174,14 @@ def find_candidates(
     first = {(d.row.row, d.row.seed): d for d in done}
     found = [
         (strength, first[key])
-        for strength in trial.scale.pick(contender.strengths)
-        if (key := (name_first(contender, strength), CALIBRATION_SEED)) in first
+        for strength in trial.scale.pick(method.strengths)
+        if (key := (name_first(method, strength), CALIBRATION_SEED)) in first
     ]
     large = [pair for pair in found if is_enough(pair[1], budget)]
     large.sort(key=lambda pair: pair[1].row.parameters)
     large.sort(key=lambda pair: pair[1].row.parameters < MARGIN * budget)
-    variants = dict.fromkeys(strength.variant for strength in contender.strengths)
-    n_most = contender.n_candidates
+    variants = dict.fromkeys(strength.variant for strength in method.strengths)
+    n_most = method.n_candidates
     return [
         pair
         for variant in variants
@@ -174,29 +189,29 @@ def find_candidates(
     ]
 
 
-def is_enough(finished: Done, budget: int) -> bool:
+def is_enough(finished: FinishedRun, budget: int) -> bool:
     """Return whether a network has the parameters for a budget."""
     return finished.row.parameters >= (1 - TOLERANCE) * budget
 
 
-def choose_strength(contender: Learnt, budget: int, rows: Sequence[Row]) -> Strength:
+def choose_strength(method: LearningMethod, budget: int, rows: Sequence[Row]) -> Strength:
     """Return the strength that was best on validation data at a budget, or else the weakest."""
     scores: Mapping[str, float] = {
         row.row: row.validation_accuracy or 0.0 for row in rows if row.seed == CALIBRATION_SEED
     }
-    tried = {s: scores.get(name_trial(contender, s, budget)) for s in contender.strengths}
+    tried = {s: scores.get(name_trial(method, s, budget)) for s in method.strengths}
     known = {strength: score for strength, score in tried.items() if score is not None}
     if not known:
-        return min(contender.strengths, key=lambda strength: strength.value)
+        return min(method.strengths, key=lambda strength: strength.value)
     return max(known, key=lambda strength: known[strength])
 
 
-def list_attempts(contender: Learnt, budget: int, rows: Sequence[Row]) -> list[Strength]:
+def list_attempts(method: LearningMethod, budget: int, rows: Sequence[Row]) -> list[Strength]:
     """Return the strengths at which a seed is begun, one after the other until it is large enough.
 
     The last one is the weakest of the first variant: at any price, a network that loses whole
     layers may be too small.
     """
-    start = choose_strength(contender, budget, rows)
+    start = choose_strength(method, budget, rows)
     weaker = [start.weaken(WEAKER**times) for times in range(N_WEAKER + 1)]
-    return [*weaker, contender.strengths[0]]
+    return [*weaker, method.strengths[0]]

@@ -32,11 +32,11 @@ WIDTH_START = 0.51
 WIDTH_SPREAD = 0.15
 """Gates start open, anywhere from 0.51 to 0.66, and so close one after the other."""
 TRAVEL = 0.5
-Price = Literal["neurons", "parameters"]
+CaffeNetPrice = Literal["neurons", "parameters"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CaseStudy:
     """How large the case study is made.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan:
     classes: int | None = None
 
 
-FULL = Plan(
+FULL_STUDY = CaseStudy(
     model="caffenet",
     side=227,
     epochs=12,
@@ -66,7 +66,7 @@ FULL = Plan(
     validation=0.05,
     largest_step=0.003,
 )
-QUICK = Plan(
+QUICK_STUDY = CaseStudy(
     model="caffenet:0.125",
     side=67,
     epochs=6,
@@ -80,12 +80,12 @@ QUICK = Plan(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class CaffeNetTerms:
     """What a row learns of the architecture, and at which price.
 
     Attributes:
         leave: Layers that are left alone.
-        cost: Price of all neurons together, as a part of the loss of a guess.
+        cost: CaffeNetPrice of all neurons together, as a part of the loss of a guess.
         others: Prices that are tried next, one by one, while the row misses what it must be.
         least: Share of the reference's parameters that the network must keep.
         most: Share that it may keep. Where the price leads out of this window, the cut through
@@ -101,23 +101,27 @@ class Terms:
     least: float
     most: float
     travel: float = TRAVEL
-    price: Price = "neurons"
+    price: CaffeNetPrice = "neurons"
     learn: Literal["all", "width"] = "width"
     relaxes: bool = False
 
 
-LEARNT = {
-    "AL-fc": Terms(leave=("conv*",), cost=0.3, others=(0.2, 0.5), least=0.29, most=0.318),
-    "AL-conv": Terms(leave=("fc*",), cost=0.02, others=(0.01, 0.04), least=0.74, most=0.778),
-    "AL-conv-fc": Terms(leave=("conv[1234]",), cost=0.3, others=(0.2, 0.5), least=0.29, most=0.318),
-    ALL: Terms(leave=(), cost=0.4, others=(0.25, 0.6), least=0.2, most=0.285, relaxes=True),
+LEARNT_ROWS = {
+    "AL-fc": CaffeNetTerms(leave=("conv*",), cost=0.3, others=(0.2, 0.5), least=0.29, most=0.318),
+    "AL-conv": CaffeNetTerms(
+        leave=("fc*",), cost=0.02, others=(0.01, 0.04), least=0.74, most=0.778
+    ),
+    "AL-conv-fc": CaffeNetTerms(
+        leave=("conv[1234]",), cost=0.3, others=(0.2, 0.5), least=0.29, most=0.318
+    ),
+    ALL: CaffeNetTerms(leave=(), cost=0.4, others=(0.25, 0.6), least=0.2, most=0.285, relaxes=True),
 }
 """The windows are the paper's sizes, 32 % and 78 %, and below; that of all layers is below them
 all. Prices were chosen on a validation part alone: that of twenty classes, on a network
 of a quarter of the widths."""
 
 
-def choose_plan(scale: Scale) -> Plan:
+def choose_plan(scale: Scale) -> CaseStudy:
     """Return the plan for a scale.
 
     Raises:
@@ -128,7 +132,7 @@ def choose_plan(scale: Scale) -> Plan:
             f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
             "imagenet:DIR or folder:DIR"
         )
-    return QUICK if scale.name == "quick" else FULL
+    return QUICK_STUDY if scale.name == "quick" else FULL_STUDY
 
 
 def train_reference(scale: Scale, seed: int) -> RunSettings:
@@ -148,7 +152,7 @@ def settled_epoch(scale: Scale) -> int:
     return math.ceil((1 - FREEZE_FOR) * choose_plan(scale).further)
 
 
-def learn_smaller(scale: Scale, seed: int, terms: Terms, width_cost: float) -> RunSettings:
+def learn_smaller(scale: Scale, seed: int, terms: CaffeNetTerms, width_cost: float) -> RunSettings:
     """Return the settings of learning the architecture from the reference."""
     plan = choose_plan(scale)
     gates = GateSettings(

@@ -8,12 +8,12 @@ from typing import Any
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     correlate_ranks,
     group,
     measure_spread,
@@ -44,7 +44,7 @@ def name_row(cost: float, binarise: float) -> str:
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
     del done
     scale = scale.shorten(EPOCHS)
@@ -197,7 +197,7 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
     rows = tuple(
         (
@@ -220,7 +220,7 @@ def tabulate(derived: Derived) -> list[Table]:
         "last change of layer 3",
         "layer 3 near its end at step",
     )
-    return [Table(columns=columns, rows=rows)]
+    return [ResultTable(columns=columns, rows=rows)]
 
 
 EXPERIMENT = Experiment(

@@ -7,12 +7,12 @@ from typing import Any
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     correlate_ranks,
     group,
     spread_of,
@@ -36,7 +36,7 @@ def name_row(n_classes: int) -> str:
     return f"{n_classes} classes"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each number of classes and seed, all of about the same number of steps.
 
     Fewer classes have fewer examples, so they are passed over more often: the gates of every run
@@ -44,7 +44,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     """
     del done
     scale = scale.shorten(EPOCHS)
-    works: list[Work] = []
+    works: list[RunTask] = []
     terms = replace(TERMS, gate_rate=choose_gate_rate(scale, TERMS))
     for n_classes in scale.pick(CLASSES):
         part = n_classes / ALL_CLASSES
@@ -114,7 +114,7 @@ def _check_rank(derived: Derived, name: str, words: str, *, bound: float | None 
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return neurons and errors by number of classes; the paper has them as a figure only."""
     rows = tuple(
         (
@@ -127,7 +127,7 @@ def tabulate(derived: Derived) -> list[Table]:
         for n_classes, numbers in derived["classes"].items()
     )
     columns = ("classes", "neurons", "of the third layer", "parameters", "error %")
-    return [Table(columns=columns, rows=rows)]
+    return [ResultTable(columns=columns, rows=rows)]
 
 
 EXPERIMENT = Experiment(

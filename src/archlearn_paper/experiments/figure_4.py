@@ -23,12 +23,12 @@ from archlearn_paper.baselines.bayesian_search import (
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     measure_spread,
 )
 from archlearn_paper.experiment_registry import TITLES
@@ -127,7 +127,7 @@ def shorten(scale: Scale) -> Scale:
     return replace(scale, epochs=EPOCHS, batch_size=BATCH_SIZE, seeds=scale.seeds[:N_SEEDS])
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn the widths, for each panel and seed."""
     del done
     short = shorten(scale)
@@ -147,9 +147,9 @@ def _terms(panel: Panel) -> Terms:
     return Terms(learn="width", cost=PRICE, leave=left, freeze_for=FREEZE_FOR)
 
 
-def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
+def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
     """Return the next training of every search; all searches go on side by side."""
-    short, works = shorten(scale), list[Work]()
+    short, works = shorten(scale), list[RunTask]()
     if number >= (N_QUICK if scale.points else N_TRAININGS):
         return []
     searches = [(panel, seed) for panel in PANELS for seed in short.seeds]
@@ -166,7 +166,7 @@ def propose(scale: Scale, done: Sequence[Done], *, number: int) -> list[Work]:
     return works
 
 
-def measure(scale: Scale, done: Done) -> dict[str, Any]:
+def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how long the proposal of a training took."""
     del scale
     seconds = _search_seconds.get((done.row.row, done.row.seed))
@@ -247,7 +247,7 @@ def _write_count(curve: dict[str, Any]) -> str:
     return f"not in {len(curve['best'])}" if count is None else str(count)
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return both ways side by side for each panel."""
     rows: list[tuple[str, ...]] = []
     for name, panel in derived["panels"].items():
@@ -273,7 +273,7 @@ def tabulate(derived: Derived) -> list[Table]:
         "seconds of the search, its own time included",
         "trainings to match, by seed",
     )
-    return [Table(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
+    return [ResultTable(columns=columns, rows=tuple(rows), title=f"λ = {derived['price']:g}")]
 
 
 def _spread(values: Sequence[float], digits: int = 4) -> str:

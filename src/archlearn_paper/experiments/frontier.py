@@ -7,12 +7,12 @@ from typing import Any
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     summarise,
 )
@@ -45,7 +45,7 @@ def name_row(cost: float, curve: str) -> str:
     return f"λ3 {cost:g} by {curve}"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each cost, price and seed; widths and depth are learnt."""
     del done
     return [
@@ -121,7 +121,7 @@ def _check_point(point: dict[str, Any], points: Sequence[dict[str, Any]]) -> Che
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return one row for each price."""
     rows = tuple(
         (
@@ -134,10 +134,13 @@ def tabulate(derived: Derived) -> list[Table]:
         for point in derived["points"]
     )
     columns = ("λ3", "price on", "architectures", "parameters", "accuracy %")
-    return [Table(columns=columns, rows=rows), _tabulate_smallest(derived["smallest_good_run"])]
+    return [
+        ResultTable(columns=columns, rows=rows),
+        _tabulate_smallest(derived["smallest_good_run"]),
+    ]
 
 
-def _tabulate_smallest(run: dict[str, Any] | None) -> Table:
+def _tabulate_smallest(run: dict[str, Any] | None) -> ResultTable:
     found = (
         (NOTHING,) * 4
         if run is None
@@ -149,7 +152,7 @@ def _tabulate_smallest(run: dict[str, Any] | None) -> Table:
         )
     )
     columns = (f"smallest single run at ≥ {GOOD} %", "architecture", "parameters", "accuracy %")
-    return Table(columns=columns, rows=(found,))
+    return ResultTable(columns=columns, rows=(found,))
 
 
 EXPERIMENT = Experiment(

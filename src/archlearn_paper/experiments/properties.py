@@ -14,12 +14,12 @@ from archlearn_paper.evaluation import best_device, find_dataset
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     measure_spread,
 )
@@ -91,13 +91,13 @@ SHARE_BOUND = 0.95
 LEARNT = tuple(line.row for line in LINES if line.terms is not None)
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs of table 1 that learn an architecture."""
     runs, wanted = table_1.learn_rows(scale, done), scale.pick(LEARNT)
     return [run for run in runs if run.row in wanted]
 
 
-def measure(scale: Scale, done: Done) -> dict[str, Any]:
+def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how the train loss changes without each single neuron of a learnt network."""
     if done.row.row not in LEARNT:
         return {}
@@ -182,7 +182,7 @@ def check(derived: Derived) -> list[Check]:
     return [*checks, *figure_3b.check(derived["classes"])]
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return removals and loss gaps by row; the class experiment is figure 3b's."""
     removals = tuple(
         (
@@ -205,12 +205,12 @@ def tabulate(derived: Derived) -> list[Table]:
         for row, numbers in derived["gaps"].items()
     )
     return [
-        Table(
+        ResultTable(
             title="No neuron is redundant: the train loss without each single one.",
             columns=("row", "neurons kept", "raise the loss", "by seed", "median rise"),
             rows=removals,
         ),
-        Table(
+        ResultTable(
             title="Weights are as good as those of training the architecture afresh.",
             columns=("row", "train loss, learnt", "from scratch", "gap", "gap in accuracy, points"),
             rows=gaps,

@@ -8,12 +8,12 @@ from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     summarise,
 )
@@ -34,7 +34,7 @@ BASELINE = "baseline"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Table1Row:
     """A row of the table.
 
     Attributes:
@@ -59,7 +59,7 @@ class Line:
 
 
 LINES = (
-    Line(
+    Table1Row(
         row=BASELINE,
         terms=None,
         layers="(0,x)-(0,x)-(0,0)",
@@ -67,7 +67,7 @@ LINES = (
         parameters=431_080,
         scratch=99.3,
     ),
-    Line(
+    Table1Row(
         row="AL1",
         terms=Terms(learn="all", ratio=0.4, cost=1.25e-3),
         layers="(1,x)-(1,x)-(1,1)",
@@ -78,7 +78,7 @@ LINES = (
         reach=99.07,
         at_most=5_000,
     ),
-    Line(
+    Table1Row(
         row="AL2",
         terms=Terms(learn="width", ratio=0.4, cost=1e-3),
         layers="(1,x)-(1,x)-(1,0)",
@@ -89,7 +89,7 @@ LINES = (
         reach=99.07,
         at_most=6_500,
     ),
-    Line(
+    Table1Row(
         row="AL3",
         terms=Terms(
             learn="all", ratio=0.2, cost=4.85e-4, depth_share=0.1, rate=PLAIN_RATE_OF_AN_EXAMPLE
@@ -102,7 +102,7 @@ LINES = (
         reach=99.22,
         at_most=11_000,
     ),
-    Line(
+    Table1Row(
         row="AL4",
         terms=Terms(learn="width", ratio=0.2, cost=7.6e-4),
         layers="(1,x)-(1,x)-(1,0)",
@@ -113,7 +113,7 @@ LINES = (
         reach=99.19,
         at_most=10_000,
     ),
-    Line(
+    Table1Row(
         row="ours, smallest",
         terms=Terms(
             learn="all",
@@ -157,7 +157,7 @@ BASELINE_BOUND = 99.3
 GAP_BOUND = -0.05
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the baseline and the runs that learn an architecture."""
     del done
     return [
@@ -173,7 +173,7 @@ def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
     ]
 
 
-def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the NN column: every learnt architecture, trained from fresh weights."""
     return [
         Run(
@@ -188,9 +188,9 @@ def train_from_scratch(scale: Scale, done: Sequence[Done]) -> list[Work]:
     ]
 
 
-def fix_widths(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the FFW column: the learnt numbers are given, which neurons stay is learnt."""
-    works: list[Work] = []
+    works: list[RunTask] = []
     for finished in done:
         terms = _terms_of(finished.row)
         if terms is None or finished.row.row not in FIXED:
@@ -244,7 +244,7 @@ def check(derived: Derived) -> list[Check]:
     return checks
 
 
-def _check_reach(line: Line, reach: float, at_most: int, summaries: dict[str, Any]) -> Check:
+def _check_reach(line: Table1Row, reach: float, at_most: int, summaries: dict[str, Any]) -> Check:
     """Return whether a row has the accuracy in few parameters."""
     accuracy = _mean(summaries, line.row)
     parameters = summaries[line.row]["parameters"]["mean"]
@@ -274,7 +274,7 @@ def _check_gap(row: str, gap: float) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it, and the architectures of all seeds."""
     summaries = derived["rows"]
     lines = [line for line in LINES if line.row in summaries]
@@ -296,11 +296,11 @@ def tabulate(derived: Derived) -> list[Table]:
         for line in lines
         if line.terms is not None
     )
-    seeds = Table(columns=("row", "price", "architecture learnt, by seed"), rows=learnt)
-    return [Table(columns=columns, rows=rows), seeds]
+    seeds = ResultTable(columns=("row", "price", "architecture learnt, by seed"), rows=learnt)
+    return [ResultTable(columns=columns, rows=rows), seeds]
 
 
-def _tabulate_line(line: Line, summaries: dict[str, Any]) -> tuple[str, ...]:
+def _tabulate_line(line: Table1Row, summaries: dict[str, Any]) -> tuple[str, ...]:
     own = summaries[line.row]
     scratch, fixed = summaries.get(line.row + NN), summaries.get(line.row + FFW)
     accuracy = write_spread(own["accuracy"])

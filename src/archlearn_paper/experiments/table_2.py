@@ -8,13 +8,13 @@ from archlearn_paper.baselines.svd import factorise
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Evaluation,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     summarise,
 )
@@ -87,7 +87,7 @@ SIZES = (
 )
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the baseline and all that learns an architecture; table 1 may have some of it."""
     del done
     terms = {line.row: line.terms for line in TABLE_1 if line.terms is not None}
@@ -107,9 +107,9 @@ def _as_long_as_svd(scale: Scale) -> Scale:
     return replace(scale, epochs=scale.epochs + (fine_tune(scale, 0).epochs or 0))
 
 
-def factorise_baselines(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return every baseline with its third layer at each rank, as it is and fine-tuned."""
-    works: list[Work] = []
+    works: list[RunTask] = []
     for finished in done:
         if finished.row.row != BASELINE:
             continue
@@ -164,7 +164,7 @@ def _compare(summaries: dict[str, Any], learnt: str, row: str) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it."""
     summaries, paper = derived["rows"], list_paper()
     order = [BASELINE]
@@ -181,7 +181,7 @@ def tabulate(derived: Derived) -> list[Table]:
         for row in order
     )
     columns = ("row", "paper: parameters, k", "accuracy %", "ours: parameters", "accuracy %")
-    return [Table(columns=columns, rows=rows)]
+    return [ResultTable(columns=columns, rows=rows)]
 
 
 EXPERIMENT = Experiment(

@@ -9,12 +9,12 @@ from archlearn.training.settings import RunSettings
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Done,
     Experiment,
+    FinishedRun,
+    ResultTable,
     Row,
+    RunTask,
     Scale,
-    Table,
-    Work,
     group,
     spread_of,
     summarise,
@@ -62,7 +62,7 @@ def name_row(depth: int) -> str:
     return f"depth {depth}"
 
 
-def learn_rows(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
@@ -128,7 +128,7 @@ def check(derived: Derived) -> list[Check]:
     return checks
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it."""
     rows: list[tuple[str, ...]] = []
     for depth, (final, architecture, error) in PAPER.items():
@@ -157,7 +157,7 @@ def tabulate(derived: Derived) -> list[Table]:
         "parameters",
         "error %",
     )
-    return [Table(columns=columns, rows=tuple(rows))]
+    return [ResultTable(columns=columns, rows=tuple(rows))]
 
 
 EXPERIMENT = Experiment(

@@ -19,14 +19,14 @@ from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks
 from archlearn_paper.evaluation import best_device, time_side_by_side
-from archlearn_paper.experiment import Done, Experiment, Row, Scale, Work, summarise
+from archlearn_paper.experiment import Experiment, FinishedRun, Row, RunTask, Scale, summarise
 from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.caffenet_recipes import (
     ALL,
     FURTHER,
-    LEARNT,
+    LEARNT_ROWS,
     REFERENCE,
-    Terms,
+    CaffeNetTerms,
     choose_plan,
     learn_smaller,
     settled_epoch,
@@ -54,7 +54,7 @@ def choose_next(rows: Sequence[Row]) -> dict[str, float]:
     """
     chosen = choose_all(rows)
     costs: dict[str, float] = {}
-    for row, terms in LEARNT.items():
+    for row, terms in LEARNT_ROWS.items():
         tried = {found.row for found in rows}
         left = [cost for cost in terms.others if name_of(row, cost) not in tried]
         if row in chosen and left and not _is_well(row, chosen):
@@ -67,7 +67,9 @@ def _is_well(row: str, chosen: Mapping[str, Row]) -> bool:
     needed = whole - LOSS_ALLOWED
     found = _validation(chosen[row])
     if row == ALL:
-        others = [_validation(chosen[name]) for name in LEARNT if name != ALL and name in chosen]
+        others = [
+            _validation(chosen[name]) for name in LEARNT_ROWS if name != ALL and name in chosen
+        ]
         if found <= max(others, default=0.0):
             return False
     return found >= needed and chosen[row].parameters <= most_parameters(row, chosen)
@@ -102,7 +104,7 @@ def choose_all(rows: Sequence[Row]) -> dict[str, Row]:
 def most_parameters(name: str, chosen: Mapping[str, Row]) -> float:
     """Return how large a method's network may be, given those chosen already."""
     if name == ALL:
-        others = [chosen[row].parameters for row in LEARNT if row != ALL and row in chosen]
+        others = [chosen[row].parameters for row in LEARNT_ROWS if row != ALL and row in chosen]
         return min(others, default=chosen[REFERENCE].parameters) - 1
     return (100 - (PAPER[name].least or 0.0)) * chosen[REFERENCE].parameters / 100
 
@@ -139,34 +141,36 @@ FASTFOOD_SHARE = 4
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
 
 
-def train_references(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def train_references(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the reference of each seed."""
     del done
     return [Run(row=REFERENCE, settings=train_reference(scale, seed)) for seed in scale.seeds]
 
 
-def compress(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return every method from the same reference, each for the same number of epochs.
 
     What must be shown comes first, lest the time run out.
     """
-    works: list[Work] = []
+    works: list[RunTask] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
         further = train_further(scale, seed)
         works.append(Run(row=FURTHER, settings=further, network=network))
-        works += _learn(scale, seed, network, {row: terms.cost for row, terms in LEARNT.items()})
+        works += _learn(
+            scale, seed, network, {row: terms.cost for row, terms in LEARNT_ROWS.items()}
+        )
         for row, smaller in _made_smaller(scale, network).items():
             works.append(Run(row=row, settings=further, network=smaller))
     return works
 
 
-def compress_again(scale: Scale, done: Sequence[Done]) -> list[Work]:
+def compress_again(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return another try, at another price, for rows that learnt but missed what they must be.
 
     Sizes and the validation part decide.
     """
-    works: list[Work] = []
+    works: list[RunTask] = []
     for reference in [finished for finished in done if finished.row.row == REFERENCE]:
         seed = reference.row.seed
         costs = choose_next([finished.row for finished in done if finished.row.seed == seed])
@@ -175,11 +179,13 @@ def compress_again(scale: Scale, done: Sequence[Done]) -> list[Work]:
     return works
 
 
-def _learn(scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, float]) -> list[Work]:
+def _learn(
+    scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, float]
+) -> list[RunTask]:
     guess = math.log(_n_outputs(network))
-    works: list[Work] = []
+    works: list[RunTask] = []
     for row, cost in costs.items():
-        terms = LEARNT[row]
+        terms = LEARNT_ROWS[row]
         width_cost = cost * guess / _count_gates(scale, network, terms)
         run = Run(
             row=name_of(row, cost),
@@ -192,7 +198,7 @@ def _learn(scale: Scale, seed: int, network: nn.Module, costs: Mapping[str, floa
     return works
 
 
-def _settle(scale: Scale, network: nn.Module, terms: Terms) -> Window | Relaxing:
+def _settle(scale: Scale, network: nn.Module, terms: CaffeNetTerms) -> Window | Relaxing:
     """Return what is done to a network when its gates have come to rest."""
     whole = sum(parameter.numel() for parameter in network.parameters())
     least, most = round(terms.least * whole), round(terms.most * whole)
@@ -200,7 +206,7 @@ def _settle(scale: Scale, network: nn.Module, terms: Terms) -> Window | Relaxing
     return Relaxing(window=window, layers=_DROPPED) if terms.relaxes else window
 
 
-def _count_gates(scale: Scale, network: nn.Module, terms: Terms) -> int:
+def _count_gates(scale: Scale, network: nn.Module, terms: CaffeNetTerms) -> int:
     learn = {"*": Learn.WIDTH, **dict.fromkeys(terms.leave, Learn.NOTHING)}
     gated = add_gates(network, _example(scale), learn=learn)
     return sum(gate.numel() for gate in width_gates(gated).values())
@@ -237,7 +243,7 @@ def _n_outputs(network: nn.Module) -> int:
     return last.out_features
 
 
-def measure_times(scale: Scale, done: Done) -> dict[str, Any]:
+def measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how long a forward pass takes, beside the reference of the same seed."""
     reference = done.path.with_name(f"{REFERENCE}.seed{done.row.seed}.safetensors")
     times = time_side_by_side(load(reference), done.load_model(), _example(scale))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from archlearn_paper.experiment import Check, Derived, Table
+from archlearn_paper.experiment import Check, Derived, ResultTable
 from archlearn_paper.experiments.caffenet_recipes import ALL, FURTHER, REFERENCE
 from archlearn_paper.tables import (
     NOTHING,
@@ -18,7 +18,7 @@ MOST_LOST = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Table4Row:
     """A row of the paper.
 
     Attributes:
@@ -36,18 +36,18 @@ class Line:
 
 
 PAPER = {
-    REFERENCE: Line(
+    REFERENCE: Table4Row(
         layers="N/A",
         parameters=60.9,
         accuracy=57.41,
         compression=0,
         architecture="96-256-384-384-256-4096-4096-1000",
     ),
-    FURTHER: Line(layers=""),
-    "neuron pruning": Line(layers="", parameters=39.6, accuracy=55.60, compression=35),
-    "SVD-quarter-F": Line(layers="", parameters=25.6, accuracy=56.19, compression=58),
-    "Adaptive Fastfood 16": Line(layers="", parameters=18.7, accuracy=57.10, compression=69),
-    "AL-conv-fc": Line(
+    FURTHER: Table4Row(layers=""),
+    "neuron pruning": Table4Row(layers="", parameters=39.6, accuracy=55.60, compression=35),
+    "SVD-quarter-F": Table4Row(layers="", parameters=25.6, accuracy=56.19, compression=58),
+    "Adaptive Fastfood 16": Table4Row(layers="", parameters=18.7, accuracy=57.10, compression=69),
+    "AL-conv-fc": Table4Row(
         layers="conv[5], fc[6,7]",
         parameters=19.6,
         accuracy=55.90,
@@ -55,7 +55,7 @@ PAPER = {
         architecture="96-256-384-384-237-1761-1661-1000",
         least=68,
     ),
-    "AL-fc": Line(
+    "AL-fc": Table4Row(
         layers="fc[6,7]",
         parameters=19.8,
         accuracy=54.30,
@@ -63,7 +63,7 @@ PAPER = {
         architecture="96-256-384-384-256-1536-1317-1000",
         least=68,
     ),
-    "AL-conv": Line(
+    "AL-conv": Table4Row(
         layers="conv[1,2,3,4,5]",
         parameters=47.8,
         accuracy=55.87,
@@ -71,7 +71,7 @@ PAPER = {
         architecture="80-127-264-274-183-4096-4096-1000",
         least=22,
     ),
-    ALL: Line(layers="conv[1,2,3,4,5], fc[6,7]; less dropout"),
+    ALL: Table4Row(layers="conv[1,2,3,4,5], fc[6,7]; less dropout"),
 }
 
 
@@ -117,7 +117,7 @@ def _check_above(summaries: Mapping[str, Any], row: str) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[Table]:
+def tabulate(derived: Derived) -> list[ResultTable]:
     """Return tables 4 and 5, the times, and every candidate."""
     summaries = derived["rows"]
     return [
@@ -128,7 +128,7 @@ def tabulate(derived: Derived) -> list[Table]:
     ]
 
 
-def _table_4(summaries: Mapping[str, Any]) -> Table:
+def _table_4(summaries: Mapping[str, Any]) -> ResultTable:
     columns = (
         "method", "paper: parameters, M", "accuracy %", "compression %",
         "ours: parameters", "accuracy %", "compression %", "multiply-adds %",
@@ -144,7 +144,7 @@ def _table_4(summaries: Mapping[str, Any]) -> Table:
         for row, line in PAPER.items()
         if row in summaries
     )
-    return Table(columns=columns, rows=rows, title="Compression of CaffeNet (table 4)")
+    return ResultTable(columns=columns, rows=rows, title="Compression of CaffeNet (table 4)")
 
 
 def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
     )
 
 
-def _table_5(summaries: Mapping[str, Any]) -> Table:
+def _table_5(summaries: Mapping[str, Any]) -> ResultTable:
     rows = tuple(
         (
             row,
@@ -169,10 +169,10 @@ def _table_5(summaries: Mapping[str, Any]) -> Table:
         if line.layers and row in summaries
     )
     columns = ("method", "layers learnt", "paper: architecture", "ours: architecture")
-    return Table(columns=columns, rows=rows, title="Architectures learnt (table 5)")
+    return ResultTable(columns=columns, rows=rows, title="Architectures learnt (table 5)")
 
 
-def _times(summaries: Mapping[str, Any]) -> Table:
+def _times(summaries: Mapping[str, Any]) -> ResultTable:
     rows: list[tuple[str, ...]] = []
     for row in PAPER:
         for measured in summaries.get(row, {}).get("measured", ()):
@@ -192,10 +192,10 @@ def _times(summaries: Mapping[str, Any]) -> Table:
         "ratio of multiply-adds",
     )  # fmt: skip
     title = "A forward pass, timed side by side with the reference"
-    return Table(columns=columns, rows=tuple(rows), title=title)
+    return ResultTable(columns=columns, rows=tuple(rows), title=title)
 
 
-def _candidates(tried: list[dict[str, Any]]) -> Table:
+def _candidates(tried: list[dict[str, Any]]) -> ResultTable:
     rows = tuple(
         (
             found["row"],
@@ -212,7 +212,7 @@ def _candidates(tried: list[dict[str, Any]]) -> Table:
         "run", "seed", "architecture", "parameters", "validation %", "test %", "chosen",
     )  # fmt: skip
     title = "All runs; of those at several prices one was chosen on the validation part"
-    return Table(columns=columns, rows=rows, title=title)
+    return ResultTable(columns=columns, rows=rows, title=title)
 
 
 def _accuracy(summaries: Mapping[str, Any], row: str) -> float:

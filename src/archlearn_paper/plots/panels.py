@@ -122,10 +122,10 @@ def write_beside(axes: Axes, x: float, y: float, text: str, **options: Any) -> N
     axes.annotate(text, (x, y), **settings)
 
 
-Derived = Mapping[str, Any]
+FigureNumbers = Mapping[str, Any]
 
 
-def draw_figure_3a(derived: Derived) -> Figure:
+def draw_figure_3a(derived: FigureNumbers) -> Figure:
     """Draw the third layer over iterations: on the left by lambda 3, on the right by lambda 1."""
     figure, (left, right) = new_panels(2)
     pairs = derived["pairs"]
@@ -164,7 +164,7 @@ def _write_count(value: float, _: int | None) -> str:
     return format_short_count(value)
 
 
-def draw_figure_3b(derived: Derived) -> Figure:
+def draw_figure_3b(derived: FigureNumbers) -> Figure:
     """Draw neurons on the left and errors on the right, over the number of classes."""
     figure, (left, right) = new_panels(2)
     classes = derived["classes"]
@@ -185,7 +185,7 @@ def draw_figure_3b(derived: Derived) -> Figure:
     return figure
 
 
-def draw_table_3(derived: Derived) -> Figure:
+def draw_table_3(derived: FigureNumbers) -> Figure:
     """Draw the depth learnt on the left and the error on the right, over the initial depth."""
     figure, (left, right) = new_panels(2)
     depths, paper = derived["depths"], derived["paper"]
@@ -214,7 +214,7 @@ def draw_table_3(derived: Derived) -> Figure:
     return figure
 
 
-def draw_properties(derived: Derived) -> Figure:
+def draw_properties(derived: FigureNumbers) -> Figure:
     """Draw the share of neurons by the rise without them, and the gaps in loss by row."""
     figure, (left, right) = new_panels(2)
     for place, (row, numbers) in enumerate(derived["removal"].items()):
@@ -299,7 +299,7 @@ def draw_marks(
     )
 
 
-def draw_table_1(derived: Derived) -> Figure:
+def draw_table_1(derived: FigureNumbers) -> Figure:
     """Draw what was learnt, the same from scratch, and the paper's rows."""
     figure, (axes,) = new_panels(1)
     rows, paper = derived["rows"], derived["paper"]
@@ -319,7 +319,7 @@ def draw_table_1(derived: Derived) -> Figure:
     return figure
 
 
-def draw_table_2(derived: Derived) -> Figure:
+def draw_table_2(derived: FigureNumbers) -> Figure:
     """Draw SVD with and without fine-tuning against learning."""
     figure, (axes,) = new_panels(1)
     rows, paper = derived["rows"], derived["paper"]
@@ -337,7 +337,7 @@ def draw_table_2(derived: Derived) -> Figure:
     return figure
 
 
-def draw_frontier(derived: Derived) -> Figure:
+def draw_frontier(derived: FigureNumbers) -> Figure:
     """Draw the curve of each kind of price, its seeds as a band, and the paper's points."""
     figure, (axes,) = new_panels(1, height=3.8)
     points, paper = derived["points"], derived["paper"]

@@ -72,7 +72,7 @@ def draw_table_4(derived: Mapping[str, Any]) -> Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """One panel: how far the searches of all seeds are after each training.
 
     Attributes:
@@ -91,13 +91,13 @@ class Progress:
     learnt_seconds: float
 
 
-def read_progress(panel: Mapping[str, Any]) -> Progress:
+def read_progress(panel: Mapping[str, Any]) -> SearchProgress:
     """Return what one panel shows; the shortest search decides how far it goes."""
     curves: Sequence[Mapping[str, Any]] = panel["curves"]
     length = min(len(curve["best"]) for curve in curves)
     best = [[curve["best"][place] for curve in curves] for place in range(length)]
     seconds = [[curve["seconds"][place] for curve in curves] for place in range(length)]
-    return Progress(
+    return SearchProgress(
         counts=tuple(range(1, length + 1)),
         seconds=tuple(sum(values) / len(values) for values in seconds),
         mean=tuple(sum(values) / len(values) for values in best),
@@ -133,7 +133,7 @@ def draw_figure_4(derived: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, x: Sequence[float], progress: Progress) -> None:
+def _draw(axes: Axes, x: Sequence[float], progress: SearchProgress) -> None:
     search: dict[str, Any] = style_of(0) | {"markersize": 3.5}
     axes.plot(
         x,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.caffenet import CaffeNet, Sizes
+from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew
@@ -26,7 +26,7 @@ IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(scope="module")
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return CaffeNet(Sizes(side=67, n_outputs=10, factor=1 / 8)).eval()
+    return CaffeNet(CaffeNetSizes(side=67, n_outputs=10, factor=1 / 8)).eval()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import archlearn as al
 from archlearn.models.lenet import LeNet
 from archlearn_paper.baselines.budget import (
     BudgetError,
+    ParameterCounts,
     Ranked,
-    Sizes,
     close_to_budget,
     is_within,
     measure_worth,
@@ -56,7 +56,7 @@ def test_a_model_within_its_budget_is_left_as_it_is() -> None:
 
 
 def test_sizes_are_those_of_the_compact_model() -> None:
-    sizes = Sizes(al.add_gates(LeNet(), DIGITS))
+    sizes = ParameterCounts(al.add_gates(LeNet(), DIGITS))
     assert sizes.groups == ("conv1", "conv2", "fc1")
     assert sizes.parameters([20, 50, 500]) == 431_080
     assert sizes.parameters([20, 50, 20]) == 41_800
@@ -67,14 +67,14 @@ def test_sizes_are_those_of_the_compact_model() -> None:
 @pytest.mark.parametrize("budget", [3_000, 5_000, 10_000, 40_000, 200_000])
 def test_budgets_are_met_from_any_ranking(budget: int) -> None:
     generator = torch.Generator().manual_seed(budget)
-    sizes = Sizes(al.add_gates(LeNet(), DIGITS))
+    sizes = ParameterCounts(al.add_gates(LeNet(), DIGITS))
     ranked = [Ranked(torch.rand(n, generator=generator)) for n in (20, 50, 500)]
     assert is_within(close_to_budget(sizes, ranked, budget), budget)
 
 
 def test_a_channel_that_would_lead_below_the_budget_is_passed_over() -> None:
     # 52 + 153 + 4,410 + 910; a channel of conv2 takes 51 + 16 x 90 with it, a neuron 49 + 10
-    sizes = Sizes(al.add_gates(LeNet(widths=(2, 3, 90)), DIGITS))
+    sizes = ParameterCounts(al.add_gates(LeNet(widths=(2, 3, 90)), DIGITS))
     harms = torch.full((2,), 9.0), torch.full((3,), 1e-9), torch.ones(90)
     ranked = [Ranked(harm) for harm in harms]
     assert close_to_budget(sizes, ranked, 5_000) == 5_525 - 9 * 59
@@ -82,7 +82,7 @@ def test_a_channel_that_would_lead_below_the_budget_is_passed_over() -> None:
 
 
 def test_a_budget_below_one_channel_each_is_refused() -> None:
-    sizes = Sizes(al.add_gates(LeNet(), DIGITS))
+    sizes = ParameterCounts(al.add_gates(LeNet(), DIGITS))
     ranked = [Ranked(torch.ones(n)) for n in (20, 50, 500)]
     # one channel each: 26 + 26 + 17 + 20
     with pytest.raises(BudgetError, match=r"50 parameters were asked for, but .* still has 89"):

@@ -11,26 +11,19 @@ from archlearn.analysis.rules.elementwise import prelu, unary
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate import TriState
-from archlearn.op_table import (
-    ACTIVATION_FUNCTIONS,
-    ACTIVATION_METHODS,
-    ACTIVATION_MODULES,
-    SQUASHING_FUNCTIONS,
-    SQUASHING_METHODS,
-    SQUASHING_MODULES,
-)
+from archlearn.op_table import ACTIVATE, spec_of, spec_of_class
 
 
 def is_site(node: fx.Node, net: nn.Module) -> bool:
     """Return whether a call is an activation."""
-    return _is(
-        node, net, ACTIVATION_MODULES, ACTIVATION_FUNCTIONS, ACTIVATION_METHODS
-    ) or is_squashing(node, net)
+    spec = spec_of(node, net)
+    return spec is not None and spec.rule == ACTIVATE
 
 
 def is_squashing(node: fx.Node, net: nn.Module) -> bool:
     """Return whether a call is an activation that often is a gate itself."""
-    return _is(node, net, SQUASHING_MODULES, SQUASHING_FUNCTIONS, SQUASHING_METHODS)
+    spec = spec_of(node, net)
+    return spec is not None and spec.squashing
 
 
 def activation_name(node: fx.Node, net: nn.Module) -> str:
@@ -54,8 +47,7 @@ def activate(step: OpCall) -> Any:
 def _activate(step: OpCall) -> Any:
     name = activation_name(step.node, step.net)
     module = step.module if step.node.op == "call_module" else None
-    known = (*ACTIVATION_MODULES, *SQUASHING_MODULES, nn.Identity)
-    if isinstance(module, TriState) and not isinstance(module.activation, known):
+    if isinstance(module, TriState) and not _is_elementwise(module.activation):
         return opaque(
             step,
             f"{step.node.target!r} wraps {with_article(name)}, which may mix channels",
@@ -64,6 +56,11 @@ def _activate(step: OpCall) -> Any:
     if name.lower() == "prelu":
         return prelu(step)
     return _glu(step) if name.lower() == "glu" else unary(step)
+
+
+def _is_elementwise(module: nn.Module) -> bool:
+    spec = spec_of_class(type(module))
+    return spec is not None and (spec.rule == ACTIVATE or isinstance(module, nn.Identity))
 
 
 def _glu(step: OpCall) -> Any:
@@ -78,14 +75,3 @@ def _glu(step: OpCall) -> Any:
 
 def _gate_state(state: Tensor, gate_state: Tensor) -> Tensor:
     return torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state))
-
-
-def _is(
-    node: fx.Node, net: nn.Module, modules: Any, functions: Any, methods: tuple[str, ...]
-) -> bool:
-    if node.op == "call_module":
-        module = find_module(net, str(node.target))
-        return isinstance(module, modules)
-    if node.op == "call_method":
-        return node.target in methods
-    return node.op == "call_function" and node.target in functions

@@ -4,14 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
 from archlearn.analysis.rule_api import OpCall, fixed_out, opaque
-from archlearn.module_utils import has_hooks
 
-_SIMPLE = frozenset({nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, F.relu, torch.relu, F.gelu, F.silu})
 StateRule = Callable[[list[Tensor]], Tensor]
 
 
@@ -31,7 +28,7 @@ def unary(step: OpCall) -> Any:
     state = step.x.state
     if any(_is_computed(value, node) for value, node in _arguments(step)):
         state = torch.tensor(UNKNOWN).expand(state.shape)
-    elif not (_is_simple(step) or _maps_zero_to_zero(step)):
+    elif not _maps_zero_to_zero(step):
         state = replaced(state, ZERO, CONSTANT)
     return Labels(step.x.ids, state)
 
@@ -123,6 +120,11 @@ def like(step: OpCall) -> Any:
         return opaque(step)
     is_zero = "zeros" in str(getattr(step.node.target, "__name__", step.node.target))
     return Labels(step.x.ids, torch.tensor(ZERO if is_zero else CONSTANT).expand(step.x.shape))
+
+
+def create(step: OpCall) -> Any:
+    """A new tensor, of which nothing may go."""
+    return fixed_out(step.out)
 
 
 def new(step: OpCall) -> Any:
@@ -220,14 +222,6 @@ def _divide(states: list[Tensor]) -> Tensor:
     above, below = states[0], _worst(states[1:])
     safe = torch.where(above == ZERO, ZERO, torch.maximum(above, below))
     return torch.where(below == ZERO, UNKNOWN, safe)
-
-
-def _is_simple(step: OpCall) -> bool:
-    """Return at once whether zero stays zero, for what most networks have."""
-    if step.node.op != "call_module":
-        return step.node.target in _SIMPLE
-    is_plain = not has_hooks(step.module) and "forward" not in vars(step.module)
-    return is_plain and type(step.module) in _SIMPLE
 
 
 def _maps_zero_to_zero(step: OpCall) -> bool:

@@ -3,18 +3,21 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, along
-from archlearn.analysis.linear_ops import TRANSPOSED, LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.analysis.constraints import Reason
+from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
+from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
+from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.op_table import TRANSPOSED
 
 
 def linear(step: OpCall) -> Any:
     """Read the input's channels and return those of the weight's rows."""
     op = read_linear_op(step.node, step.net)
     if op is None:
-        return opaque(step, f"read by {step.node.name}, whose weight is not a plain parameter")
+        reason = computed_weight(step.node)
+        return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
     ids, state = step.ledger.read(step.x, dim)
     if op.groups == 1:
@@ -26,6 +29,14 @@ def linear(step: OpCall) -> Any:
     if op.bias is not None:
         step.ledger.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
+
+
+def computed_weight(node: fx.Node) -> Reason:
+    """Return why channels stay in front of a layer, and behind it, whose weight is computed."""
+    return Reason(
+        f"{describe_call(node)} has a weight or bias that forward computes",
+        "use it as it is, or compute it in a parametrization (torch.nn.utils.parametrize)",
+    )
 
 
 def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:
@@ -78,6 +89,10 @@ def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tu
 def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> None:
     if bool((state == ZERO).all()):
         return
+    is_unknown = (state == UNKNOWN) & (ids != FIXED)
+    if step.may_gate_reads and bool(is_unknown.any()):
+        step.gate_read(step.x.ids.dim() + op.channel_dim, torch.where(is_unknown, ids, FIXED))
+        state = torch.where(is_unknown, ZERO, state)
     step.ledger.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from archlearn.analysis.labels import CONSTANT, ZERO, Labels, replaced
 from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.module_utils import has_hooks
+from archlearn.op_table import spec_of_class
 
 _OF_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 
@@ -20,6 +22,15 @@ def within_channel(step: OpCall) -> Any:
         if getattr(module, attribute, None) is not None:
             step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
+
+
+def may_need_batch(module: nn.Module, x: Any) -> bool:
+    """Return whether a norm would give a tensor like `x`, but fails in training on one row."""
+    spec = spec_of_class(type(module))
+    if spec is None or spec.rule != "normalization.within_channel" or has_hooks(module):
+        return False
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+    return module.training and fits and x.shape[1] == getattr(module, spec.sized_by)
 
 
 def functional_batch_norm(step: OpCall) -> Any:

@@ -59,6 +59,11 @@ def attribute(step: OpCall) -> Any:
     return move(step) if name in ("T", "mT", "data") else opaque(step)
 
 
+def number(step: OpCall) -> Any:
+    """A size, a count or another number that describes a tensor."""
+    return step.out
+
+
 def pad(step: OpCall) -> Any:
     """Pad: along space the channel stays what it is; along channels zeros join in."""
     x, amounts, mode, value = _pad_arguments(step)

@@ -1,0 +1,157 @@
+"""Channels without an activation behind them are gated where they are read."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
+from archlearn.models.resnet import PreActivationResNet, ResNet
+
+
+def close_(model: nn.Module, step: int = 2) -> None:
+    """Close every second gate."""
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(0.9)
+            gate[::step] = 0.1
+
+
+def check_exact(net: nn.Module, x: Tensor, fresh: Tensor) -> nn.Module:
+    """Gate a network, close half of everything, and return the compact network."""
+    net = net.double().eval()
+    model = al.add_gates(net, x)
+    torch.testing.assert_close(model(fresh), net(fresh), rtol=1e-12, atol=1e-12)
+    close_(model)
+    small = al.compact(model)
+    torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
+    assert not torch.allclose(model(fresh), net(fresh))
+    return small
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+class Bottleneck(nn.Module):
+    """A stream that several layers write and read, without an activation on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(5, 8)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.down(F.gelu(self.up(x)))
+        return self.head(x)
+
+
+class Mixed(nn.Module):
+    """What passes a ReLU is added to what passes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 8), nn.Linear(5, 8)
+        self.beside, self.head = nn.Linear(8, 4), nn.Linear(8, 90)  # more than a batch holds
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu(self.one(x))
+        return self.head(y + self.two(x)), self.beside(y)
+
+
+def test_a_stream_is_one_group_named_by_the_layer_that_writes_it_first() -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Bottleneck().double(), draw(4, 5))
+    assert {name: len(gate) for name, gate in al.width_gates(model).items()} == {
+        "up": 12,
+        "stem": 8,
+    }
+    small = check_exact(Bottleneck(), draw(4, 5), draw(7, 5))
+    assert small.get_submodule("down").weight.shape == (4, 6)
+    assert small.get_submodule("head").weight.shape == (3, 4)
+
+
+def test_a_closed_channel_of_a_stream_has_the_gradient_that_opening_it_would_use() -> None:
+    torch.manual_seed(0)
+    model, x = al.add_gates(Bottleneck().double(), draw(4, 5)), draw(6, 5)
+    gate = al.width_gates(model)["stem"]
+    close_(model)
+    model(x).sum().backward()
+    assert gate.grad is not None
+    assert bool(gate.grad.ne(0).all())
+
+
+def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
+    torch.manual_seed(0)
+    stages = (MobileNetStage(1, 5, 1, 1), MobileNetStage(2, 8, 2, 2))
+    net = MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
+    learnt = set(al.width_gates(al.add_gates(net, torch.randn(1, 3, 8, 8))))
+    assert {"features.3.layers.3", "features.4.layers.6"} <= learnt
+    small = check_exact(net, draw(2, 3, 8, 8), draw(3, 3, 8, 8))
+    kept = sum(p.numel() for p in small.parameters())
+    assert kept < 0.4 * sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("net", [ResNet(1, widths=(4, 6, 8)), PreActivationResNet(1)])
+def test_streams_that_pass_an_activation_are_gated_behind_it_as_before(net: nn.Module) -> None:
+    model = al.add_gates(net, torch.randn(1, 3, 16, 16))
+    assert all(row.activation == "relu" for row in al.inspect(model).rows)
+
+
+def test_no_channel_is_gated_twice_on_one_way() -> None:
+    torch.manual_seed(0)
+    net = Mixed().double()
+    model = al.add_gates(net, draw(4, 5))
+    assert list(al.width_gates(model)) == ["one"]
+    close_(model)
+    x = draw(6, 5)
+    small = al.compact(model)
+    for one, other in zip(small(x), model(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    # The gradient of a closed gate is that of all that its channel would bring, of both layers.
+    gate = al.width_gates(model)["one"]
+    torch.cat([out.flatten() for out in model(x)]).sum().backward()
+    y = F.relu(net.one(x))
+    brings = (y + net.two(x)) * net.head.weight.sum(0) + y * net.beside.weight.sum(0)
+    torch.testing.assert_close(gate.grad, brings.sum(0))
+
+
+def test_a_stream_is_learnt_where_it_is_named() -> None:
+    model = al.add_gates(Bottleneck(), torch.randn(4, 5), learn={"stem": al.Learn.WIDTH})
+    assert list(al.width_gates(model)) == ["stem"]
+    model = al.add_gates(Bottleneck(), torch.randn(4, 5), learn={"up": al.Learn.WIDTH})
+    assert list(al.width_gates(model)) == ["up"]
+    with pytest.raises(al.InputError, match=r"depth of 'stem', but .* no activation behind it"):
+        al.add_gates(Bottleneck(), torch.randn(4, 5), learn={"stem": al.Learn.DEPTH})
+
+
+def test_inspect_lists_a_stream_once() -> None:
+    rows = al.inspect(Bottleneck(), torch.randn(4, 5)).rows
+    assert [(row.name, row.activation, row.channels, row.width) for row in rows] == [
+        ("up", "gelu", 12, True),
+        ("stem", "(none)", 8, True),
+    ]
+
+
+def test_the_output_is_never_narrowed() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    assert list(al.width_gates(al.add_gates(net, torch.randn(2, 5)))) == ["0"]
+
+
+def test_gates_that_are_drawn_stand_behind_activations_only() -> None:
+    model = al.add_gates(Stacked(), torch.randn(4, 5), kind="l0")
+    assert list(al.width_gates(model)) == ["two"]
+
+
+class Stacked(nn.Module):
+    """A layer that reads another without an activation in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.two(self.one(x))))
