@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from archlearn import RunInterruptedError
+from archlearn.reporting import write_report
 from archlearn.training import (
     Audience,
     RunSettings,
@@ -58,6 +59,12 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
     ):
         for name, gate in first["width"].items():
             assert [g >= 0.5 for g in gate] == [g >= 0.5 for g in second["width"][name]]
+
+
+def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path) -> None:
+    page = write_report([whole], tmp_path / "report.html").read_text()
+    assert "Channels cut out" in page
+    assert "multiply-adds in training" in page
 
 
 @pytest.mark.parametrize("at_step", [20, 35, 50, 71, 99])
