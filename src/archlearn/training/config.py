@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import tomli_w
+
 from archlearn.errors import SettingsError
 from archlearn.training.settings import RunSettings
 
@@ -137,41 +139,7 @@ _BETWEEN_NAMES = re.compile(r"[^\w.\"'\- \t]")
 
 def format_settings(settings: RunSettings) -> str:
     """Return settings as TOML."""
-    return format_table(to_table(settings))
-
-
-def format_table(table: Mapping[str, Any]) -> str:
-    """Return one level of tables as TOML: plain values first, then each table."""
-    lines = [_line(key, value) for key, value in table.items() if not isinstance(value, Mapping)]
-    for name, inner in table.items():
-        if isinstance(inner, Mapping):
-            lines += ["", f"[{name}]"]
-            lines += [_line(key, value) for key, value in inner.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _line(key: str, value: Any) -> str:
-    return f"{key} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case list():
-            return "[" + ", ".join(_value(item) for item in value) + "]"
-        case _:
-            return '"' + "".join(_escape(character) for character in str(value)) + '"'
-
-
-def _escape(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if ord(character) < 0x20 or ord(character) == 0x7F:
-        return f"\\u{ord(character):04x}"
-    return character
+    return tomli_w.dumps(to_table(settings))
 
 
 def parse_settings(text: str, where: str) -> RunSettings:
