@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import archlearn as al
 from archlearn.data.downloads import no_progress
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
 from archlearn.training.config import override
-from archlearn.training.cuda_graph import DeviceStep, largest_divisor
+from archlearn.training.cuda_graph import DeviceStep, _give_back, _keep, largest_divisor
 from archlearn.training.run_setup import Session, prepare
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import make_optimisers
@@ -136,3 +137,38 @@ def test_batches_that_cannot_be_shared_out_are_refused(tmp_path: Path) -> None:
 
 def test_graph_of_several_steps_fits_an_epoch() -> None:
     assert [largest_divisor(n, 20) for n in (440, 480, 7, 23, 1)] == [20, 20, 7, 1, 1]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
+    tmp_path: Path, optimiser: str
+) -> None:
+    """What a GPU captures anew, uncaptured: warmed up, put back, and then the same steps."""
+    asked = {"optimiser": optimiser, "budget": ("parameters=50%",), "gate_rate": None}
+    losses: list[list[float]] = []
+    for shrinks in (False, True):
+        session = make_session(tmp_path, **asked)
+        gates = session.work.gate_optimizer
+        assert gates is not None
+        made = make_optimisers(session.work.model, session.settings.optimiser, gates)
+        work = replace(session.work, optimisers=made)
+        body = DeviceStep(work, torch.device("cpu"))
+        body.order.copy_(order_of_epoch(len(work.train), 0, 0))
+        work.model.train()
+        seen: list[float] = []
+        for place in range(9):
+            if place == 4:
+                gates.finish()
+            if place == 4 and shrinks:
+                al.shrink_(work.model, *made)
+                kept = _keep(body)
+                body.run()
+                _give_back(body, kept)
+                gates.accept_gates()
+            body.run()
+            gates.advance()
+            seen.append(body.sums[0].item())
+        losses.append(seen)
+        shape = session.work.model.get_parameter("layers.0.weight").shape
+        assert (shape[0] < 20) == shrinks
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
