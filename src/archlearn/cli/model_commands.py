@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from archlearn.gating.strengths import CostName
+
 INSPECT_EXAMPLES = """Examples:
   archlearn inspect lenet
   archlearn inspect mypackage.net:build --shape 3x224x224 --outputs 1000
@@ -83,7 +85,7 @@ def compact(
     /,
     *,
     out: Path | None = None,
-    pay: Literal["parameters", "multiply_adds"] = "parameters",
+    pay: CostName = "parameters",
     budget: tuple[str, ...] = (),
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.

@@ -445,7 +445,7 @@ def load(
 def _load(path: Path, modules: Mapping[str, LayerClass]) -> nn.Module:
     with open_safetensors(path) as handle:
         file = ModelFile(handle)
-        file.check_version()
+        file.migrate()
         description = Description.from_json(file.metadata.get("description", ""))
         file.check_tensors(description.tensors)
         model = rebuild(description, modules)

@@ -6,6 +6,8 @@ Nothing here imports torch, so that the command line can show its help at once.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from archlearn.gating.strengths import CostName, PriceName
+
 
 def setting(default: Any, text: str, *, fixed: bool = False) -> Any:
     """Return a dataclass field with its help.
@@ -83,10 +85,10 @@ class StrengthSettings:
     )
     ratio: float = setting(0.4, "Width cost over binarising strength, lambda 3 / lambda 1.")
     depth_share: float = setting(0.1, "Depth strengths as a part of the width ones.")
-    price: Literal["neurons", "parameters", "multiply_adds"] = setting(
+    price: PriceName = setting(  # noqa: RUF009
         "neurons", "What a kept neuron is charged by."
     )
-    pay: Literal["parameters", "multiply_adds"] = setting(
+    pay: CostName = setting(  # noqa: RUF009
         "parameters", "A linear layer is merged when this becomes less."
     )
 
