@@ -16,10 +16,10 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint types layers docs unit demo laws fuzz benchmark zoo clean
+.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean
 
 help: ## Say what each target does
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## Make the virtual environment, once
 
@@ -34,7 +34,10 @@ $(STAMP): constraints.txt pyproject.toml
 	mkdir -p $(MPLCONFIGDIR) $(TORCHINDUCTOR_CACHE_DIR)
 	touch $@
 
-test: lint types layers docs unit ## Everything that CI runs
+test: lint types layers docs unit ## Checks and the fast tests: within 5 minutes on two quiet cores
+
+test-all: $(STAMP) ## The long tail that CI runs after them: slow tests, all random networks
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow or hypothesis"
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -49,8 +52,9 @@ layers: $(STAMP)
 docs: $(STAMP) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
+# Properties are tried on a tenth of their examples here, and on all of them by test-all.
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 demo: $(STAMP) ## Learn a small network on real data and show the result
 	$(BIN)/archlearn demo

@@ -148,6 +148,15 @@ GROUPS: dict[str, dict[str, str]] = {
     "vit": _both("vit", MOST),
     "mixer": _both("mixer", MOST),
     "gpt": _both("gpt", MOST),
+    "depth": {
+        **_both("resnet56-pretrained", HALF),
+        **{
+            f"width_only resnet56-pretrained {HALF} {seed}": _row(
+                "resnet56-pretrained", seed, f'budget=["{HALF}"]', "learn=width"
+            )
+            for seed in SEEDS
+        },
+    },
     "rivals": _rivals(),
     "capacity": _capacity(),
     "long": _long(),
@@ -188,6 +197,8 @@ NOTES = {
     "cuts by our surgery (`benchmarks/rivals.py`): Torch-Pruning fails on option-A shortcuts.",
     "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
     "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
+    "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only). "
+    "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
     "long": "All 50,000 images, nothing to validate on, one seed.",
     "landing": "Short runs (6,000 images, 6 epochs) that show where the cost lands, not how well a "
     "network may learn. The ViT, whose attention is not learnt, is refused 10 and 20 % before "

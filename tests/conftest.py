@@ -21,6 +21,7 @@ common = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+settings.register_profile("quick", common, max_examples=30)
 settings.register_profile("default", common, max_examples=300)
 settings.register_profile("thorough", common, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

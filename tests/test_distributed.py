@@ -15,6 +15,7 @@ WORKER = Path(__file__).with_name("distributed_worker.py")
 N_PROCESSES = 2
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_group_of_processes"),
     pytest.mark.skipif(
         not (distributed.is_available() and distributed.is_gloo_available()),

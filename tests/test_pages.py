@@ -52,6 +52,7 @@ def run_block(text: str, names: dict[str, Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*deprecated")
 @pytest.mark.filterwarnings("ignore:.*(LeafSpec|num_workers|srun|isinstance).*")  # Lightning's
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_blocks_run_and_say_what_the_page_says(

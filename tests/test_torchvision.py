@@ -11,9 +11,10 @@ from benchmarks.torchvision_import import classification_models, import_models
 from benchmarks.torchvision_sides import drop_half_, n_parameters
 from benchmarks.torchvision_subjects import build, example, relative_difference, spread
 
-pytestmark = pytest.mark.skipif(
-    find_spec("torchvision") is None, reason="torchvision is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed"),
+]
 
 NAMES = (
     "alexnet",

@@ -152,6 +152,57 @@ def test_a_compact_llama_generates_what_the_gated_one_does() -> None:
         small.generate(prompt, use_cache=True, **options)
 
 
+def test_a_compact_llama_is_saved_with_the_classes_that_the_error_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(llama().double().eval(), {"input_ids": tokens()})
+    close_half_(gated)
+    small: Any = al.compact(gated)
+    path = tmp_path / "llama.safetensors"
+    named = r"modules={'LlamaRotaryEmbedding': LlamaRotaryEmbedding, 'LlamaConfig': LlamaConfig}"
+    with pytest.raises(al.FileError, match=named):
+        al.save(small, path)
+    rotary = type(small.model.rotary_emb)
+    given = {"LlamaRotaryEmbedding": rotary, "LlamaConfig": hf.LlamaConfig}
+    al.save(small, path, modules=given)
+    loaded = al.load(path, modules=given)
+    for length in (5, 7):
+        expected = small(input_ids=tokens(2, length)).logits
+        assert torch.equal(loaded(input_ids=tokens(2, length))["logits"], expected)
+
+
+def test_generate_of_an_encoder_decoder_says_what_to_do_and_that_works() -> None:
+    torch.manual_seed(0)
+    config = hf.T5Config(
+        vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, use_cache=False,
+        attn_implementation="eager",
+    )  # fmt: skip
+    net: Any = hf.T5ForConditionalGeneration(config).double().eval()
+    mask, states = torch.ones_like(tokens()), torch.randn(2, 7, 16, dtype=torch.float64)
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask}
+    whole: Any = al.add_gates(net, {"input_ids": tokens(), "decoder_input_ids": tokens()})
+    with pytest.raises(al.InputError, match=r"encoder_outputs is .* give each gates of its own"):
+        whole.generate(tokens(), **options)
+    asked = net.generate(tokens(), **options)
+    net.encoder = al.add_gates(net.encoder, {"input_ids": tokens(), "attention_mask": mask})
+    net.decoder = al.add_gates(
+        net.decoder,
+        {
+            "input_ids": tokens(),
+            "attention_mask": mask,  # without one, forward asks whether there is a single token
+            "encoder_hidden_states": states,
+            "encoder_attention_mask": mask,
+            "use_cache": False,
+        },
+    )
+    assert torch.equal(net.generate(tokens(), **options), asked)
+    close_half_(net.encoder)
+    close_half_(net.decoder)
+    gated = net.generate(tokens(), **options)
+    net.encoder, net.decoder = al.compact(net.encoder), al.compact(net.decoder)
+    assert torch.equal(net.generate(tokens(), **options), gated)
+
+
 def test_arguments_that_change_nothing_pass_and_others_are_refused_by_name() -> None:
     net = llama().eval()
     gated = al.add_gates(net, {"input_ids": tokens()})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from archlearn.gating.attach import add_gates
     from archlearn.gating.learn import Learn
     from archlearn.gating.parameters import (
+        branch_gates,
         clip_gates_,
         depth_gates,
         parameter_groups,
@@ -58,6 +59,7 @@ _HOMES = {
     "archlearn.gating.attach": ("add_gates",),
     "archlearn.gating.learn": ("Learn",),
     "archlearn.gating.parameters": (
+        "branch_gates",
         "clip_gates_",
         "depth_gates",
         "parameter_groups",
@@ -120,6 +122,7 @@ __all__ = [
     "TracingError",
     "TriState",
     "add_gates",
+    "branch_gates",
     "certify",
     "clip_gates_",
     "compact",

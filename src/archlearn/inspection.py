@@ -1,4 +1,4 @@
-"""`inspect`: list every site of gates, what is learnt there, what is not, and why."""
+"""`inspect`: list every site of gates and branch, what is learnt there, what is not, and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,8 +47,31 @@ class SiteRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchRow:
+    """One residual branch.
+
+    Attributes:
+        name: The innermost module that holds all its layers.
+        layers: Its layers; none are named where it must stay.
+        learnt: Whether it has a gate.
+        reason: Why not.
+        fix: What to do about it.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    learnt: bool
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        said = ", ".join(self.layers) if self.learnt else f"{self.reason}. Fix: {self.fix}"
+        return f"branch {self.name}: {'learnt' if self.learnt else 'not learnt'}: {said}"
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
-    """All sites of gates of a model, and what was taken as given.
+    """All sites of gates and residual branches of a model, and what was taken as given.
 
     Attributes:
         opaque: Submodules that were not looked into, with the reason.
@@ -56,6 +79,7 @@ class Inspection:
             the branch that the example takes is the one that is gated.
         start: What the model costs with all gates open, multiply-adds of one example.
         least: What the smallest network costs that gates can leave: no budget may be below.
+        branches: The residual branches.
     """
 
     rows: tuple[SiteRow, ...]
@@ -63,6 +87,7 @@ class Inspection:
     answers: dict[str, str]
     start: dict[str, float]
     least: dict[str, float]
+    branches: tuple[BranchRow, ...] = ()
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
@@ -73,6 +98,7 @@ class Inspection:
             )
             for line in table
         ]
+        lines += map(str, self.branches)
         if self.least:
             lines += [f"costs: {_count(self.start)}; at least {_count(self.least)}"]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
@@ -84,7 +110,7 @@ class Inspection:
 def inspect(
     model: nn.Module, example_inputs: object = None, *, leaves: Iterable[Leaf] = ()
 ) -> Inspection:
-    """Return a table of every site of gates of a model.
+    """Return a table of every site of gates and residual branch of a model.
 
     Args:
         model: A model with gates, or one without: then `example_inputs` must be given, and the
@@ -106,7 +132,8 @@ def inspect(
     check_forwards(model, "inspect")
     marked = check_leaves(model, leaves)
     copied, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
-    return _inspect(choice, CostFunction(copied, choice) if choice.blueprint.groups else None)
+    has_gates = choice.blueprint.groups or choice.branches
+    return _inspect(choice, CostFunction(copied, choice) if has_gates else None)
 
 
 def _owner(model: nn.Module, store: GateContainer) -> nn.Module:
@@ -125,7 +152,11 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
     n_rows = count_examples(choice.blueprint.inputs)
     for costs in (start, least):
         costs.update({name: cost / count_rows(name, n_rows) for name, cost in costs.items()})
-    return Inspection(tuple(rows), dict(traces.opaque), dict(traces.answers), start, least)
+    branches = [BranchRow(b.name, b.layers, True, "", "") for b in choice.branches.values()]
+    branches += [BranchRow(n, (), False, why.text, why.fix) for n, why in choice.no_branch.items()]
+    return Inspection(
+        tuple(rows), dict(traces.opaque), dict(traces.answers), start, least, tuple(branches)
+    )
 
 
 def _count(costs: dict[str, float]) -> str:

@@ -1,5 +1,6 @@
-"""Commands run as a user runs them: in a process of their own."""
+"""Commands run as a user runs them: in a process of their own, or here where that is the same."""
 
+import io
 import os
 import shutil
 import signal
@@ -7,11 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from archlearn.cli import main
 from archlearn.training.run_directory import METRICS, read_lines
 
 NETWORK = """
@@ -89,6 +93,31 @@ def run(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+def run_here(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
+    """Run a command in this process, which has imported torch already; return the same."""
+    said = io.StringIO()
+    words = ["archlearn", *arguments]
+    with (
+        chdir(folder),
+        mock.patch.object(sys, "argv", words),
+        mock.patch.object(sys, "path", [str(folder), *sys.path]),
+        mock.patch.dict(os.environ, {"COLUMNS": "200"}),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        try:
+            main(arguments)
+        except SystemExit as exit_:
+            return int(exit_.code or 0), said.getvalue()
+        finally:
+            own = [
+                n for n, m in sys.modules.items() if str(folder) in str(getattr(m, "__file__", ""))
+            ]
+            for name in own:
+                del sys.modules[name]
+    return 0, said.getvalue()
+
+
 def on_small_disk(size: str, mode: str, folder: Path) -> list[str]:
     """Return the words before a command that give it a file system of its own at a folder.
 
@@ -104,7 +133,7 @@ def on_small_disk(size: str, mode: str, folder: Path) -> list[str]:
 
 def assert_refused(arguments: str, answer: str, folder: Path) -> str:
     """Run a command that must be answered with what to do; return all that it said."""
-    code, output = run(arguments.split(), folder)
+    code, output = run_here(arguments.split(), folder)
     assert code == 1
     assert answer in output
     assert "Traceback" not in output

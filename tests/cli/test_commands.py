@@ -54,6 +54,16 @@ def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
 
 
+def test_a_run_is_exported_with_its_sizes_before_and_after(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["export", str(run_folder), "--to", "python"], tmp_path / "net.py")
+    summary = json.loads((run_folder / "summary.json").read_text())
+    before, after = (4 * summary[when]["parameters"] for when in ("before", "after"))
+    assert f"weights: {before:,} bytes before, {after:,} bytes now" in capsys.readouterr().out
+    assert "class MLP(nn.Module):" in (tmp_path / "net.py").read_text()
+
+
 def test_compact_model_computes_what_the_summary_says(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +175,7 @@ def test_baseline_learns_weights_only(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_live_picture(tmp_path: Path) -> None:
     """Run on a pseudo-terminal: the picture names layers, costs and what they may be."""
     main_end, terminal = pty.openpty()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from archlearn_paper.comparison.stages import FULL_COMPARISON, QUICK_COMPARISON
-from tests.cli.commands import assert_refused, run
+from tests.cli.commands import assert_refused, run_here
 
 SMALL = [
     "compare", "--quick", "--data", "digits:28", "--epochs", "2", "--budget", "10000",
@@ -70,21 +70,21 @@ class Net(nn.Module):
 def test_a_method_that_a_network_is_not_for_is_named(method: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(RESIDUAL)
     words = ["compare", "--quick", "--data", "digits", "--model", "own:Net", "--budget", "500"]
-    code, output = run([*words, "--methods", f"svd; {method}"], tmp_path)
+    code, output = run_here([*words, "--methods", f"svd; {method}"], tmp_path)
     assert code == 1
     assert f"error: {method} cannot be used with this network: " in output
     assert "name the others with --methods" in output
-    code, output = run([*words, "--methods", "svd; neuron pruning", "--epochs", "2"], tmp_path)
+    code, output = run_here([*words, "--methods", "svd; neuron pruning", "--epochs", "2"], tmp_path)
     assert code == 0, output
 
 
 def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
-    _, output = run(["compare", "--help"], tmp_path)
+    _, output = run_here(["compare", "--help"], tmp_path)
     assert f"[default: {FULL_COMPARISON.epochs}, or {QUICK_COMPARISON.epochs} if quick]" in output
 
 
 def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:
-    code, output = run(SMALL, tmp_path)
+    code, output = run_here(SMALL, tmp_path)
     assert code == 0, output
     assert "10,000 parameters" in output
     results = json.loads((tmp_path / "r" / f"{NAME}.json").read_text())
@@ -96,13 +96,13 @@ def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> 
     assert "| neuron pruning |" in page
     assert "archlearn compare --quick" in page
 
-    code, output = run(SMALL, tmp_path)
+    code, output = run_here(SMALL, tmp_path)
     assert code == 0
     assert "0 runs to make, 2 are there already" in output
 
     (tmp_path / "r" / f"{NAME}.svg").unlink()
     draw = ["compare", "--data", "digits:28", "--out", "r", "--draw"]
-    code, output = run(draw, tmp_path)
+    code, output = run_here(draw, tmp_path)
     assert code == 0, output
     assert "10,000 parameters" in output
     assert (tmp_path / "r" / f"{NAME}.svg").read_text().startswith("<?xml")

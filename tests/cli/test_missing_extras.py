@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.commands import run
 
+pytestmark = pytest.mark.slow
+
 LEARN = "learn --model mlp:5 --data digits --epochs 1 --threads 1 --out a"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import assert_refused, run, start
+from tests.cli.commands import assert_refused, run_here, start
 
 QUICK = ["paper", "table-3", "--quick", "--seeds", "0", "--data", "digits:28", "--out", "r"]
 
 
 def test_experiments_are_listed_with_a_line_each(tmp_path: Path) -> None:
-    code, output = run(["paper"], tmp_path)
+    code, output = run_here(["paper"], tmp_path)
     assert code == 0
     lines = dict(line.split(maxsplit=1) for line in output.splitlines())
     assert {"table-1", "table-2", "table-3", "figure-3a", "figure-3b"} <= set(lines)
@@ -41,8 +41,9 @@ def test_what_is_wrong_is_answered_with_what_to_do(
     assert_refused(arguments, answer, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:
-    code, output = run(QUICK, tmp_path)
+    code, output = run_here(QUICK, tmp_path)
     assert code == 0, output
     assert "18-31-32-24-10" in output
     assert "dead networks" in output
@@ -57,12 +58,12 @@ def test_an_experiment_is_run_shown_written_and_not_run_again(tmp_path: Path) ->
     assert (tmp_path / "r" / "table-3.svg").read_text().startswith("<?xml")
     assert (tmp_path / "r" / "table-3.png").stat().st_size > 10_000
 
-    code, output = run(QUICK, tmp_path)
+    code, output = run_here(QUICK, tmp_path)
     assert code == 0
     assert "0 runs to make, 1 are there already" in output
 
     (tmp_path / "r" / "table-3.svg").unlink()
-    code, output = run(["paper", "table-3", "--draw", "--out", "r"], tmp_path)
+    code, output = run_here(["paper", "table-3", "--draw", "--out", "r"], tmp_path)
     assert code == 0
     assert "to make" not in output
     assert (tmp_path / "r" / "table-3.svg").is_file()
@@ -88,12 +89,13 @@ def test_results_are_never_replaced_by_lesser_ones(
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "table-3.json").write_text(json.dumps(there))
     words = f"paper table-3 --data digits:28 --out r {arguments}"
-    code, output = run(words.split(), tmp_path)
+    code, output = run_here(words.split(), tmp_path)
     assert code == 1, output
     assert answer in output
     assert json.loads((tmp_path / "r" / "table-3.json").read_text()) == there
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
     with start([*QUICK[:-1], "s"], tmp_path) as process:
         assert process.stdout is not None

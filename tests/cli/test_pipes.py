@@ -8,6 +8,8 @@ import pytest
 
 from tests.cli.commands import LEARN, run, start, start_command, wait_for_epoch, write_network
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "command", ["paper", "data", "learn --help", "inspect lenet", "data digits"]

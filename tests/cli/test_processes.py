@@ -10,7 +10,7 @@ from archlearn.training.checkpoint import read_checkpoint
 from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import kill_all, run, start_command, wait_for_epoch, without_times
 
-pytestmark = pytest.mark.usefixtures("one_group_of_processes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
 
 LEARN = [
     "learn",

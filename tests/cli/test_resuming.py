@@ -19,6 +19,8 @@ from tests.cli.commands import (
     write_network,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:

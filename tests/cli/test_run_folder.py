@@ -21,6 +21,8 @@ from tests.cli.commands import (
     write_network,
 )
 
+pytestmark = pytest.mark.slow
+
 LEARN_BRIEFLY = ["learn", "--model", "mlp:8", "--epochs", "1", "--no-report", "--threads", "1"]
 DATA = """
 import torch

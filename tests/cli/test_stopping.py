@@ -10,6 +10,8 @@ from archlearn.training.checkpoint import read_checkpoint
 from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
 
+pytestmark = pytest.mark.slow
+
 
 def test_loss_that_is_no_number_stops_the_run_with_a_way_on(tmp_path: Path) -> None:
     write_network(tmp_path)

@@ -165,7 +165,7 @@ def test_neurons_of_a_shared_gate_are_freed_exactly() -> None:
     store: Any = model.get_submodule("archlearn_gates")
     shared = torch.tensor([49.0] * 7 + [0.0] * 2)
     store.prices = torch.stack([shared, 1 - shared.clamp(max=1)]).view(torch.int32)
-    store.linear_neurons = torch.tensor([[48.0, 48.0, 0.0], [0.0] * 3]).view(torch.int32)
+    store.freed_neurons = torch.tensor([[48.0, 48.0, 0.0], [0.0] * 3]).view(torch.int32)
     set_(model, {"0": [1.0] * 4, "2": [1.0] * 3}, {"0": 1.0, "2": 0.0})
     alone = al.Strengths(width_cost=1.0, width_binarise=0.0)
     assert al.penalty(model, alone).item() == 7.0

@@ -151,3 +151,59 @@ def test_channels_that_are_tied_to_something_fixed_have_their_own_reason() -> No
     rows = {row.name: row for row in al.inspect(Multiplied(), torch.randn(3, 6)).rows}
     assert "normalised together with other channels by 'norm'" in rows["first"].reason
     assert "sort() at test_reasons.py" in rows["second"].reason
+
+
+class Standardised(nn.Module):
+    """Weight standardisation in `forward`, as in networks without norms."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_out, n_in, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True))
+
+
+def test_a_weight_that_forward_computes_is_named_in_front_and_behind() -> None:
+    rows = al.inspect(nn.Sequential(*net(nn.ReLU()), nn.ReLU(), Standardised(2, 4)), X).rows
+    assert "conv2d() at test_reasons.py:" in rows[-1].reason
+    behind = nn.Sequential(Standardised(3, 4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    (row,) = al.inspect(behind, X).rows
+    assert "has a weight or bias that forward computes" in row.reason
+    assert "parametrize" in row.fix
+
+
+class Centring(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - weight.mean((1, 2, 3), keepdim=True)
+
+
+def test_a_weight_that_a_parametrization_computes_is_learnt_as_the_advice_says() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Centring())
+    gated = al.add_gates(model, X.double()).eval()
+    with torch.no_grad():
+        al.width_gates(gated)["0"][:2] = 0.1
+    small = al.compact(gated)
+    torch.testing.assert_close(small(X.double()), gated(X.double()), rtol=0, atol=1e-10)
+
+
+class Gated(nn.Module):
+    """A gate that meets what a product by hand returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.first, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 2)
+        self.mixing = nn.Parameter(torch.rand(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.silu(self.gate(x)) * (F.relu(self.first(x)) @ self.mixing))
+
+
+def test_channels_that_meet_unknown_ones_are_told_which() -> None:
+    rows = {row.name: row for row in al.inspect(Gated(), torch.randn(3, 6)).rows}
+    assert "read by matmul() at test_reasons.py:" in rows["first"].reason
+    assert "make it an nn.Linear" in rows["first"].fix
+    assert "tied by mul() at test_reasons.py:" in rows["gate"].reason
+    assert "read by matmul() at test_reasons.py:" in rows["gate"].reason

@@ -1,5 +1,6 @@
 """The laws, as plain functions that raise where a law is broken."""
 
+import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,8 @@ def set_gates_(gated: nn.Module, gates: Gates) -> None:
         width.copy_(torch.where(closed, CLOSED, OPEN))
     for depth in al.depth_gates(gated).values():
         depth.copy_(torch.where(draw(depth.shape, gates.linear), OPEN, CLOSED))
+    for branch in al.branch_gates(gated).values():
+        branch.copy_(torch.where(draw(branch.shape, gates.closed), CLOSED, OPEN))
 
 
 def gate_and_set(program: Program, gates: Gates) -> nn.Module:
@@ -194,7 +197,8 @@ def check_penalty(program: Program, gates: Gates) -> None:
     """The penalty's gradient is the one that small differences give."""
     gated = gate(program)
     generator = torch.Generator().manual_seed(gates.seed)
-    numbers = [*al.width_gates(gated).values(), *al.depth_gates(gated).values()]
+    kinds = (al.width_gates, al.depth_gates, al.branch_gates)
+    numbers = [gate for find in kinds for gate in find(gated).values()]
     for number in numbers:
         drawn = torch.rand(number.shape, generator=generator, dtype=torch.float64)
         number.data.copy_(torch.where(drawn < 0.5, 0.8 * drawn, 0.2 + 0.8 * drawn))
@@ -254,6 +258,27 @@ def check_gradient(
     assert torch.autograd.gradcheck(price, tuple(numbers), fast_mode=True)
 
 
+def check_shrink(program: Program, gates: Gates) -> None:
+    """A model that channels are cut out of computes in both modes what it did, and so compact."""
+    gated = gate_and_set(program, gates)
+    whole, x = copy.deepcopy(gated), fresh(program)
+    al.shrink_(gated)
+    check_same(whole, gated, x)
+    assert al.plan(gated).after == al.plan(whole).after
+    check_same(al.compact(whole), al.compact(gated), x)
+    if is_steady(whole.train(), x):
+        check_same(whole, gated.train(), x)
+
+
+def is_steady(net: nn.Module, x: Tensor) -> bool:
+    """Return whether a network runs in its mode, and gives the same twice."""
+    try:
+        pairs = zip(run(copy.deepcopy(net), x), run(copy.deepcopy(net), x), strict=True)
+    except ValueError:  # a BatchNorm over a single number
+        return False
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
 def check_device_costs(program: Program, gates: Gates) -> None:
     """The cost function of the gate optimiser says what the plan says, and what a channel costs."""
     gated = gate_and_set(program, gates)
@@ -262,7 +287,8 @@ def check_device_costs(program: Program, gates: Gates) -> None:
     cost = CostFunction(gated, store.choice)
     flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
     is_open = open_flat(flat[: store.n_width], store.rows).double()
-    is_linear = (flat[store.n_width :] >= 0.5).double()
-    found = cost(is_open[None], is_linear[None])[0].tolist()
+    depths, branches = flat[store.n_width :].tensor_split([store.n_depth])
+    is_gone = torch.cat([depths >= 0.5, branches < 0.5]).double()
+    found = cost(is_open[None], is_gone[None])[0].tolist()
     after = al.plan(gated).after
     assert found == [after.parameters, after.multiply_adds]

@@ -204,8 +204,57 @@ def across(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     return Across(depth, inner, nn.Parameter(torch.ones(n)))
 
 
+class Branches(nn.Module):
+    """Residual branches: nested, side by side, one body twice, scaled and dropped at random."""
+
+    def __init__(self, kind: str, norm: nn.Module, bodies: list[nn.Module], n: int) -> None:
+        super().__init__()
+        self.kind, self.norm, self.bodies = kind, norm, nn.ModuleList(bodies)
+        self.scale = nn.Parameter(torch.ones(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.bodies[0], self.bodies[-1]
+        if self.kind == "nested":
+            y = first(x)
+            y = y + second(F.relu(y))
+            return x + self.norm(y)
+        if self.kind == "side by side":
+            y = self.norm(x)
+            return x + first(y) + second(y)
+        if self.kind == "twice":
+            x = x + first(self.norm(x))
+            return x + first(x)
+        if self.kind == "in place":
+            y = F.relu(x + first(x), inplace=True)
+            y += second(y)
+            return F.relu(y, inplace=True) + x
+        y = self.scale.reshape(-1, *[1] * (x.dim() - 2)) * first(self.norm(x))
+        if self.training:
+            y = y * (torch.rand(len(x), *[1] * (x.dim() - 1), dtype=x.dtype) < 0.9)
+        return x + y
+
+
+def branches(shape: Shape, width: int, pick: Chooser) -> nn.Module:
+    """Residual branches of one or two layers."""
+    n, n_space = shape[0], len(shape) - 1
+    kind = pick(("scaled", "nested", "side by side", "twice", "in place"))
+    norms = norm(n, n_space, pick) if pick((True, False)) else nn.Identity()
+    bodies = [
+        nn.Sequential(
+            keeping(n, width, n_space, pick),
+            activation(width, pick),
+            keeping(width, n, n_space, pick),
+        )
+        for _ in range(2)
+    ]
+    if pick((False, True)):
+        bodies[1] = pointwise(n, n, n_space, pick)
+    return Branches(kind, norms, bodies, n)
+
+
 MAKERS: dict[str, Maker] = {
     "residual": residual,
+    "branches": branches,
     "concat": concat,
     "excite": excite,
     "meeting": meeting,

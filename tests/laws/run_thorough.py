@@ -46,6 +46,7 @@ ON_NETWORKS: dict[str, Callable[..., None]] = {
     "states": checking.check_states,
     "penalty": checking.check_penalty,
     "training": checking.check_training,
+    "shrink": checking.check_shrink,
 }
 ON_CHAINS: dict[str, Callable[..., None]] = {
     "merge": chains.check_merge,

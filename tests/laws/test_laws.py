@@ -1,5 +1,6 @@
 """What holds for every network and all gates: drawn at random, in float64."""
 
+import pytest
 from hypothesis import given, seed, settings
 
 from tests.laws import chains, checking
@@ -70,6 +71,14 @@ def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> N
     checking.check_training(program, gates)
 
 
+@settings(max_examples=60)
+@given(program=NETWORKS, gates=gates)
+def test_a_model_computes_the_same_when_channels_are_cut_out(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_shrink(program, gates)
+
+
 @given(chain=chains.CHAINS)
 def test_merged_layer_computes_what_the_pair_computed(chain: chains.Chain) -> None:
     chains.check_merge(chain)
@@ -85,6 +94,7 @@ def test_folding_and_merging_may_change_places(chain: chains.Chain) -> None:
     chains.check_fold(chain)
 
 
+@pytest.mark.slow
 def test_something_can_be_learnt_in_nine_of_ten_networks() -> None:
     """Networks of one run resemble each other, so that many short runs are needed."""
     learnable: list[bool] = []

@@ -15,6 +15,8 @@ from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results
 from tests.paper.making import Counter
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch_pruning")
 BUDGET = 10_000
 TINY = Scale(

@@ -14,6 +14,8 @@ from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results, write_page
 from tests.paper.making import Counter
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)
 MADE = {
     "table-1": 13,

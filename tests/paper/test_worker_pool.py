@@ -21,6 +21,8 @@ from archlearn_paper.experiment import FinishedRun, Scale
 from archlearn_paper.worker_pool import make_networks, map_in_processes
 from tests.paper.making import make_row
 
+pytestmark = pytest.mark.slow
+
 SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
 CONTEST = ComparisonSetup(model="lenet", budgets=(10_000,), scale=SCALE)
 

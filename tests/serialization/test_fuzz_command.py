@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.fuzz_files import CONTROLS
 from benchmarks.hostile_files import FAMILIES
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

@@ -210,3 +210,34 @@ def test_a_gated_model_is_not_saved(gated: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"it still has gates; save archlearn.compact\(model\)"):
         al.save(gated, tmp_path / "gated.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+class Settings:
+    """What a leaf keeps its numbers in, as models of transformers keep a config."""
+
+    def __init__(self, factor: float, inner: "Settings | None" = None) -> None:
+        self.factor, self.inner, self.names = factor, inner, {0: "a", 1: "b"}
+
+
+def test_a_leaf_with_an_object_is_rebuilt_if_its_class_is_given(tmp_path: Path) -> None:
+    net = choosing(note=Settings(2.0, Settings(3.0)))
+    path = tmp_path / "net.safetensors"
+    with pytest.raises(al.FileError, match=r"modules={'Choosing': Choosing, 'Settings': Settings}"):
+        al.save(net, path)
+    with pytest.raises(al.FileError, match=r"'1.note' is a Settings.* modules={..., 'Settings'"):
+        al.save(net, path, modules={"Choosing": Choosing})
+    al.save(net, path, modules={"Choosing": Choosing, "Settings": Settings})
+    loaded: Any = al.load(path, modules={"Choosing": Choosing, "Settings": Settings})
+    note = loaded.get_submodule("1").note
+    assert (note.factor, note.inner.factor, note.names) == (2.0, 3.0, {0: "a", 1: "b"})
+    with pytest.raises(al.FileError, match="the class 'Settings', which is not given"):
+        al.load(path, modules={"Choosing": Choosing})
+    for odd in (nn.Linear, tuple):
+        with pytest.raises(al.FileError, match=r"which is not given|can be made without arguments"):
+            al.load(path, modules={"Choosing": Choosing, "Settings": odd})
+
+
+def test_an_object_is_no_layer(tmp_path: Path) -> None:
+    al.save(choosing(), tmp_path / "net.safetensors", modules={"Choosing": Choosing})
+    with pytest.raises(al.FileError, match="in the layer '1'"):
+        al.load(tmp_path / "net.safetensors", modules={"Choosing": Settings})

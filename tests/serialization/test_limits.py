@@ -241,6 +241,7 @@ def save_both(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.iterdir())]
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()

@@ -261,7 +261,7 @@ def test_text_that_is_no_plan_is_refused(text: str) -> None:
 def test_a_plan_of_a_later_version_is_refused() -> None:
     data = json.loads(al.plan(gate(chain(4, 6, 3))).to_json())
     text = json.dumps(data | {"archlearn_plan": 99})
-    with pytest.raises(al.InputError, match="version 99; this archlearn reads 1"):
+    with pytest.raises(al.InputError, match="version 99; this archlearn reads 2"):
         al.Plan.from_json(text)
 
 

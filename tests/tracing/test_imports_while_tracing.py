@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -33,6 +35,7 @@ compiled(torch.ones(2))
 """
 
 
+@pytest.mark.slow
 def test_modules_imported_by_forward_see_torch_as_it_is() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False

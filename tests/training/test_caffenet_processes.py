@@ -10,7 +10,7 @@ from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import run, start_command
 from tests.cli.test_processes import torchrun
 
-pytestmark = pytest.mark.usefixtures("one_group_of_processes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
 
 LEARN = [
     "learn", "--data", "folder:photos:24", "--resize", "67",

@@ -103,6 +103,7 @@ for number in range(1, 10**9):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     draw = random.Random(3)
     for attempt in range(4):
@@ -152,6 +153,7 @@ def test_order_follows_from_seed_and_epoch_alone() -> None:
     assert first.sort().values.tolist() == list(range(100))
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     write_two(tmp_path)
     (tmp_path / CONFIG).touch()  # as every run that has begun has

@@ -84,6 +84,7 @@ def test_step_that_asks_nothing_of_the_host_is_the_same_step(
     assert body.sums[0].item() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 @pytest.mark.filterwarnings(
     "ignore:.*is deprecated:DeprecationWarning", "ignore:.*not be instantiated:DeprecationWarning"

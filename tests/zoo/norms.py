@@ -161,7 +161,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         VECTOR,
-        (7,),
+        (5, 7),
         (7,),
     ),
     kind(

@@ -1,12 +1,13 @@
 """What stands between a gate and its reader: means, padding, slices, permutations."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.kinds import Kind, Net, batch, kind, parts
 from tests.zoo.layers import conv, linear
 
-IMAGE = batch(3, 8, 8)
+IMAGE, VECTOR = batch(3, 8, 8), batch(6)
 
 
 class SpatialMean(Net):
@@ -23,11 +24,21 @@ class SpatialStatistics(Net):
 
 
 class ChannelMean(Net):
-    """The mean over channels counts the dropped ones."""
+    """The mean over channels counts the dropped ones, which are zero."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
         return self.head(F.relu(self.second(x.mean(1, keepdim=True))))
+
+
+class Neighbours(Net):
+    """Each row is summed with another one, as nodes of a graph are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        index = torch.arange(x.size(0), device=x.device).flip(0)
+        summed = x.new_zeros(x.size()).scatter_add_(0, index.view(-1, 1).expand_as(x), x)
+        return self.head(F.relu(self.second(summed + x.index_select(0, index))))
 
 
 class Pad(Net):
@@ -120,8 +131,15 @@ KINDS: tuple[Kind, ...] = (
         "channel_mean",
         parts(ChannelMean, first=conv(3, 5), second=conv(1, 7), head=conv(7, 4)),
         IMAGE,
+        (5, 7),
+        note="a mean over channels divides by their old number, as the compact network's does",
+    ),
+    kind(
+        "neighbours",
+        parts(Neighbours, first=linear(6, 5), second=linear(5, 7), head=linear(7, 3)),
+        VECTOR,
+        (5, 7),
         (7,),
-        note="a mean over channels divides by their old number, so they stay",
     ),
     kind(
         "pad_spatial",

@@ -506,7 +506,7 @@ def _find_fixed(
         return {}
     own = ledger.roots(with_fixed=False)
     reasons: dict[int, Reason] = {}
-    for block in ledger.blocks:
+    for block in (*ledger.blocks, *ledger.hints):
         for channel in torch.unique(own[block.ids]).tolist():
             reasons.setdefault(channel, block.reason)
     return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}

@@ -45,6 +45,7 @@ class ChannelConstraints:
     Attributes:
         dims: The atoms of a parameter's dimension, by name and dimension.
         elements: The atoms of each element of a parameter that is used as it is.
+        hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
         sharing: Layers with a parameter that another module holds, too.
@@ -56,6 +57,7 @@ class ChannelConstraints:
     elements: dict[str, Tensor] = field(default_factory=dict)
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    hints: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     sharing: frozenset[str] = frozenset()
@@ -77,10 +79,11 @@ class ChannelConstraints:
 
     def block(self, ids: Tensor, text: str, fix: str) -> None:
         """Record that these atoms must stay."""
-        ids = torch.unique(without_repeats(ids))
-        ids = ids[ids != FIXED]
-        if len(ids):
-            self.blocks.append(Block(ids, Reason(text, fix)))
+        self.blocks += _blocks(ids, Reason(text, fix))
+
+    def hint(self, ids: Tensor, reason: Reason) -> None:
+        """Record why these atoms would be tied to something fixed, where they are."""
+        self.hints += _blocks(ids, reason)
 
     def canonical(self, name: str) -> str:
         """Return the first name of a parameter that may have several (tied weights)."""
@@ -151,3 +154,9 @@ class ChannelConstraints:
             if torch.equal(lowered, root):
                 return root
             root = lowered
+
+
+def _blocks(ids: Tensor, reason: Reason) -> list[Block]:
+    ids = torch.unique(without_repeats(ids))
+    ids = ids[ids != FIXED]
+    return [Block(ids, reason)] if len(ids) else []

@@ -1,6 +1,7 @@
 """Parameters and multiply-adds as a polynomial in the channels kept of each group."""
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,19 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def count_positions(blueprint: ChannelGraph, net: nn.Module) -> dict[str, int]:
-    """Return how often each weight is applied in one run on the example inputs."""
+def count_positions(
+    blueprint: ChannelGraph, net: nn.Module, gone: Container[str] = ()
+) -> dict[str, int]:
+    """Return how often each weight is applied in one run, without calls that are gone."""
     positions: dict[str, int] = {}
+    for call, (name, n) in count_positions_by_call(blueprint, net).items():
+        positions[name] = positions.get(name, 0) + (0 if call in gone else n)
+    return positions
+
+
+def count_positions_by_call(blueprint: ChannelGraph, net: nn.Module) -> dict[str, tuple[str, int]]:
+    """Return the weight of each linear op in evaluation, and how often it is applied there."""
+    found: dict[str, tuple[str, int]] = {}
     names = first_names(net)
     for node in blueprint.traces.evaluation.nodes:
         if node.op.startswith("call") and is_linear_op(node, net):
@@ -87,9 +98,8 @@ def count_positions(blueprint: ChannelGraph, net: nn.Module) -> dict[str, int]:
             if op is not None:
                 values = blueprint.followed[0].values
                 side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
-                name = names.get(op.weight, op.weight)
-                positions[name] = positions.get(name, 0) + _places(op, values[side])
-    return positions
+                found[node.name] = names.get(op.weight, op.weight), _places(op, values[side])
+    return found
 
 
 def _places(op: LinearOp, labels: Any) -> int:

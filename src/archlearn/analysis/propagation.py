@@ -21,11 +21,18 @@ from archlearn.analysis.labels import (
     without_repeats,
 )
 from archlearn.analysis.linear_ops import read_linear_op
-from archlearn.analysis.rule_api import OpCall, Rule, fixed_out, hooked_reason, opaque
+from archlearn.analysis.rule_api import (
+    OpCall,
+    Rule,
+    describe_call,
+    fixed_out,
+    hooked_reason,
+    opaque,
+)
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
 from archlearn.analysis.rules.indexing import gather, index_select, scatter
-from archlearn.analysis.rules.linear import linear
+from archlearn.analysis.rules.linear import computed_weight, linear
 from archlearn.analysis.rules.normalization import may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import (
@@ -55,7 +62,7 @@ class Runner(fx.Interpreter):
         rules: How labels pass each call.
         may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
             might not take an example of one row are then left out.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops, so far.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
     """
 
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
@@ -66,7 +73,7 @@ class Runner(fx.Interpreter):
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
-        self.other_multiply_adds = 0
+        self.other_multiply_adds: dict[str, int] = {}
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return an argument; those that go by any other name are none."""
@@ -93,7 +100,8 @@ class Runner(fx.Interpreter):
         counter: Any = FlopCounterMode(display=False)
         with unfused(), counter:
             out = super().run_node(n)
-        self.other_multiply_adds += counter.get_total_flops() // 2
+        if counter.get_total_flops():
+            self.other_multiply_adds[n.name] = counter.get_total_flops() // 2
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
@@ -171,20 +179,21 @@ def find_views(
         rules: How labels pass each call.
         made: The names of the calls that have been made so far.
     """
-
-    def may_be_view(node: fx.Node) -> bool:
-        spec = spec_of(node, net)
-        return rules.get(node) in _VIEWING and not (spec is not None and spec.copies)
-
     found: set[fx.Node] = set()
     waiting = [node]
     while waiting:
         here = waiting.pop()
         if here not in found and here.name in made:
             found.add(here)
-            waiting += [user for user in here.users if may_be_view(user)]
-            waiting += here.all_input_nodes if may_be_view(here) else []
+            waiting += [user for user in here.users if may_be_view(user, net, rules)]
+            waiting += here.all_input_nodes if may_be_view(here, net, rules) else []
     return found
+
+
+def may_be_view(node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule]) -> bool:
+    """Return whether the result of a call may lie in the memory of its input."""
+    spec = spec_of(node, net)
+    return rules.get(node) in _VIEWING and not (spec is not None and spec.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +204,17 @@ class PropagationResult:
         values: What each node returned: labels for tensors, other values as they were.
         sites: The channels of each site, by the name of its node.
         reads: The channels that calls are to read through gates, by the name of their node.
-        other_multiply_adds: Multiply-adds of all calls that are not linear ops.
+        dtypes: The dtype of each node that returned a tensor.
+        other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
     values: dict[str, Any]
+    dtypes: dict[str, torch.dtype]
     sites: dict[str, SiteChannels]
     reads: dict[str, SiteChannels]
-    other_multiply_adds: int
+    other_multiply_adds: dict[str, int]
     parts: tuple[Tensor, ...]
     hidden: dict[str, Reason]
 
@@ -223,6 +234,7 @@ class _Follower(Runner):
         super().__init__(net, graph)
         self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
         self.values: dict[str, Any] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.sites: dict[str, SiteChannels] = {}
         self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
@@ -237,6 +249,7 @@ class _Follower(Runner):
         ]
         return PropagationResult(
             self.values | dict.fromkeys(limits),
+            self.dtypes,
             self.sites,
             self.reads,
             self.other_multiply_adds,
@@ -247,16 +260,27 @@ class _Follower(Runner):
     def run_node(self, n: fx.Node) -> Any:
         out, n_blocks = self.run_call(n), len(self.ledger.blocks)
         self.values[n.name] = self._follow(n, out)
+        if isinstance(out, Tensor):
+            self.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)
         return out
 
     def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
+        if self.rules.get(n) is linear:
+            if read_linear_op(n, self.net) is None:
+                self.hidden[n.name] = computed_weight(n)
+            return
         hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        if hidden:
+            text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
+            for labels in (self.values.get(m.name) for m in n.all_input_nodes):
+                if isinstance(labels, Labels):
+                    self.ledger.hint(labels.ids, Reason(text, hidden[0].fix))
         reason = hooked_reason(n, self.net) or next(iter(hidden), None)
         if reason is None and len(self.ledger.blocks) > n_blocks:
             reason = self.ledger.blocks[-1].reason
-        if reason is not None and self.rules.get(n) is not linear:
+        if reason is not None:
             self.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:

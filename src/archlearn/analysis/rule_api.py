@@ -78,6 +78,11 @@ def fixed_out(out: Any) -> Any:
     return tree_map(lambda leaf: fixed_like(leaf) if isinstance(leaf, Tensor) else leaf, out)
 
 
+_OTHERS = "nothing is needed if the other layers are learnt"
+_OF_PRODUCTS = f"make it an nn.Linear where one factor is a weight; {_OTHERS}"
+_PRODUCTS = ("matmul", "mm", "bmm", "mv", "einsum", "addmm", "addbmm", "baddbmm", "tensordot")
+
+
 def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any:
     """Keep every channel that a call reads, and know nothing of what it returns."""
     hooked = hooked_reason(step.node, step.net)
@@ -87,9 +92,13 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
         step.ledger.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
-            fix or "nothing is needed if the other layers are learnt",
+            fix or (_OF_PRODUCTS if _is_product(step.node) else _OTHERS),
         )
     return fixed_out(step.out)
+
+
+def _is_product(node: fx.Node) -> bool:
+    return str(getattr(node.target, "__name__", node.target)) in _PRODUCTS
 
 
 def hooked_reason(node: fx.Node, net: nn.Module) -> Reason | None:

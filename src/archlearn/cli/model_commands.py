@@ -44,7 +44,7 @@ def inspect(
     from archlearn.training.initial_model import run_once
     from archlearn.training.metrics import in_format_of
 
-    sizes, n_outputs = _parse_shape(shape), outputs
+    sizes, n_outputs = parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
     if data is not None:
         from archlearn.data.dataset import build_dataset
@@ -64,7 +64,8 @@ def inspect(
     sys.stdout.write(f"{inspect_model(network, example)}\n")
 
 
-def _parse_shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the sizes of a shape such as 3x32x32."""
     from archlearn.errors import SettingsError
 
     parts = text.lower().split("x")

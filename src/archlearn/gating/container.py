@@ -14,19 +14,22 @@ from archlearn.nn.functional import binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
+BRANCH_START = 0.55
 GateKind = Literal["binary", "l0"]
 _HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
 
 
 class GateContainer(nn.Module):
-    """The gates of a model: one vector a group of channels, one number a depth site.
+    """The gates of a model: one vector a group of channels, one number a depth site or branch.
 
     Attributes:
         choice: What is learnt, and why the rest is not.
         was_bound: Whether the model had a generated `forward` already (a compact model).
         kind: How width gates act: binary, as the paper's, or drawn (hard concrete).
         n_width: The number of width gates.
+        n_depth: The number of depth gates.
         depth: The depth gates, a parameter for each site.
+        branch: The branch gates, a parameter for each branch.
         kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
@@ -58,17 +61,22 @@ class GateContainer(nn.Module):
         self.home_name = _HOMES[kind]
         self.add_module(self.home_name, nn.Module())
         self.depth = nn.Module()
+        self.branch = nn.Module()
         groups = choice.blueprint.groups
         self._width_keys = [gate_key(group.name) for group in groups]
         self._depth_keys = [gate_key(site) for site in choice.links]
+        self._branch_keys = [gate_key(name) for name in choice.branches]
         for key, group in zip(self._width_keys, groups, strict=True):
             start = torch.full((len(group.channels),), width_start, dtype=torch.float64)
             self.home.register_parameter(key, nn.Parameter(start))
         for key in self._depth_keys:
             start = torch.tensor(depth_start, dtype=torch.float64)
             self.depth.register_parameter(key, nn.Parameter(start))
+        for key in self._branch_keys:
+            start = torch.tensor(BRANCH_START, dtype=torch.float64)
+            self.branch.register_parameter(key, nn.Parameter(start))
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
-        self.n_width = int(sizes.sum())
+        self.n_width, self.n_depth = int(sizes.sum()), len(choice.links)
         self._kept: dict[str, Tensor] = {}
         self.kept_prices: Any = None
         self.budget: dict[str, float] | None = None
@@ -86,18 +94,20 @@ class GateContainer(nn.Module):
         return getattr(self, self.home_name)
 
     def _keep_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
-        """Keep what goes with each gate. All depth gates count as one more group.
+        """Keep what goes with each gate. All gates of depth and branches count as one more group.
 
-        "prices" has two rows: the neurons of each gate, none for a depth gate, and whether it is
-        one. "linear_neurons" is by group.
+        "prices" has two rows: the neurons of each width gate, and which way its cost pulls a gate
+        of depth (1) or of a branch (-1). "freed_neurons" is by group.
         """
-        n_groups, n_depth = len(sizes), len(choice.links)
-        counts = torch.cat([sizes, torch.tensor([n_depth])])
+        n_groups, n_depth, n_branches = len(sizes), len(choice.links), len(choice.branches)
+        counts = torch.cat([sizes, torch.tensor([n_depth + n_branches])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
         self._keep("group_of_gate", index)
         neurons = F.pad(choice.neurons(), (0, 1))[index]
-        self._keep_numbers("prices", torch.stack([neurons, (index == n_groups).float()]))
-        self._keep_numbers("linear_neurons", F.pad(choice.linear_neurons(), (0, 1)))
+        pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
+        self._keep_numbers("prices", torch.stack([neurons, pull]))
+        freed = torch.cat([choice.linear_neurons(), choice.branch_neurons()])
+        self._keep_numbers("freed_neurons", F.pad(freed, (0, 1)))
 
     def _keep_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.
@@ -122,7 +132,7 @@ class GateContainer(nn.Module):
                 buffer.copy_(numbers)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return numbers that were kept: "prices", "linear_neurons", or a part of a cost table."""
+        """Return numbers that were kept: "prices", "freed_neurons", or a part of a cost table."""
         bits: Tensor = getattr(self, name)
         return bits.view(torch.float32).to(dtype)
 
@@ -138,13 +148,14 @@ class GateContainer(nn.Module):
         )
 
     def gates(self) -> list[Tensor]:
-        """Return the width gates by group, then the depth gates by site.
+        """Return the width gates by group, then the depth gates by site, then the branch gates.
 
         In a replica that DataParallel makes, they are attributes and no longer parameters.
         """
-        home, depth = self.home, self.depth
+        home, depth, branch = self.home, self.depth, self.branch
         found = [getattr(home, key) for key in self._width_keys]
-        return found + [getattr(depth, key) for key in self._depth_keys]
+        found += [getattr(depth, key) for key in self._depth_keys]
+        return found + [getattr(branch, key) for key in self._branch_keys]
 
     def place_of_group(self, name: str) -> int:
         """Return where the gates of a group stand in `gates`."""
@@ -154,6 +165,10 @@ class GateContainer(nn.Module):
         """Return where the depth gate of a site stands in `gates`."""
         return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
 
+    def place_of_branch(self, name: str) -> int:
+        """Return where the gate of a branch stands in `gates`."""
+        return len(self._width_keys) + self.n_depth + list(self.choice.branches).index(name)
+
     def width_gates(self) -> dict[str, nn.Parameter]:
         """Return the width gates by the name of their group."""
         groups = self.choice.blueprint.groups
@@ -162,6 +177,10 @@ class GateContainer(nn.Module):
     def depth_gates(self) -> dict[str, nn.Parameter]:
         """Return the depth gates by the name of their site."""
         return {site: getattr(self.depth, gate_key(site)) for site in self.choice.links}
+
+    def branch_gates(self) -> dict[str, nn.Parameter]:
+        """Return the branch gates by the name of their branch."""
+        return {name: getattr(self.branch, gate_key(name)) for name in self.choice.branches}
 
     @property
     def n_shrinks(self) -> int:
@@ -228,7 +247,8 @@ class GateContainer(nn.Module):
 
     def extra_repr(self) -> str:
         """Show how many gates there are."""
-        return f"{self.n_width} width gates, {len(self.choice.links)} depth gates"
+        counts = {"width": self.n_width, "depth": self.n_depth, "branch": len(self._branch_keys)}
+        return ", ".join(f"{n} {kind} gates" for kind, n in counts.items() if n)
 
 
 def _rows(sizes: list[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Insert gates into a graph: behind activations, where channels are read, or on weights.
+"""Insert gates into a graph: behind activations, where channels are read, on weights, on branches.
 
 Where all that reads a group's channels are linear layers, scaling their input columns by the
 binary gates computes the same function: what a dropped channel holds is read by nobody. For a
@@ -25,7 +25,7 @@ from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import Site
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
-from archlearn.nn.tristate import gate_channels, mix_linear
+from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import mark_blocks_
 from archlearn.tracing.traces import Traces
@@ -183,6 +183,9 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     for readers in on_weights.values():
         for reader in readers:
             writer.gate_columns(nodes[reader.node], reader)
+    for branch in store.choice.branches.values():
+        addition = branch.additions[place]
+        writer.gate_branch(nodes[addition.node], addition.operand, branch.name)
     return graph
 
 
@@ -253,6 +256,14 @@ class _Writer:
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
         node.replace_input_with(source, self.read[key])
+
+    def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
+        """Put the gate of a branch in front of its addition."""
+        with self.graph.inserting_after(self.acting):
+            gate = self._acting(self.store.place_of_branch(name))
+        with self.graph.inserting_before(node):
+            gated = self.graph.call_function(gate_branch, (node.args[operand], gate))
+        node.update_arg(operand, gated)
 
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""

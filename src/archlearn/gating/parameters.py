@@ -42,6 +42,11 @@ def depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(_gates(model, "depth"))
 
 
+def branch_gates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the gates of residual branches by the name of their block; from one half on open."""
+    return dict(_gates(model, "branch"))
+
+
 def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
     gates = [gate for holder in find_holders(model) for gate in holder.gates()]
@@ -124,7 +129,9 @@ def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
 
 
 def _all_gates(model: nn.Module) -> list[Tensor]:
-    gates: list[Tensor] = [*width_gates(model).values(), *depth_gates(model).values()]
+    gates: list[Tensor] = [
+        gate for find in (width_gates, depth_gates, branch_gates) for gate in find(model).values()
+    ]
     if not gates:
         raise InputError("the model has no gates; call add_gates on it first")
     return gates
@@ -134,5 +141,5 @@ def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
     for name, module in model.named_modules():
         if isinstance(module, GateContainer):
             yield from getattr(module, f"{kind}_gates")().items()
-        elif isinstance(module, TriState) and getattr(module, kind) is not None:
+        elif isinstance(module, TriState) and getattr(module, kind, None) is not None:
             yield name, getattr(module, kind)

@@ -52,12 +52,15 @@ def gate_coefficients(store: GateContainer, gates: Tensor, strengths: Strengths)
 
 
 def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Prices:
-    neurons, is_depth = store.numbers("prices", gates.dtype)
-    linear = store.numbers("linear_neurons", gates.dtype)
+    neurons, pull = store.numbers("prices", gates.dtype)
+    is_depth = pull.abs()
+    freed = store.numbers("freed_neurons", gates.dtype)
     price, paid = neurons, neurons
-    if len(linear):
-        is_linear = (gates[store.n_width :] >= THRESHOLD).to(linear.dtype)
-        paid = neurons - torch.mv(linear.T, is_linear).index_select(0, store.group_of_gate)
+    if len(freed):
+        others = gates[store.n_width :] >= THRESHOLD
+        is_gone = others ^ (pull[store.n_width :] < 0)  # a branch is gone where its gate is closed
+        freed = torch.mv(freed.T, is_gone.to(freed.dtype))
+        paid = (neurons - freed.index_select(0, store.group_of_gate)).clamp(min=0.0)
     if strengths.price is not Price.NEURONS:
         marginal = F.pad(_marginal_price(store, gates, strengths.price), (0, 1))
         price = marginal.index_select(0, store.group_of_gate)
@@ -65,7 +68,7 @@ def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Pric
     width_push = price * -strengths.width_binarise
     bow = torch.sub(width_push, is_depth, alpha=strengths.depth_binarise)
     line = torch.sub(paid * strengths.width_cost, bow)
-    return Prices(torch.sub(line, is_depth, alpha=strengths.depth_cost), bow)
+    return Prices(torch.sub(line, pull, alpha=strengths.depth_cost), bow)
 
 
 def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
@@ -83,8 +86,10 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
     """Return what is added to the loss (the paper's equations 4 and 5).
 
     `λ1 Σ w(1−w) + λ2 Σ d(1−d) + λ3 Σ h·1(d < ½) − λ4 Σ d`. The indicator has no gradient.
-    A gate that several layers share counts once for each of their neurons. Gates of the kind
-    "l0" cost `λ3` times the neurons that are to be expected, and are not pushed towards 0 or 1.
+    A gate that several layers share counts once for each of their neurons. A branch gate b costs
+    `λ2 b(1−b) + λ4 b`, and neurons of a closed branch cost nothing, as in a linear layer. Gates of
+    the kind "l0" cost `λ3` times the neurons that are to be expected, and are not pushed towards 0
+    or 1.
 
     Raises:
         InputError: If the model has no gates.
@@ -107,8 +112,8 @@ def _price_store(store: GateContainer, strengths: Strengths) -> Tensor:
     """Return the penalty of all gates `g` of a store at once, as `Σ g·(a + b − a·g)`.
 
     For a width gate `a` is λ1 times its neurons (or their price), and `b` is λ3 times those that
-    are not linear; for a depth gate they are λ2 and −λ4. Neither has a gradient. Of width gates
-    of the kind "l0", `g` is the probability to be open, and `a` is 0.
+    are not linear; for a depth gate they are λ2 and −λ4, for a branch gate λ2 and λ4. Neither has
+    a gradient. Of width gates of the kind "l0", `g` is the probability to be open, and `a` is 0.
     """
     gates = join_gates(store.gates())
     gates = _in_single(gates)

@@ -1,4 +1,4 @@
-"""Match the `learn=` globs with sites of gates; explain sites that are not learnt."""
+"""Match the `learn=` globs with sites of gates and branches; explain what is not learnt."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.branches import Branch, Removals, find_branches, find_removals
 from archlearn.analysis.channel_graph import (
     NO_CHANNELS,
     NO_GRADIENT,
@@ -39,12 +40,18 @@ class LearnableSites:
         links: The layers on both sides of each site whose depth is learnt.
         no_link: Why depth is not learnt at each other site.
         rows: For each linear op, the channels that it writes.
+        branches: The residual branches that can be closed.
+        no_branch: Why other branches must stay.
+        removals: What goes with closed branches.
     """
 
     blueprint: ChannelGraph
     links: dict[str, MergeablePair]
     no_link: dict[str, Reason]
     rows: tuple[tuple[str, Tensor], ...]
+    branches: dict[str, Branch]
+    no_branch: dict[str, Reason]
+    removals: Removals
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LearnableSites":
         return self
@@ -95,6 +102,29 @@ class LearnableSites:
             table[row] = self.blueprint.count_by_group(by_layer[link.first]) / sizes
         return table
 
+    def branch_neurons(self) -> Tensor:
+        """Return how many of those a closed branch frees, a row for each branch gate."""
+        sizes = self.blueprint.group_sizes()
+        by_layer = dict(self.rows)
+        table = torch.zeros(len(self.branches), len(sizes))
+        for row, branch in zip(table, self.branches.values(), strict=True):
+            for layer in branch.layers:
+                if layer in by_layer:
+                    row += self.blueprint.count_by_group(by_layer[layer]) / sizes
+        return table
+
+    def inner_groups(self) -> Tensor:
+        """Return which groups have no parameter left once a branch is closed, a row a branch."""
+        table = torch.ones(len(self.branches), len(self.blueprint.groups), dtype=torch.bool)
+        held = [(name, channels) for (name, _), channels in self.blueprint.dims.items()]
+        held += [(name, channels.reshape(-1)) for name, channels in self.blueprint.elements.items()]
+        for name, channels in held:
+            gone = self.removals.tensors.get(name, frozenset())
+            stays = [frozenset({place}) not in gone for place in range(len(table))]
+            is_there = self.blueprint.count_by_group(channels) > 0
+            table &= ~(torch.tensor(stays, dtype=torch.bool)[:, None] & is_there)
+        return table
+
 
 _DEPTH_FIX = "nothing is needed if width is learnt"
 
@@ -131,9 +161,15 @@ def choose(
         with_streams=with_streams,
     )
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
-    choice = LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
+    branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
+    for name in [*branches, *no_branch]:
+        if Learn.DEPTH not in wishes.of_branch(name) and branches.pop(name, None) is not None:
+            no_branch[name] = NOT_ASKED
+    removals = find_removals(net, blueprint.graphs, branches.values())
+    rows = _find_rows(net, blueprint)
+    choice = LearnableSites(blueprint, links, no_link, rows, branches, no_branch, removals)
     wishes.check(choice)
-    if must_learn and not blueprint.groups and not links:
+    if must_learn and not blueprint.groups and not links and not branches:
         raise InputError(_nothing(choice, net))
     return choice
 
@@ -170,14 +206,27 @@ def choose_again(
     links, _ = _find_links(net, new, lambda site: site.name in choice.links)
     n_learnt = int(new.group_sizes().sum())
     is_same = len(channels) == n_learnt and bool((channels >= 0).all())
-    if not is_same or not bool((new.group_of[channels] >= 0).all()) or [*links] != [*choice.links]:
+    branches, _ = find_branches(net, new.graphs, new.followed)
+    branches = {name: branch for name, branch in branches.items() if name in choice.branches}
+    kinds = (links, choice.links), (branches, choice.branches)
+    is_same = is_same and all([*here] == [*there] for here, there in kinds)
+    if not is_same or not bool((new.group_of[channels] >= 0).all()):
         raise SurgeryError(
             f"cannot shrink {type(net).__name__}: the smaller network has room for {n_learnt} "
-            f"width gates and {len(links)} depth gates, but {len(channels)} and "
-            f"{len(choice.links)} are left; train on without shrink_, and report the model"
+            f"width, {len(links)} depth and {len(branches)} branch gates, but {len(channels)}, "
+            f"{len(choice.links)} and {len(choice.branches)} are left; train on without shrink_, "
+            "and report the model"
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
-    return LearnableSites(new, links, choice.no_link, _find_rows(net, new))
+    return LearnableSites(
+        new,
+        links,
+        choice.no_link,
+        _find_rows(net, new),
+        branches,
+        choice.no_branch,
+        find_removals(net, new.graphs, branches.values()),
+    )
 
 
 def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
@@ -209,16 +258,19 @@ def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
 
     blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False, with_streams=False)
     links, no_link = _find_links(net, blueprint, has_depth)
-    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint))
+    removals = find_removals(net, blueprint.graphs, ())
+    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint), {}, {}, removals)
 
 
 class _Wishes:
-    """The user's `learn=` mapping, and which of its keys have met a site."""
+    """The user's `learn=` mapping, and which of its keys have met a site or a branch."""
 
     def __init__(self, learn: Mapping[str, Learn] | None) -> None:
         self.learn = learn
         self.met: dict[str, list[Site]] = {key: [] for key in learn or {}}
+        self.met_branch: dict[str, list[str]] = {key: [] for key in learn or {}}
         self.seen: dict[str, Site] = {}
+        self.branches: list[str] = []
         for key, wish in (learn or {}).items():
             if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError(
@@ -238,10 +290,22 @@ class _Wishes:
                 asked = wish
         return asked
 
+    def of_branch(self, name: str) -> Learn:
+        """Return what is asked for at a branch."""
+        self.branches.append(name)
+        if self.learn is None:
+            return Learn.DEPTH
+        asked = Learn.NOTHING
+        for key, wish in self.learn.items():
+            if any(fnmatchcase(each, key) for each in (name, name.split("#")[0])):
+                self.met_branch[key].append(name)
+                asked = wish
+        return asked
+
     def check(self, choice: LearnableSites) -> None:
-        """Raise if a key meets no site, or names one site and asks for what is not exact."""
+        """Raise if a key meets nothing, or names one site and asks for what is not exact."""
         for key, sites in self.met.items():
-            if not sites:
+            if not sites and not self.met_branch[key]:
                 raise InputError(self._unknown(key))
             if not any(sign in key for sign in "*?["):
                 self._check_exact(key, choice)
@@ -249,6 +313,7 @@ class _Wishes:
     def _check_exact(self, key: str, choice: LearnableSites) -> None:
         wish = (self.learn or {})[key]
         names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
+        self._check_branches(key, choice, names)
         streams = [stream.site for stream in choice.blueprint.bare_streams]
         for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
@@ -259,21 +324,39 @@ class _Wishes:
                     f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
-            if Learn.DEPTH in wish and site.name not in choice.links:
+            has_depth = site.name in choice.links or choice.branches.keys() & self.met_branch[key]
+            if Learn.DEPTH in wish and not has_depth:
                 why = choice.no_link[site.name]
                 raise InputError(
                     f"learn[{key!r}] asks for the depth of {site.name!r}, but no exact merge "
                     f"could follow: {why.text}; ask for Learn.WIDTH only there"
                 )
 
+    def _check_branches(self, key: str, choice: LearnableSites, sites: set[str]) -> None:
+        wish = (self.learn or {})[key]
+        for name in self.met_branch[key]:
+            if Learn.WIDTH in wish and not sites:
+                raise InputError(
+                    f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
+                    "ask for Learn.DEPTH there, and for the widths of its layers by their names"
+                )
+            why = choice.no_branch.get(name, NOT_ASKED)
+            if Learn.DEPTH in wish and why is not NOT_ASKED and not sites & choice.links.keys():
+                raise InputError(
+                    f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
+                    f"be exact: {why.text}; {why.fix}"
+                )
+
     def _unknown(self, key: str) -> str:
         known = sorted({name for site in self.seen.values() for name in _names(site)})
+        known += self.branches
         sites = sorted({site.name for site in self.seen.values()})
+        named = f"; branches after their block: {', '.join(self.branches[:20])}"
         close = difflib.get_close_matches(key, known, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         return (
             f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
-            f"front of them: {', '.join(sites[:20])}"
+            f"front of them: {', '.join(sites[:20])}{named if self.branches else ''}"
         )
 
 

@@ -50,6 +50,11 @@ def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:
     return torch.lerp(activated, x.to(activated.dtype), depth.to(activated.dtype))
 
 
+def gate_branch(branch: Tensor, gate: Tensor) -> Tensor:
+    """Return what a residual branch adds, multiplied by its binary gate."""
+    return branch * gate.to(branch.dtype)
+
+
 class TriState(nn.Module):
     """Computes `w·(d·x + (1−d)·act(x))` with binary gates (the paper's equation 2).
 

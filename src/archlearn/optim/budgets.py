@@ -2,7 +2,8 @@
 
 What a channel earns is the mean square of its gate's gradient, and what it costs is what the
 network would save without it. Channels and layers stand in one line by what they earn for what
-they cost, and go from its end. Everything here runs on the device and reads nothing back.
+they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
+where the last channel inside would go. Everything here runs on the device and reads nothing back.
 """
 
 import math
@@ -117,27 +118,48 @@ class Ranking:
     rank: Tensor
 
     def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
-        """Return which width gates are open and which layers are linear after so many have gone."""
+        """Return which width gates are open, and which layers and branches are gone, then."""
         is_gone = (self.rank < counts[:, None]) & self.ratio.isfinite()
         gone = is_gone.double()
         return 1.0 - gone[:, :n_width], gone[:, n_width:]
 
 
-def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, group: Tensor, least: Tensor,
-               stay: float) -> Ranking:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What must stay, whatever it earns.
+
+    Attributes:
+        group: The group of each width gate.
+        least: How many gates of each group must stay open.
+        inner: For each branch, the width gates whose channels are all inside it.
+        branches: Whether each branch must stay.
+    """
+
+    group: Tensor
+    least: Tensor
+    inner: Tensor
+    branches: Tensor
+
+
+def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay: float) -> Ranking:
     """Return all gates by what they earn for what they cost.
 
     Args:
-        earned: What each gate earns: first those of widths, then those of depth.
+        earned: What each gate earns: first those of widths, then those of depth, then branches.
         cost: What the network saves without it; at most 0 where that is nothing.
         is_kept: Whether it is open now (a depth gate: not linear).
-        group: The group of each width gate.
-        least: How many gates of each group must stay open.
+        holds: What must stay.
         stay: By how much those that are open now are preferred.
     """
+    group, least, inner = holds.group, holds.least, holds.inner
     n_width = len(group)
     ratio = torch.where(cost > 0, earned / cost, torch.inf)
     ratio = torch.where(is_kept, ratio * stay, ratio)
+    if len(inner):
+        # The best channel inside is the last to go, and the branch goes with it.
+        best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
+        best = torch.where(inner.any(1), best, torch.inf)
+        ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
     ratio[:n_width].masked_fill_(
         _places_within(ratio[:n_width], group, least) < least[group], torch.inf
     )
@@ -184,21 +206,22 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
 
 
 def fill_up(
-    earned: Tensor, is_open: Tensor, is_linear: Tensor, cost: CostFunction, limits: Tensor
+    earned: Tensor, is_open: Tensor, is_gone: Tensor, cost: CostFunction, limits: Tensor
 ) -> Tensor:
     """Return the width gates with some opened again, as far as the limits allow.
 
-    Those that earn most for what they cost come first; a channel that earns nothing stays closed.
+    Those that earn most for what they cost come first; a channel that earns nothing stays closed,
+    and so does one that costs nothing, for its branch is closed.
     """
     weights = torch.eye(2, dtype=limits.dtype, device=limits.device)
     for _ in range(_FILLS):
-        room = limits - cost(is_open[None], is_linear[None])[0]
-        prices = torch.stack([cost.marginal(is_open, is_linear, row) for row in weights], 1)
-        may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1)
+        room = limits - cost(is_open[None], is_gone[None])[0]
+        prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
+        may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
         worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
         best = worth.argmax()
         opened = is_open.clone()
         opened[best] = torch.where(may_open[best], 1.0, opened[best])
-        fits = (cost(opened[None], is_linear[None])[0] <= limits).all()
+        fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
         is_open = torch.where(fits, opened, is_open)
     return is_open

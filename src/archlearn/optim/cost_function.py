@@ -1,7 +1,8 @@
 """The cost of the compact network as a function of the open gates, computed on the device.
 
 It equals what `plan` foretells, weight by weight: narrowed parameters, biases that constants make
-new, activations that go, and layers that merge. Nothing is read back, so no device is waited for.
+new, activations that go, layers that merge, and branches that are left out with all that only they
+need. Nothing is read back, so no device is waited for.
 """
 
 import math
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from archlearn.analysis.branches import Closings
+from archlearn.analysis.cost_model import count_positions_by_call
 from archlearn.analysis.labels import CONSTANT, Labels, core
 from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
@@ -33,6 +36,7 @@ class CostFunction:
     Attributes:
         n_width: The number of width gates.
         n_depth: The number of depth gates.
+        n_branches: The number of branch gates.
         group: The group of each width gate.
     """
 
@@ -43,23 +47,26 @@ class CostFunction:
             model: The gated model.
             choice: What is learnt in it.
         """
-        self.n_depth = len(choice.links)
+        self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
         self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
         sizes = choice.blueprint.group_sizes()
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         self._own = _Builder(model, choice).build()
 
-    def __call__(self, is_open: Tensor, is_linear: Tensor) -> Tensor:
+    def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:
         """Return the costs of several states of the gates, `(states, 2)`, in double precision.
 
         The gradient with respect to an open width gate is what its channel costs.
 
         Args:
             is_open: For each state, 1 where a width gate is open; a group has at least one.
-            is_linear: For each state, 1 where a depth gate makes its layer linear.
+            is_gone: For each state, 1 where a depth gate makes its layer linear, and behind those
+                where a branch is closed.
         """
         t = self._tables_on(is_open.device)
+        is_linear, is_closed = is_gone.tensor_split([self.n_depth], 1)
+        alive = self._alive(t, is_closed)
         opened = torch.cat([is_open, is_open.new_ones(len(is_open), 1)], 1)
         kept = opened[:, t["slice_gate"]] * t["slice_count"]
         kept = _add_up(kept, t["slice_of_gate"], len(t["dim_of_slice"]))
@@ -67,16 +74,18 @@ class CostFunction:
         dims = _add_up(kept, t["dim_of_slice"], len(t["full"]))
         dims = torch.cat([dims, t["constants"].expand(len(dims), -1)], 1)
         gone = _add_up(1.0 - opened[:, t["fold_gate"]], t["fold_layer"], len(t["fold_out"])) > 0
-        new_bias = gone.to(opened.dtype)
-        sizes = dims[:, t["entry_dims"]].prod(-1)
+        new_bias = gone * alive[:, t["fold_life"]]
+        sizes = dims[:, t["entry_dims"]].prod(-1) * alive[:, t["entry_life"]]
         costs = t["fixed"] + sizes @ t["entry_weights"]
         parameters = (new_bias * dims[:, t["fold_out"]]).sum(1)
-        parameters = parameters - self._left_out(t, sizes, is_linear)
+        parameters = parameters - self._left_out(t, sizes, is_linear, alive)
         touched, saved = self._computed(t, dims, new_bias)
+        saved = saved * alive[:, t["computed_life"]]
         parameters = parameters + (saved * touched).sum(1)
         costs = costs + torch.stack([parameters, torch.zeros_like(parameters)], 1)
         if "seg_in" not in t:
             return costs
+        is_linear = is_linear * alive[:, t["link_life"]]  # what is gone does not merge
         return costs + self._merged(t, dims, new_bias, is_linear, saved * ~touched)
 
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
@@ -90,35 +99,51 @@ class CostFunction:
             least_widths = torch.ones_like(sizes)
         place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
         opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
-        linear = torch.stack([torch.zeros(self.n_depth), torch.ones(self.n_depth)]).double()
-        start, least = self(opened, linear)
+        n_others = self.n_depth + self.n_branches
+        gone = torch.stack([torch.zeros(n_others), torch.ones(n_others)]).double()
+        start, least = self(opened, gone)
         return name_costs(start), name_costs(least)
 
-    def marginal(self, is_open: Tensor, is_linear: Tensor, weights: Tensor) -> Tensor:
+    def marginal(self, is_open: Tensor, is_gone: Tensor, weights: Tensor) -> Tensor:
         """Return what one channel of each width gate costs now, both costs weighed together."""
         with torch.enable_grad():
             opened = is_open.detach().clone().requires_grad_()
-            total = self(opened[None], is_linear[None]).mv(weights).sum()
+            total = self(opened[None], is_gone[None]).mv(weights).sum()
             return torch.autograd.grad(total, opened)[0]
 
-    def flipped(self, is_open: Tensor, is_linear: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the costs with each depth gate non-linear and linear, the others as they are."""
-        now = is_linear.expand(self.n_depth, -1)
-        eye = torch.eye(self.n_depth, dtype=now.dtype, device=now.device)
+    def flipped(self, is_open: Tensor, is_gone: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the costs with each layer or branch there and gone, the others as they are."""
+        now = is_gone.expand(len(is_gone), -1)
+        eye = torch.eye(len(is_gone), dtype=now.dtype, device=now.device)
         both = torch.cat([now * (1 - eye), torch.maximum(now, eye)])
         costs = self(is_open.expand(len(both), -1), both)
-        return costs[: self.n_depth], costs[self.n_depth :]
+        return costs[: len(is_gone)], costs[len(is_gone) :]
 
     def _tables_on(self, device: torch.device) -> dict[str, Tensor]:
         if device not in self._tables:
             self._tables[device] = {name: t.to(device) for name, t in self._own.items()}
         return self._tables[device]
 
-    def _left_out(self, t: dict[str, Tensor], sizes: Tensor, is_linear: Tensor) -> Tensor:
-        """Return the parameters of activations all of whose calls have become linear."""
+    def _alive(self, t: dict[str, Tensor], is_closed: Tensor) -> Tensor:
+        """Return 1 for what is still there, for each kind of things that go with the same branches.
+
+        The first kind is always there.
+        """
+        is_whole = is_closed @ t["set_branches"].T == t["set_branches"].sum(1)
+        counts = _add_up(is_whole.to(is_closed.dtype), t["set_life"], int(self._own["n_lives"]))
+        return (counts == 0).to(is_closed.dtype)
+
+    def _left_out(
+        self, t: dict[str, Tensor], sizes: Tensor, is_linear: Tensor, alive: Tensor
+    ) -> Tensor:
+        """Return the parameters of activations all of whose calls have become linear, or are gone.
+
+        The sizes of those that are gone themselves are 0.
+        """
         if not len(t["left_entry"]):
             return sizes.new_zeros(len(sizes))
-        counts = _add_up(is_linear[:, t["left_site"]], t["left_of_site"], len(t["left_entry"]))
+        idle = torch.maximum(is_linear[:, t["left_site"]], 1.0 - alive[:, t["left_life"]])
+        counts = _add_up(idle, t["left_of_site"], len(t["left_entry"]))
         is_gone = counts == t["left_calls"]
         return (sizes[:, t["left_entry"]] * is_gone).sum(1)
 
@@ -256,6 +281,8 @@ class _Builder:
         self.entries: dict[str, int] = {}
         self.entry_rows: list[list[int]] = []
         self.entry_weights: list[tuple[float, float]] = []
+        self.entry_lives: list[int] = []
+        self.lives: dict[Closings, int] = {frozenset(): 0}
         self.computed_owner: dict[str, int] = {}
         self.tables: dict[str, Tensor] = {}
 
@@ -271,7 +298,31 @@ class _Builder:
         self._write_dims()
         self.tables["entry_dims"] = self._pad(self.entry_rows)
         self.tables["entry_weights"] = _numbers(self.entry_weights).view(-1, 2)
+        self.tables["entry_life"] = _places(self.entry_lives)
+        self._write_lives()
         return self.tables
+
+    def _write_lives(self) -> None:
+        """Write for each kind of things the sets of branches with any of which they are gone."""
+        sets = [(each, life) for closings, life in self.lives.items() for each in closings]
+        table = torch.zeros(len(sets), len(self.choice.branches), dtype=torch.float64)
+        for row, (each, _) in zip(table, sets, strict=True):
+            row[list(each)] = 1.0
+        self.tables |= {
+            "set_branches": table,
+            "set_life": _places([life for _, life in sets]),
+            "n_lives": torch.tensor(len(self.lives)),
+        }
+
+    def _life(self, closings: Closings) -> int:
+        return self.lives.setdefault(closings, len(self.lives))
+
+    def _life_of_tensor(self, name: str) -> int:
+        name = self.sizes.names.get(name, name)
+        return self._life(self.choice.removals.tensors.get(name, frozenset()))
+
+    def _life_of_call(self, name: str) -> int:
+        return self._life(self.choice.removals.calls[0].get(name, frozenset()))
 
     def _find_dims(self) -> None:
         known: dict[int, int] = {}
@@ -348,28 +399,41 @@ class _Builder:
         return [self.dim_of[name, d] for d in tied], float(rest)
 
     def _find_entries(self) -> None:
-        """Write a row for each tensor that narrows, and what all others cost."""
+        """Write a row for each tensor that narrows or may be gone, and what all others cost."""
         parameters = dict(self.model.named_parameters())
-        positions = self.sizes.positions
-        for name in dict.fromkeys(name for name, _ in self.dim_of):
-            if name in parameters or name in positions:
-                slots, rest = self._slots(name)
-                weights = (rest * (name in parameters), rest * positions.get(name, 0))
-                self._add_entry(name, slots, weights)
+        removable = self.choice.removals.tensors
+        applied = self._applied()
+        narrows = [name for name, _ in self.dim_of if name in parameters or name in applied]
+        for name in dict.fromkeys([*narrows, *(name for name in parameters if name in removable)]):
+            slots, rest = self._slots(name)
+            life, macs = self._life_of_tensor(name), applied.pop(name, {})
+            own = rest * (name in parameters), rest * macs.pop(life, 0)
+            self.entries[name] = self._add_entry(slots, own, life)
+            for other, n in macs.items():
+                self._add_entry(slots, (0.0, rest * n), other)
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
-        macs = self.blueprint.followed[0].other_multiply_adds
-        macs += sum(
-            find_tensor(self.model, name).numel() * n
-            for name, n in positions.items()
-            if name not in self.entries
-        )
-        self.tables["fixed"] = _numbers([total, macs])
+        self.tables["fixed"] = _numbers([total, 0])
+        rest_macs = [(find_tensor(self.model, n).numel(), lives) for n, lives in applied.items()]
+        others = self.blueprint.followed[0].other_multiply_adds
+        rest_macs += [(n, {self._life_of_call(name): 1}) for name, n in others.items()]
+        for size, lives in rest_macs:
+            for life, n in lives.items():
+                self._add_entry([], (0.0, float(size * n)), life)
 
-    def _add_entry(self, name: str, slots: list[int], weights: tuple[float, float]) -> None:
-        self.entries[name] = len(self.entry_rows)
+    def _applied(self) -> dict[str, dict[int, int]]:
+        """Return how often each weight is applied by calls that go with the same branches."""
+        found: dict[str, dict[int, int]] = {}
+        for call, (name, n) in count_positions_by_call(self.blueprint, self.model).items():
+            lives, life = found.setdefault(name, {}), self._life_of_call(call)
+            lives[life] = lives.get(life, 0) + n
+        return found
+
+    def _add_entry(self, slots: list[int], weights: tuple[float, float], life: int) -> int:
         self.entry_rows.append(slots)
         self.entry_weights.append(weights)
+        self.entry_lives.append(life)
+        return len(self.entry_rows) - 1
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return rows of equal length, filled up with the place of the constant 1."""
@@ -406,6 +470,7 @@ class _Builder:
         self.tables["fold_out"] = torch.tensor(
             [self._slot(f"{layer}.weight", 0) for layer in layers], dtype=torch.long
         )
+        self.tables["fold_life"] = _places([self._life_of_tensor(f"{n}.weight") for n in layers])
 
     def _find_left_out(self) -> None:
         """Write the parameters of activations, with the depth gates that make them go."""
@@ -414,7 +479,8 @@ class _Builder:
         for site in self.blueprint.sites[0]:
             if site.module:
                 calls.setdefault(site.module, []).append(site.name)
-        rows: list[tuple[int, int]] = []
+        lives = {site.name: self._life_of_call(site.node) for site in self.blueprint.sites[0]}
+        rows: list[tuple[int, int, int]] = []
         n_calls: list[float] = []
         left: list[int] = []
         for module, sites in calls.items():
@@ -423,12 +489,14 @@ class _Builder:
             for key, parameter in find_module(self.model, module).named_parameters():
                 name = self.sizes.names.get(f"{module}.{key}", f"{module}.{key}")
                 if name not in self.entries:
-                    self._add_entry(name, [self._constant(parameter.numel())], (0.0, 0.0))
-                rows += [(places[site], len(left)) for site in sites]
+                    slots, life = [self._constant(parameter.numel())], self._life_of_tensor(name)
+                    self.entries[name] = self._add_entry(slots, (0.0, 0.0), life)
+                rows += [(places[site], len(left), lives[site]) for site in sites]
                 n_calls.append(len(sites))
                 left.append(self.entries[name])
-        table = torch.tensor(rows, dtype=torch.long).view(-1, 2)
-        self.tables["left_site"], self.tables["left_of_site"] = table.unbind(1)
+        table = torch.tensor(rows, dtype=torch.long).view(-1, 3)
+        names = ("left_site", "left_of_site", "left_life")
+        self.tables |= dict(zip(names, table.unbind(1), strict=True))
         self.tables["left_calls"] = _numbers(n_calls)
         self.tables["left_entry"] = _places(left)
 
@@ -440,6 +508,7 @@ class _Builder:
         rows: list[list[int]] = []
         rests: list[float] = []
         owners: list[int] = []
+        lives: list[int] = []
         for name, module in self.model.named_modules():
             if not parametrize.is_parametrized(module):
                 continue
@@ -448,6 +517,7 @@ class _Builder:
             parts: Any = made.parametrizations
             before.append(float(sum(p.numel() for p in parts.parameters())))
             inside = f"{name}." if name else ""
+            lives.append(self._life_of_tensor(f"{inside}{next(iter(parts))}"))
             keys = [k for k in self.dim_of if k[0].rpartition(".")[0] == name]
             touch += [(self.dim_of[key], owner) for key in keys]
             folds += [(p, owner) for layer, p in self.fold_layers.items() if layer == name]
@@ -460,6 +530,7 @@ class _Builder:
         folded = torch.tensor(folds, dtype=torch.long).view(-1, 2)
         self.tables["touch_dim"], self.tables["touch_owner"] = touched.unbind(1)
         self.tables["fold_touch"], self.tables["fold_owner"] = folded.unbind(1)
+        self.tables["computed_life"] = _places(lives)
         self.tables["computed_before"] = torch.tensor(before, dtype=torch.float64)
         self.tables["computed_dims"] = self._pad(rows)
         self.tables["computed_rest"] = torch.tensor(rests, dtype=torch.float64)
@@ -502,7 +573,9 @@ class _Builder:
         norm_table = torch.tensor(norms, dtype=torch.long).view(-1, 2)
         self.tables["norm_dims"], self.tables["norm_link"] = norm_table.unbind(1)
         slot = self._slot
+        firsts = [link.first for link in self.choice.links.values()]
         self.tables |= {
+            "link_life": _places([self._life_of_tensor(f"{name}.weight") for name in firsts]),
             "layer_bias": _numbers([getattr(m, "bias", None) is not None for m in modules]),
             "layer_computed": _places([self.computed_owner.get(name, -1) for name in layers]),
             "layer_fold": torch.tensor([self.fold_layers.get(name, none) for name in layers]),

@@ -20,8 +20,18 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in
 from archlearn.gating.container import STORE, GateContainer
+from archlearn.gating.selection import LearnableSites
 from archlearn.gating.strengths import COSTS, count_rows
-from archlearn.optim.budgets import Budget, check_reachable, fill_up, fit, rank_gates, read_budget
+from archlearn.nn.functional import THRESHOLD
+from archlearn.optim.budgets import (
+    Budget,
+    Holds,
+    check_reachable,
+    fill_up,
+    fit,
+    rank_gates,
+    read_budget,
+)
 from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
@@ -29,14 +39,18 @@ from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_MOST_SHRINKS = 5
-"""How often `shrink_` is advised while gates decide; torch.compile gives up after 8 versions."""
+_MOST_SHRINKS = 3
+"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at most,
+and each has its price (a captured or compiled step is made anew; torch.compile gives up after 8).
+"""
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
+_GROWTH = 2.0
+"""A branch is growing while it earns so many times what it earned half the time ago."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +64,7 @@ class GateSchedule:
         decisions: How often gates decide in between.
         memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
-        stay_linear: The same for a layer that has become linear.
+        stay_linear: The same for a layer that has become linear, or a branch that is closed.
         patience: After how many decisions in a row a closed channel is closed for good.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
@@ -118,9 +132,9 @@ class GateOptimizer(torch.optim.Optimizer):
                 multiply-adds that can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
-            protect: Layers (names or globs) that keep all their channels.
-            least_width: The fewest channels that any group keeps.
-            largest_cut: The largest part of its channels that any group may lose.
+            protect: Layers (names or globs) that keep all their channels, and so their branches.
+            least_width: The fewest channels that any group keeps, unless its branch is left out.
+            largest_cut: The largest part of its channels that any group may lose, likewise.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
 
@@ -137,9 +151,10 @@ class GateOptimizer(torch.optim.Optimizer):
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
         self._least = _least_widths(self._store, protect, least_width, largest_cut)
-        rows = dict(self._store.choice.rows)
-        links = self._store.choice.links.values()
-        self._units = torch.tensor([len(rows[link.first]) for link in links], dtype=torch.float64)
+        choice = self._store.choice
+        self._units = _count_units(choice)
+        self._protected = _find_protected(choice, protect)
+        self._branches = gates[len(gates) - self._cost.n_branches :]
         self._set_limits(budget)
         window = self.schedule
         self._begin = max(1, round(window.begin * total_steps))
@@ -161,13 +176,19 @@ class GateOptimizer(torch.optim.Optimizer):
         can_go = find_sliceable(self._owner, blueprint)
         gates = [group.channels for group in blueprint.groups]
         self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
+        inner = self._store.choice.inner_groups()
+        self._inner = inner[:, self._cost.group]
+        self._inside = _find_inside(self._store.choice, inner)
+        sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
+        self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        self._rates: Tensor | None = None
 
     def _set_limits(self, budget: Budget | None) -> None:
         """Read the budget, and refuse one that cannot be reached, before anything is trained."""
         store, cost = self._store, self._cost
         device = store.gates()[0].device
-        opened, linear = self._state()
-        present = name_costs(cost(opened[None], linear[None])[0])
+        opened, gone = self._state()
+        present = name_costs(cost(opened[None], gone[None])[0])
         start, least = cost.extremes(self._least)
         start = store.original_costs or start
         limits = dict.fromkeys(COSTS, math.inf)
@@ -231,7 +252,20 @@ class GateOptimizer(torch.optim.Optimizer):
             torch._foreach_mul_(found, found)
         else:
             torch._foreach_neg_(found)
-        torch._foreach_lerp_(means, found, 1.0 - self.schedule.memory)
+        if self._rates is None:
+            torch._foreach_lerp_(means, found, 1.0 - self.schedule.memory)
+            return
+        if self._rates.device != found[0].device:
+            self._follow_branches_()
+        sizes = [gate.numel() for gate in group["params"]]
+        rates = [
+            rate.view(gate.shape)
+            for rate, gate in zip(self._rates.split(sizes), group["params"], strict=True)
+            if gate.grad is not None
+        ]
+        torch._foreach_sub_(found, means)
+        torch._foreach_mul_(found, rates)
+        torch._foreach_add_(means, found)
 
     @torch.no_grad()
     def advance(self, n_steps: int = 1) -> None:
@@ -239,6 +273,8 @@ class GateOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0]
         before, group["step"] = group["step"], group["step"] + n_steps
         self._put_back_()
+        if group["step"].bit_length() > before.bit_length():
+            self._note_growth()
         if group["frozen"] or group["step"] < self._begin:
             return
         if group["step"] // self._look_interval > before // self._look_interval:
@@ -284,16 +320,16 @@ class GateOptimizer(torch.optim.Optimizer):
         self._may_pay = False
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
-        linear = gone.new_zeros(2, self._cost.n_depth)
-        now, then = self._cost(states, linear)
+        others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
+        now, then = self._cost(states, others)
         n_left = _MOST_SHRINKS - self._store.n_shrinks
         if self.param_groups[0]["frozen"]:
             return n_left >= 0 and bool((then <= _LEAST_LAST_GAIN * now).any())
         if n_left <= 0:
             return False
         self._follow_device(now.device)
-        # Equal shares of the way that is left, so that there are enough for all of it.
-        share = (self._limits / now).clamp(max=1.0) ** (1.0 / n_left)
+        # Equal shares of the way that is left, the last of them when gates stand still.
+        share = (self._limits / now).clamp(max=1.0) ** (1.0 / (n_left + 1))
         pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())
@@ -333,14 +369,14 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def fits(self) -> bool:
         """Return whether the network is within its budget now; waits for the device."""
-        opened, linear = self._state()
+        opened, gone = self._state()
         self._follow_device(opened.device)
-        return bool((self._cost(opened[None], linear[None])[0] <= self._limits).all())
+        return bool((self._cost(opened[None], gone[None])[0] <= self._limits).all())
 
     def costs(self) -> dict[str, float]:
         """Return what the network would cost, compacted now; multiply-adds of one example."""
-        opened, linear = self._state()
-        return name_costs(self._cost(opened[None], linear[None])[0], self._n_examples)
+        opened, gone = self._state()
+        return name_costs(self._cost(opened[None], gone[None])[0], self._n_examples)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; numbers stay in the precision they were kept in."""
@@ -353,34 +389,70 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _decide_(self, *, last: bool) -> None:
         """Rank all gates, close or open as the budget says, and write the gates."""
-        store, cost, schedule = self._store, self._cost, self.schedule
+        cost, schedule = self._cost, self.schedule
         n_width = cost.n_width
-        opened, linear = self._state()
+        opened, gone = self._state()
         self._follow_device(opened.device)
         limits = self._limits_now(last=last)
         earned = self._earned()
-        earned[n_width:] /= torch.where(linear > 0, schedule.stay_linear, 1.0)
+        earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
-            prices = self._costs_of_gates(opened, linear, earned)
+            prices = self._costs_of_gates(opened, gone, earned)
         else:
-            prices = self._neurons(opened, linear)
+            prices = self._neurons(opened, gone)
         for_good = self._times_closed() >= schedule.patience
         earned[:n_width].masked_fill_(for_good, -1.0)  # first to go, and never to come back
         prices[:n_width].masked_fill_(for_good, 1.0)
-        group = store.group_of_gate[:n_width]
-        kept = torch.cat([opened > 0, linear == 0])
-        ranking = rank_gates(earned, prices, kept, group, self._least, schedule.stay)
+        kept = torch.cat([opened > 0, gone == 0])
+        ranking = rank_gates(earned, prices, kept, self._find_holds(last=last), schedule.stay)
         if self._width_cost is None:
             count = fit(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
-        is_open, is_linear = (state[0] for state in ranking.states(count[None], n_width))
+        is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
-            is_open = fill_up(earned[:n_width], is_open, is_linear, cost, limits)
+            is_open = fill_up(earned[:n_width], is_open, is_gone, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
         self._count_closed_(is_open)
-        self._write_(_stand(ranking.ratio, bound, is_open, is_linear, last=last))
+        stand = _stand(ranking.ratio, bound, torch.cat([is_open, 1.0 - is_gone]), last=last)
+        widths, depths, branches = stand.tensor_split([n_width, n_width + cost.n_depth])
+        self._write_(torch.cat([widths, 1.0 - depths, branches]))
+
+    def _find_holds(self, *, last: bool) -> Holds:
+        """Return what must stay: branches that are growing are not judged yet."""
+        group = self._store.group_of_gate[: self._cost.n_width]
+        branches = self._protected if last else self._protected | self._is_growing()
+        return Holds(group, self._least, self._inner, branches)
+
+    def _is_growing(self) -> Tensor:
+        """Return which branches earn far more than in half the time, or nothing yet.
+
+        A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
+        nothing; what it will be worth is seen when it has grown.
+        """
+        pairs = [(self._mean_of(gate), self.state[gate].get("earlier")) for gate in self._branches]
+        growing = [
+            torch.zeros_like(self._protected[0])
+            if now is None or self.schedule.signal == "signed"
+            else (now == 0) | (now > _GROWTH * (0.0 if earlier is None else earlier))
+            for now, earlier in pairs
+        ]
+        return torch.stack(growing) if growing else self._protected
+
+    def _note_growth(self) -> None:
+        """Remember what branches earn now, and what they earned in half the time."""
+        for gate in self._branches:
+            state, mean = self.state[gate], self._mean_of(gate)
+            if mean is not None:
+                state["earlier"] = state.get("later", torch.zeros_like(mean))
+                state["later"] = mean.clone()
+
+    def _mean_of(self, gate: Tensor) -> Tensor | None:
+        """Return the mean that is known of a gate, as if it had not begun at zero."""
+        mean = self.state[gate].get("mean")
+        weight = 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
+        return None if mean is None else mean / weight
 
     def _times_closed(self) -> Tensor:
         """Return at how many decisions in a row each width gate has been closed."""
@@ -397,7 +469,7 @@ class GateOptimizer(torch.optim.Optimizer):
             self.state[gate]["closed"] = count.clone()
 
     def _n_groups(self) -> int:
-        return len(self.param_groups[0]["params"]) - self._cost.n_depth
+        return len(self.param_groups[0]["params"]) - self._cost.n_depth - self._cost.n_branches
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
@@ -415,31 +487,35 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        for name in ("_limits", "_start", "_least", "_units"):
+        for name in ("_limits", "_start", "_least", "_units", "_inner", "_protected"):
             setattr(self, name, getattr(self, name).to(device))
 
-    def _costs_of_gates(self, opened: Tensor, linear: Tensor, earned: Tensor) -> Tensor:
-        """Return what the network would save without each channel, and by each linear layer.
+    def _costs_of_gates(self, opened: Tensor, gone: Tensor, earned: Tensor) -> Tensor:
+        """Return what the network would save without each channel, layer and branch.
 
-        A layer that would take the network below its budget is made to go last.
+        A layer or branch that would take the network below its budget is made to go last. A channel
+        inside a closed branch costs what it would if the branch were open.
         """
         cost, n_width = self._cost, self._cost.n_width
-        weights = self._weigh(cost(opened[None], linear[None])[0])
-        prices = cost.marginal(opened, linear, weights)
-        if cost.n_depth:
-            curved, straight = cost.flipped(opened, linear)
-            prices = torch.cat([prices, (curved - straight).mv(weights)])
-            overshoots = ((straight < self._limits) | self._limits.isinf()).all(1)
+        weights = self._weigh(cost(opened[None], gone[None])[0])
+        prices = cost.marginal(opened, gone, weights)
+        if cost.n_branches:
+            depths = torch.cat([gone[: cost.n_depth], torch.zeros_like(gone[cost.n_depth :])])
+            prices = torch.where(prices > 0, prices, cost.marginal(opened, depths, weights))
+        if len(gone):
+            there, without = cost.flipped(opened, gone)
+            prices = torch.cat([prices, (there - without).mv(weights)])
+            overshoots = ((without < self._limits) | self._limits.isinf()).all(1)
             earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
         return torch.where(prices > 0, prices.abs() ** self.schedule.cost_power, prices)
 
-    def _neurons(self, opened: Tensor, linear: Tensor) -> Tensor:
+    def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""
         neurons = self._store.numbers("prices", torch.float64)[0, : self._cost.n_width]
-        if not self._cost.n_depth:
+        if not len(gone):
             return neurons
-        curved, straight = self._cost.flipped(opened, linear)
-        return torch.cat([neurons, self._units * (straight[:, 0] < curved[:, 0])])
+        there, without = self._cost.flipped(opened, gone)
+        return torch.cat([neurons, self._units * (without[:, 0] < there[:, 0])])
 
     def _weigh(self, present: Tensor) -> Tensor:
         """Return how much each cost counts: the more, the further it is above its limit.
@@ -452,29 +528,33 @@ class GateOptimizer(torch.optim.Optimizer):
         return weights / weights.sum()
 
     def _earned(self) -> Tensor:
-        """Return what each gate earns, widths before depths.
+        """Return what each gate earns: widths, then depths, then branches.
 
         A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
         their number (its root, where sizes are counted) makes up for what cancels.
         """
         gates: list[Tensor] = self.param_groups[0]["params"]
-        n_groups = self._n_groups()
+        n_width, n_depth = self._cost.n_width, self._cost.n_depth
+        depths = range(self._n_groups(), self._n_groups() + n_depth)
         if any("mean" in self.state[gate] for gate in gates):
             values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
         else:  # nothing was observed: gates speak for themselves
-            values = [g.detach() if i < n_groups else 1 - g.detach() for i, g in enumerate(gates)]
+            values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(gates)]
         earned = torch.cat([value.reshape(-1).double() for value in values])
         squares = self.schedule.signal == "square"
-        earned[self._cost.n_width :] *= self._units if squares else self._units.sqrt()
+        units = self._units[:n_depth]
+        earned[n_width : n_width + n_depth] *= units if squares else units.sqrt()
         if self._width_cost is None:
             return earned
         earned /= 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
         return earned.sqrt() if squares else earned  # a price is in units of the loss
 
     def _state(self) -> tuple[Tensor, Tensor]:
-        """Return which width gates are open and which layers linear, as the gates are now."""
+        """Return which width gates are open, and which layers and branches are gone now."""
         acting = torch.cat([gate.detach().reshape(-1) for gate in self._store()]).double()
-        return acting[: self._cost.n_width], acting[self._cost.n_width :]
+        ends = [self._cost.n_width, self._cost.n_width + self._cost.n_depth]
+        widths, depths, branches = acting.tensor_split(ends)
+        return widths, torch.cat([depths, 1.0 - branches])
 
     def _write_(self, flat: Tensor) -> None:
         gates: list[Tensor] = self.param_groups[0]["params"]
@@ -489,6 +569,21 @@ class GateOptimizer(torch.optim.Optimizer):
         self._written = [gate.detach().clone() for gate in gates]
         self._versions = [gate._version for gate in gates]
         self._n_loads = self._store.n_loads
+        self._follow_branches_()
+
+    def _follow_branches_(self) -> None:
+        """Let what is known of gates inside closed branches stand still: no gradient gets there."""
+        if not self._branches:
+            return
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        device, number_format = gates[0].device, torch.promote_types(gates[0].dtype, torch.float32)
+        closed = torch.stack([gate.detach() < THRESHOLD for gate in self._branches])
+        hidden = (closed[:, None] & self._inside.to(device)).any(0)
+        rates = (1.0 - self.schedule.memory) * ~hidden[self._parameter_of_gate.to(device)]
+        if self._rates is None or self._rates.device != device:
+            self._rates = rates.to(number_format)
+        else:
+            self._rates.copy_(rates)  # in place, for a CUDA graph may hold it
 
     def _put_back_(self) -> None:
         """Undo what another optimiser did to the gates; what a checkpoint did stays."""
@@ -508,16 +603,54 @@ class GateOptimizer(torch.optim.Optimizer):
         self._versions = [gate._version for gate in gates]
 
 
-def _stand(
-    ratio: Tensor, bound: Tensor, is_open: Tensor, is_linear: Tensor, *, last: bool
-) -> Tensor:
-    """Return gates that say how far each is from the price; at the end, 0 or 1."""
-    kept = torch.cat([is_open, 1.0 - is_linear])
-    if not last:
-        away = (ratio / bound).log2().abs().nan_to_num(nan=_DOUBLINGS, posinf=_DOUBLINGS)
-        away = _MARGIN + (0.5 - _MARGIN) * (away / _DOUBLINGS).clamp(max=1.0)
-        kept = 0.5 + (2.0 * kept - 1.0) * away
-    return torch.cat([kept[: len(is_open)], 1.0 - kept[len(is_open) :]])
+def _stand(ratio: Tensor, bound: Tensor, is_kept: Tensor, *, last: bool) -> Tensor:
+    """Return numbers that say how far each gate is from the price; at the end, 0 or 1."""
+    if last:
+        return is_kept
+    away = (ratio / bound).log2().abs().nan_to_num(nan=_DOUBLINGS, posinf=_DOUBLINGS)
+    away = _MARGIN + (0.5 - _MARGIN) * (away / _DOUBLINGS).clamp(max=1.0)
+    return 0.5 + (2.0 * is_kept - 1.0) * away
+
+
+def _count_units(choice: LearnableSites) -> Tensor:
+    """Return the neurons of each layer that may become linear, then those inside each branch."""
+    rows = dict(choice.rows)
+    counts = [len(rows[link.first]) for link in choice.links.values()]
+    for branch in choice.branches.values():
+        counts.append(sum(len(rows[layer]) for layer in branch.layers if layer in rows))
+    return torch.tensor(counts, dtype=torch.float64)
+
+
+def _find_protected(choice: LearnableSites, protect: Iterable[str]) -> Tensor:
+    """Return which branches must stay: those with a protected layer, or protected by name."""
+    patterns = [protect] if isinstance(protect, str) else list(protect)
+    held = [
+        any(fnmatch.fnmatch(name, p) for name in (branch.name, *branch.layers) for p in patterns)
+        for branch in choice.branches.values()
+    ]
+    return torch.tensor(held, dtype=torch.bool)
+
+
+def _find_inside(choice: LearnableSites, inner: Tensor) -> Tensor:
+    """Return for each branch which groups, depth gates and branch gates are inside it."""
+    gone = [
+        choice.removals.gone_tensors(frozenset({place})) for place in range(len(choice.branches))
+    ]
+    calls = [
+        choice.removals.gone_calls(0, frozenset({place})) for place in range(len(choice.branches))
+    ]
+    links = [[f"{link.first}.weight" in each for link in choice.links.values()] for each in gone]
+    additions = [branch.additions[0].node for branch in choice.branches.values()]
+    nested = [[node in each for node in additions] for each in calls]
+    n_branches = len(choice.branches)
+    return torch.cat(
+        [
+            inner,
+            torch.tensor(links, dtype=torch.bool).view(n_branches, len(choice.links)),
+            torch.tensor(nested, dtype=torch.bool).view(n_branches, n_branches),
+        ],
+        1,
+    )
 
 
 def find_gated(model: nn.Module) -> nn.Module:
@@ -572,7 +705,8 @@ def _least_widths(
         rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
         held = [blueprint.count_by_group(channels) > 0 for channels in rows]
         held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
-        if not bool(torch.stack(held).any()):
+        is_branch = any(fnmatch.fnmatch(name, pattern) for name in store.choice.branches)
+        if not is_branch and not bool(torch.stack(held).any()):
             known = ", ".join(name for name, _ in store.choice.rows)
             raise InputError(
                 f"protect names {pattern!r}, but no layer is called so; there are {known}"

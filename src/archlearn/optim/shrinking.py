@@ -2,7 +2,8 @@
 
 The model and its parameters stay the objects they are, since trainers, loggers and optimisers hold
 them: each parameter gets the slice of its numbers that stays, and so does all that optimisers keep
-for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end.
+for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end, and
+closed branches are left out by it.
 """
 
 import copy
@@ -20,6 +21,7 @@ from archlearn.gating.attach import bind_gates_
 from archlearn.gating.container import STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
+from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
@@ -32,6 +34,7 @@ from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
 from archlearn.tracing.trace_context import without_autocast
+from archlearn.tracing.weight_state import mutable_modules
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
@@ -126,7 +129,10 @@ def _find_kept(
     else:
         can_go = find_sliceable(owner, store.choice.blueprint)
         groups, gates = store.choice.blueprint.groups, store.width_gates()
-        closed = {g.name: (gates[g.name].cpu() < 0.5) & can_go[g.channels] for g in groups}
+        closed = {
+            group.name: (open_gates(gates[group.name]).cpu() < 0.5) & can_go[group.channels]
+            for group in groups
+        }
     return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
 
 
@@ -186,7 +192,9 @@ def _prepare(
         bind_gates_(small, fresh)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
-        gap = compare_in_both_modes(owner, small, inputs) if is_same else 0.0
+        movers = {name for name, module in owner.named_modules() if module._buffers}
+        movers = {*movers, *mutable_modules(blueprint.traces, owner)} - {STORE}
+        gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
             f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
@@ -208,9 +216,10 @@ def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, T
     for name, gate in fresh.width_gates().items():
         gate.copy_(store.width_gates()[name][places[name].to(gate.device)])
         gate.requires_grad_(store.width_gates()[name].requires_grad)
-    for name, gate in fresh.depth_gates().items():
-        gate.copy_(store.depth_gates()[name])
-        gate.requires_grad_(store.depth_gates()[name].requires_grad)
+    old = store.depth_gates() | store.branch_gates()
+    for name, gate in (fresh.depth_gates() | fresh.branch_gates()).items():
+        gate.copy_(old[name])
+        gate.requires_grad_(old[name].requires_grad)
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -299,7 +308,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     store: GateContainer = getattr(target, STORE)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    for home, new_home in ((store.home, gates.home), (store.depth, gates.depth)):
+    homes = [(each.home, each.depth, each.branch) for each in (store, gates)]
+    for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)
             own.copy_(gate)

@@ -15,6 +15,7 @@ from archlearn.errors import FileError, InputError
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.nn.tristate import Gate, TriState
 from archlearn.op_table import saved_calls
+from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
 
 LayerClass = type[nn.Module]
@@ -56,7 +57,7 @@ def all_layers() -> dict[str, LayerClass]:
     return listed | {call: layer for call, layer in own.items() if isinstance(layer, type)}
 
 
-def name_module(kind: LayerClass, modules: Mapping[str, LayerClass]) -> str | None:
+def name_module(kind: LayerClass, modules: Mapping[str, type[Any]]) -> str | None:
     """Return the name of a class, the user's own names first, or None if it has none."""
     known = [*modules.items(), *CONTAINERS.items(), *all_layers().items()]
     return next((name for name, layer in known if kind is layer), None)
@@ -210,6 +211,9 @@ _OWN = frozenset(vars(nn.Module())) | {"training"}
 _MARK = "_archlearn_opaque"
 
 
+_OBJECT = "object"
+
+
 _COMPOSITE_NAMES = """
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
 """
@@ -222,7 +226,7 @@ def all_composites() -> dict[str, type[nn.Module]]:
     return {**listed, "archlearn.NarrowedLocalResponseNorm": NarrowedLocalResponseNorm}
 
 
-def merge_classes(modules: Mapping[str, type[nn.Module]] | None) -> dict[str, type[nn.Module]]:
+def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any]]:
     """Return the user's classes and those that every file may name.
 
     Raises:
@@ -236,7 +240,9 @@ def merge_classes(modules: Mapping[str, type[nn.Module]] | None) -> dict[str, ty
     return {**all_composites(), **(modules or {})}
 
 
-def read_attributes(name: str, module: nn.Module) -> dict[str, object]:
+def read_attributes(
+    name: str, module: nn.Module, classes: Mapping[str, type[Any]]
+) -> dict[str, object]:
     """Return the plain attributes of a leaf as JSON; its tensors and submodules come apart.
 
     Raises:
@@ -246,19 +252,50 @@ def read_attributes(name: str, module: nn.Module) -> dict[str, object]:
     slots = {**module._modules, **module._parameters, **module._buffers}
     empty = {attribute: None for attribute, value in slots.items() if value is None}
     for attribute, value in {**vars(module), **empty}.items():
-        if attribute in _OWN or attribute == _MARK:
-            continue
-        try:
-            found[attribute] = encode(value)
-        except FileError:
-            raise FileError(
-                f"the attribute '{name}.{attribute}' is a {type(value).__name__}, which a file "
-                "cannot hold; keep numbers, strings and lists of them, or register a buffer"
-            ) from None
+        if attribute not in _OWN and attribute != _MARK:
+            found[attribute] = _encode_attribute(f"{name}.{attribute}", value, classes)
     return found
 
 
-def build_opaque(kind: type[nn.Module], attributes: Mapping[str, object]) -> nn.Module:
+def _encode_attribute(name: str, value: object, classes: Mapping[str, type[Any]]) -> object:
+    """Return an attribute as JSON; an object of a class that the user gives by its attributes."""
+    label = next((label for label, kind in classes.items() if type(value) is kind), None)
+    if label is not None and not isinstance(value, nn.Module):
+        held = vars(value).items()
+        inner = {key: _encode_attribute(f"{name}.{key}", item, classes) for key, item in held}
+        return {_OBJECT: [label, inner]}
+    try:
+        return encode(value)
+    except FileError:
+        kind = type(value).__name__
+        way_out = (
+            f"pass its class to save and to load as well, modules={{..., '{kind}': {kind}}}"
+            if _has_attributes(value)
+            else "keep numbers, strings and lists of them, or register a buffer"
+        )
+        raise FileError(
+            f"the attribute {name!r} is a {kind}, which a file cannot hold; {way_out}"
+        ) from None
+
+
+def name_classes(module: nn.Module) -> list[str]:
+    """Return the classes that a file with this leaf must be given: its own and its attributes'."""
+    held = [type(value).__name__ for value in vars(module).values() if _has_attributes(value)]
+    return list(dict.fromkeys([type(module).__name__, *held]))
+
+
+def _has_attributes(value: object) -> bool:
+    """Return whether a value is an object that its attributes may make up, such as a config."""
+    return (
+        not callable(value)
+        and bool(getattr(value, "__dict__", None))
+        and not isinstance(value, torch.Tensor)
+    )
+
+
+def build_opaque(
+    kind: type[nn.Module], attributes: Mapping[str, object], classes: Mapping[str, type[Any]]
+) -> nn.Module:
     """Return a leaf of the user's class that still lacks its tensors and submodules.
 
     Raises:
@@ -267,11 +304,42 @@ def build_opaque(kind: type[nn.Module], attributes: Mapping[str, object]) -> nn.
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     for attribute, value in attributes.items():
-        if not is_identifier(attribute) or attribute in _OWN or hasattr(nn.Module, attribute):
+        if attribute in _OWN or hasattr(nn.Module, attribute):
             raise FileError(f"it sets the attribute {shorten(attribute)}, which is not allowed")
-        vars(module)[attribute] = decode(value, _refuse_composite)
+        _set_attribute_(module, attribute, value, classes)
     vars(module)[_MARK] = True
     return module
+
+
+def _set_attribute_(
+    owner: object, attribute: str, value: object, classes: Mapping[str, type[Any]], depth: int = 0
+) -> None:
+    MAX_NESTING.check(depth)
+    if not is_identifier(attribute):
+        raise FileError(f"it sets the attribute {shorten(attribute)}, which is not allowed")
+    match value:
+        case {"object": [str(label), dict(inner)]}:
+            made = _new_object(label, classes)
+            for key, item in cast(dict[str, object], inner).items():
+                _set_attribute_(made, key, item, classes, depth + 1)
+            vars(owner)[attribute] = made
+        case _:
+            vars(owner)[attribute] = decode(value, _refuse_composite)
+
+
+def _new_object(label: str, classes: Mapping[str, type[Any]]) -> object:
+    kind = classes.get(label)
+    if kind is None or issubclass(kind, nn.Module):
+        raise FileError(
+            f"it holds an object of the class {shorten(label)}, which is not given; pass "
+            f"modules={{{shorten(label)}: ...}}"
+        )
+    try:
+        made = object.__new__(kind)
+        vars(made)
+    except TypeError as error:
+        raise FileError(f"no {shorten(label)} can be made without arguments ({error})") from error
+    return made
 
 
 def is_opaque(module: nn.Module) -> bool:

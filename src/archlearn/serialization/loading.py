@@ -17,7 +17,6 @@ from archlearn.original_channels import KEPT, read_kept
 from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
-    LayerClass,
     build_layer,
     build_opaque,
     is_opaque,
@@ -44,7 +43,7 @@ from archlearn.tracing.generated_forward import generate_class
 _PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")
 
 
-def build_modules(description: Description, modules: Mapping[str, LayerClass]) -> nn.Module:
+def build_modules(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
     """Return every described module at its place, on the meta device.
 
     Raises:
@@ -136,7 +135,7 @@ def _refuse_missing(root: nn.Module, described: Iterable[str]) -> None:
                 raise FileError(f"it lacks the tensor {missing!r}, which its layer needs")
 
 
-def _check_recurrent(description: Description, modules: Mapping[str, LayerClass]) -> None:
+def _check_recurrent(description: Description, modules: Mapping[str, type[Any]]) -> None:
     """Refuse more recurrent layers than there are tensors, for a constructor makes them all."""
     n_tensors = len(description.tensors) + len(description.shared_tensors)
     n_layers = 0
@@ -152,12 +151,12 @@ def _check_recurrent(description: Description, modules: Mapping[str, LayerClass]
             MAX_RECURRENT_LAYERS.check(layers)
 
 
-def _build(entry: ModuleEntry, modules: Mapping[str, LayerClass]) -> nn.Module:
+def _build(entry: ModuleEntry, modules: Mapping[str, type[Any]]) -> nn.Module:
     if entry.kind in CONTAINERS:
         return CONTAINERS[entry.kind]()
     try:
-        if entry.kind in modules:
-            return build_opaque(modules[entry.kind], entry.arguments)
+        if issubclass(modules.get(entry.kind, object), nn.Module):
+            return build_opaque(modules[entry.kind], entry.arguments, modules)
         layer = build_layer(entry.kind, entry.arguments)
         parametrise_(layer, entry.parametrisations)
     except FileError as error:
@@ -335,7 +334,7 @@ def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
             raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
 
 
-def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.Module:
+def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
     """Return the described model on the meta device, where it takes no memory for its numbers.
 
     Raises:
@@ -346,7 +345,7 @@ def rebuild(description: Description, modules: Mapping[str, LayerClass]) -> nn.M
     evaluation = rebuild_graph(root, description.evaluation)
     described = description.training_graph
     training = None if described is None else rebuild_graph(root, described)
-    if _is_chain(description):
+    if is_chain(description):
         return root
     return bind(root, description.class_name, evaluation, training)
 
@@ -391,7 +390,7 @@ def bind(
     return root
 
 
-def _is_chain(description: Description) -> bool:
+def is_chain(description: Description) -> bool:
     """Return whether the model is a `Sequential` of layers, which needs no other forward."""
     plain = CONTAINERS.keys() - {"torch.nn.Sequential"}
     kinds = [description.kind, *(entry.kind for entry in description.modules)]
@@ -405,9 +404,7 @@ def _as_role(entry: TensorEntry, tensor: Tensor) -> Tensor:
 
 
 @torch.inference_mode(False)
-def load(
-    path: str | PathLike[str], *, modules: Mapping[str, LayerClass] | None = None
-) -> nn.Module:
+def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None = None) -> nn.Module:
     """Return the model that `save` wrote, on the CPU, as a plain `nn.Module`.
 
     Parameters have the names, the dtype and the `requires_grad` that they had; tied ones are
@@ -442,7 +439,7 @@ def load(
         ) from error
 
 
-def _load(path: Path, modules: Mapping[str, LayerClass]) -> nn.Module:
+def _load(path: Path, modules: Mapping[str, type[Any]]) -> nn.Module:
     with open_safetensors(path) as handle:
         file = ModelFile(handle)
         file.migrate()

@@ -19,6 +19,7 @@ from archlearn.serialization.layer_registry import (
     CONTAINERS,
     LayerClass,
     merge_classes,
+    name_classes,
     name_module,
     plain_class,
     read_arguments,
@@ -37,7 +38,7 @@ NamedTensors = dict[str, Tensor]
 
 
 def describe(
-    model: nn.Module, traces: Traces, modules: Mapping[str, LayerClass]
+    model: nn.Module, traces: Traces, modules: Mapping[str, type[Any]]
 ) -> tuple[Description, NamedTensors]:
     """Return a model's description and its tensors by name.
 
@@ -69,7 +70,7 @@ def _called_modules(model: nn.Module, graphs: Sequence[fx.Graph]) -> set[int]:
 
 
 def _describe_modules(
-    model: nn.Module, called: set[int], modules: Mapping[str, LayerClass]
+    model: nn.Module, called: set[int], modules: Mapping[str, type[Any]]
 ) -> tuple[list[ModuleEntry], dict[str, str]]:
     entries: list[ModuleEntry] = []
     first_names: dict[int, str] = {}
@@ -95,22 +96,22 @@ def _describe_modules(
 
 
 def _describe_module(
-    name: str, module: nn.Module, called: bool, modules: Mapping[str, LayerClass]
+    name: str, module: nn.Module, called: bool, modules: Mapping[str, type[Any]]
 ) -> ModuleEntry:
     kind = name_module(plain_class(module), modules)
     if kind is None and called:
-        label = type(module).__name__
+        given = ", ".join(f"'{label}': {label}" for label in name_classes(module))
         raise FileError(
-            f"cannot describe the layer {name!r} of class {label}: its forward cannot be followed "
-            f"and its class is not one that a file may name; pass modules={{'{label}': {label}}} "
-            "to save and to load"
+            f"cannot describe the layer {name!r} of class {type(module).__name__}: its forward "
+            f"cannot be followed and its class is not one that a file may name; pass "
+            f"modules={{{given}}} to save and to load"
         )
     if kind is None or kind in CONTAINERS:
         return ModuleEntry(name, kind or "container", {}, {}, module.training)
     if called:
         _refuse_hooks(name, module)
     if kind in modules:
-        return ModuleEntry(name, kind, read_attributes(name, module), {}, module.training)
+        return ModuleEntry(name, kind, read_attributes(name, module, modules), {}, module.training)
     arguments = read_arguments(name, module, plain_class(module))
     return ModuleEntry(name, kind, arguments, read_parametrisations(name, module), module.training)
 
@@ -235,7 +236,7 @@ def save(
     path: str | PathLike[str],
     example_inputs: object = None,
     *,
-    modules: Mapping[str, LayerClass] | None = None,
+    modules: Mapping[str, type[Any]] | None = None,
 ) -> None:
     """Write a model into one safetensors file that `load` needs none of your code to read.
 
@@ -250,7 +251,8 @@ def save(
             only where `forward` is to take arguments that have a default: those that are not
             given keep it for good.
         modules: Leaf classes of your own, by the names under which `load` will be given them.
-            They are rebuilt from their attributes, without a call of their constructor.
+            They are rebuilt from their attributes, without a call of their constructor; so are
+            objects among their attributes whose classes are given here, such as a `LlamaConfig`.
 
     Raises:
         FileError: If a layer or a call cannot be written; nothing is written then.
@@ -260,7 +262,8 @@ def save(
     path, known = Path(path), merge_classes(modules)
     _refuse_gates(model, path)
     check_forwards(model, "save")
-    traces = _find_traces(model, example_inputs, tuple((modules or {}).values()))
+    leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
+    traces = _find_traces(model, example_inputs, leaves)
     if not path.parent.is_dir():
         raise FileError(
             f"cannot save to {path}: {str(path.parent)!r} is not a folder; make it first"
@@ -282,6 +285,19 @@ def save(
         write(path, tensors, metadata)
     except FileError as error:
         raise FileError(f"cannot save {type(model).__name__} to {str(path)!r}: {error}") from error
+
+
+def describe_model(
+    model: nn.Module, example_inputs: object = None
+) -> tuple[Description, NamedTensors]:
+    """Return what a file would hold of a model, without writing one.
+
+    Raises:
+        FileError: If a layer or a call cannot be written.
+    """
+    model = getattr(model, "_orig_mod", model)
+    check_forwards(model, "save")
+    return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
 
 
 def _find_traces(

@@ -62,6 +62,7 @@ def read_architecture(
         decision = decide(model, example_inputs)
         sketch = draft(model, decision, pay)
     gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
+    gone_calls = decision.gone_calls(0)
     graph = decision.choice.blueprint.traces.evaluation
     layers: dict[str, Layer] = {}
     store = find_store(model)
@@ -69,7 +70,8 @@ def read_architecture(
         kept = int((~decision.dropped[rows]).sum())
         initial = len(rows) if store is None else store.original_widths[name]
         layers[name] = Layer(name, kept, initial)
-    in_order = [layer_of(n) for n in graph.nodes if _is_layer(n, model)]
+    calls = [node for node in graph.nodes if node.name not in gone_calls]
+    in_order = [layer_of(node) for node in calls if _is_layer(node, model)]
     names = [name for name in dict.fromkeys(in_order) if name in layers and name not in gone]
     return Architecture(tuple(layers[name] for name in names), _is_chain(graph, model))
 

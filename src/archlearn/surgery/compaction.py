@@ -22,6 +22,7 @@ from archlearn.module_utils import (
     tensors_of,
 )
 from archlearn.original_channels import KEPT
+from archlearn.surgery.branch_removal import blocks_left, leave_out_branches_, remove_tensors_
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     MergeApplier,
@@ -133,7 +134,10 @@ def _make(
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
     blueprint = decision.choice.blueprint
     traces = replace(
-        blueprint.traces, evaluation=graphs[0], training=graphs[1] if graphs[1:] else None
+        blueprint.traces,
+        evaluation=graphs[0],
+        training=graphs[1] if graphs[1:] else None,
+        blocks=blocks_left(blueprint.traces.blocks, small),
     )
     moving = mutable_modules(traces, small)
     if certified:
@@ -173,11 +177,12 @@ def carry_out(
     with preserve_weights(gated, mutable_modules(blueprint.traces, gated)):
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
+    copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]
+    for place, (graph, nodes) in enumerate(copies):
+        leave_out_branches_(graph, nodes, decision, place)
     rewriters = [
-        Rewriter(
-            small, blueprint, place, decision.dropped, *copy_with_marks(blueprint.traces, place)
-        )
-        for place in range(len(blueprint.graphs))
+        Rewriter(small, blueprint, place, decision.dropped, graph, nodes)
+        for place, (graph, nodes) in enumerate(copies)
     ]
     done: set[str] = set()
     for rewriter in rewriters:
@@ -187,9 +192,15 @@ def carry_out(
     shift_biases_(small, shifts, plan.narrowings)
     carrier = MergeApplier(small, plan, decision.choice, [rewriter.graph for rewriter in rewriters])
     carrier.run()
+    remove_tensors_(small, plan.removed, carrier.graphs)
     store = find_store(gated)
     was_bound = store.was_bound if store is not None else is_bound(gated)
-    changed = was_bound or carrier.changed or any(rewriter.changed for rewriter in rewriters)
+    changed = (
+        was_bound
+        or bool(plan.branches)
+        or carrier.changed
+        or any(rewriter.changed for rewriter in rewriters)
+    )
     # The user's own forward would go on where the gated model refuses: on branches never followed.
     changed = changed or any(node.target in CHECKS for g in carrier.graphs for node in g.nodes)
     return small, carrier.graphs, changed
@@ -273,7 +284,7 @@ def _certify_own(comparison: Comparison) -> Certificate | None:
 
 
 def _difference(asked: Plan, found: Plan) -> str:
-    parts = ("widths", "linear", "merges")
+    parts = ("widths", "linear", "merges", "branches")
     names = [name for name in parts if getattr(asked, name) != getattr(found, name)]
     return (
         f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what the "

@@ -1,4 +1,4 @@
-"""`Plan`: what is kept, folded and merged, and what that costs, as plain data."""
+"""`Plan`: what is kept, folded, merged and left out, and what that costs, as plain data."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from archlearn.costs import Costs
 from archlearn.errors import InputError
 from archlearn.original_channels import KeptChannels
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class Plan:
         folds: Constants that move into a bias.
         linear: Sites that have become linear: their activation is left out.
         merges: Layers that could merge, with the arithmetic.
+        branches: Residual branches that are closed: their addition is left out.
+        removed: Parameters and buffers that nothing needs any more then.
         pay: What a merge must lower: parameters or multiply_adds.
         before: The costs of the network as it stands.
         after: The costs that the compact network will have.
@@ -77,6 +79,8 @@ class Plan:
     pay: str
     before: Costs
     after: Costs
+    branches: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     def kept(self, before: KeptChannels | None = None) -> KeptChannels:
         """Return the indices that stay, by the names of tensors and their dimensions.
@@ -97,6 +101,8 @@ class Plan:
         for merge in self.merges:
             if merge.made:
                 _copy_rows_(kept, merge.layers[-1], merge.layers[0])
+        for name in self.removed:
+            kept.pop(name, None)
         return kept
 
     def to_json(self) -> str:
@@ -127,6 +133,8 @@ class Plan:
                 pay=data["pay"],
                 before=Costs(**data["before"]),
                 after=Costs(**data["after"]),
+                branches=tuple(data["branches"] if version > 1 else ()),
+                removed=tuple(data["removed"] if version > 1 else ()),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
@@ -135,6 +143,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"plan: {self.before} -> {self.after}"]
+        lines += [f"  {branch}: branch left out" for branch in self.branches]
+        lines += [f"  {name}: removed" for name in self.removed]
         lines += [
             f"  {n.name} dimension {n.dim}: keep {len(n.kept)} of {n.size}" for n in self.narrowings
         ]

@@ -1,8 +1,8 @@
-"""`plan`: read the gates, and list what is narrowed, folded and merged."""
+"""`plan`: read the gates, and list what is narrowed, folded, merged and left out."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,26 @@ class Decision:
     Attributes:
         choice: What could be learnt.
         dropped: Whether each channel goes, by its smallest atom.
-        linear: Sites that have become linear.
+        linear: Sites that have become linear, but for those of closed branches.
+        closed: Residual branches that are left out.
     """
 
     choice: LearnableSites
     dropped: Tensor
     linear: tuple[str, ...]
+    closed: tuple[str, ...] = ()
+
+    def gone_calls(self, place: int) -> set[str]:
+        """Return the calls of a graph that are gone with the closed branches."""
+        return self.choice.removals.gone_calls(place, self._places())
+
+    def gone_tensors(self) -> set[str]:
+        """Return the parameters and buffers that are gone with the closed branches."""
+        return self.choice.removals.gone_tensors(self._places())
+
+    def _places(self) -> frozenset[int]:
+        names = list(self.choice.branches)
+        return frozenset(names.index(name) for name in self.closed)
 
 
 def check_gates(model: nn.Module) -> None:
@@ -66,14 +80,19 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
         )
     widths = {name: gate.detach().cpu() for name, gate in store.width_gates().items()}
     depths = {name: gate.detach().cpu() for name, gate in store.depth_gates().items()}
-    for name, gate in [*widths.items(), *depths.items()]:
+    branches = {name: gate.detach().cpu() for name, gate in store.branch_gates().items()}
+    for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
         check_gate(name, gate)
     blueprint = store.choice.blueprint
     dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
     for group, gate in zip(blueprint.groups, widths.values(), strict=True):
         dropped[group.channels] = open_gates(gate) < 0.5
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
-    return Decision(store.choice, dropped, linear)
+    closed = tuple(name for name, gate in branches.items() if not bool(is_open(gate)))
+    decision = Decision(store.choice, dropped, linear, closed)
+    gone = decision.gone_calls(0)
+    gone_sites = {site.name for site in blueprint.sites[0] if site.node in gone}
+    return replace(decision, linear=tuple(site for site in linear if site not in gone_sites))
 
 
 def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
@@ -176,9 +195,10 @@ class Draft:
 def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
     """Return what follows from a decision, without running the model."""
     blueprint, dropped = decision.choice.blueprint, decision.dropped
-    narrowings = tuple(_narrowings(blueprint, dropped))
-    folds = tuple(_folds(model, blueprint, dropped))
-    sizes = PlannedSizes(model, blueprint, narrowings, folds)
+    removed = decision.gone_tensors()
+    narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in removed)
+    folds = tuple(_folds(model, decision))
+    sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0))
     merges = plan_merges(decision.choice.links, decision.linear, sizes, pay)
     return Draft(narrowings, folds, merges, sizes)
 
@@ -190,14 +210,19 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
         group.name: tuple(torch.nonzero(~decision.dropped[group.channels]).flatten().tolist())
         for group in decision.choice.blueprint.groups
     }
-    before = Costs(count_parameters(model), _count_multiply_adds(model, decision, made.sizes))
-    after = _predict(model, made, before)
+    gone = decision.gone_tensors()
+    removed = tuple(name for name in dict.fromkeys(made.sizes.names.values()) if name in gone)
+    before = Costs(count_parameters(model), _count_multiply_adds(model, decision, set()))
+    lost = sum(p.numel() for name, p in model.named_parameters() if name in gone)
+    left = _count_multiply_adds(model, decision, decision.gone_calls(0))
+    after = _predict(model, made, Costs(before.parameters - lost, left))
     after = Costs(
         after.parameters - _count_left_out(model, decision, made.sizes), after.multiply_adds
     )
     return Plan(
-        widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after
-    )
+        widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after,
+        decision.closed, removed,
+    )  # fmt: skip
 
 
 class PlannedSizes:
@@ -209,10 +234,11 @@ class PlannedSizes:
         blueprint: ChannelGraph,
         narrowings: tuple[Narrowing, ...] = (),
         folds: tuple[Fold, ...] = (),
+        gone: Container[str] = (),
     ) -> None:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
-        self.positions = count_positions(blueprint, model)
+        self.positions = count_positions(blueprint, model, gone)
         self.names = first_names(model)
         self.new_biases = {
             f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
@@ -253,9 +279,11 @@ def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
     return found
 
 
-def _folds(model: nn.Module, blueprint: ChannelGraph, dropped: Tensor) -> list[Fold]:
+def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
+    blueprint, dropped = decision.choice.blueprint, decision.dropped
     found: dict[str, Fold] = {}
-    for layer, channels, constant in _constant_inputs(model, blueprint):
+    gone_calls = [decision.gone_calls(place) for place in range(len(blueprint.graphs))]
+    for layer, channels, constant in _constant_inputs(model, blueprint, gone_calls):
         gone = dropped[channels] & constant
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
@@ -263,13 +291,15 @@ def _folds(model: nn.Module, blueprint: ChannelGraph, dropped: Tensor) -> list[F
 
 
 def _constant_inputs(
-    model: nn.Module, blueprint: ChannelGraph
+    model: nn.Module, blueprint: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
     for place, graph in enumerate(blueprint.graphs):
         values = blueprint.followed[place].values
         for node in graph.nodes:
             if not (node.op == "call_module" and is_linear_op(node, model)):
+                continue
+            if node.name in gone_calls[place]:
                 continue
             op = read_linear_op(node, model)
             labels = values[node.all_input_nodes[0].name]
@@ -297,17 +327,21 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
     return found
 
 
-def _count_multiply_adds(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:
-    """Return the multiply-adds of one run on the example inputs, from the run already made."""
-    layers = sum(find_tensor(model, name).numel() * n for name, n in sizes.positions.items())
-    return layers + decision.choice.blueprint.followed[0].other_multiply_adds
+def _count_multiply_adds(model: nn.Module, decision: Decision, gone: set[str]) -> int:
+    """Return the multiply-adds of one run without some calls, from the run already made."""
+    blueprint = decision.choice.blueprint
+    positions = count_positions(blueprint, model, gone)
+    layers = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
+    others = blueprint.followed[0].other_multiply_adds
+    return layers + sum(n for name, n in others.items() if name not in gone)
 
 
 def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:
     """Return the parameters of activations (PReLU) all of whose calls have become linear."""
     calls: dict[str, list[bool]] = {}
+    gone_calls = decision.gone_calls(0)
     for site in decision.choice.blueprint.sites[0]:
-        if site.module:
+        if site.module and site.node not in gone_calls:
             calls.setdefault(site.module, []).append(site.name in decision.linear)
     gone = [name for name, linear in calls.items() if all(linear)]
     return sum(

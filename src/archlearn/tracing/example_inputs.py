@@ -67,12 +67,18 @@ DEFAULT = "<default>"
 
 
 _ITS_DEFAULT = object()
+_SAID = 200  # longer values are named by their class
 _WAY_OUT = "put the value that you use into example_inputs"
-_OF_CACHES = ("use_cache", "past_key_values")
 _CACHES = (
     "a model with gates, and its compact one, keep no cache of keys and values: leave it out, or "
     "give use_cache=False"
 )
+_ENCODER = (
+    "a model with gates, and its compact one, run encoder and decoder in one call, and generate() "
+    "runs them apart: give each gates of its own (model.encoder = al.add_gates(model.encoder, x), "
+    'and so the decoder), in a model that was made with attn_implementation="eager"'
+)
+_ADVICE = {"use_cache": _CACHES, "past_key_values": _CACHES, "encoder_outputs": _ENCODER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +186,7 @@ def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> No
     if given is not fixed and not _is_equal(given, fixed):
         raise InputError(
             f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; "
-            f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
+            f"{_ADVICE.get(name, _WAY_OUT)}"
         )
 
 
@@ -193,7 +199,7 @@ def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:
         if value is not None and not (name in defaults and _is_equal(value, defaults[name])):
             raise InputError(
                 f"{name} is {_say(value)}, but the model was traced without {name}; "
-                f"{_CACHES if name in _OF_CACHES else _WAY_OUT}"
+                f"{_ADVICE.get(name, _WAY_OUT)}"
             )
 
 
@@ -245,7 +251,10 @@ def _is_equal(given: Any, fixed: Any) -> bool:
 def _say(value: Any) -> str:
     if isinstance(value, Tensor) and value.dim():
         return f"a tensor of shape {tuple(value.shape)}"
-    return "its default" if value is _ITS_DEFAULT else repr(value)
+    if value is _ITS_DEFAULT:
+        return "its default"
+    text = repr(value)
+    return text if len(text) <= _SAID else with_article(type(value).__name__)
 
 
 def _holds_tensor(value: Any) -> bool:

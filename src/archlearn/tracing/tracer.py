@@ -339,8 +339,11 @@ class ArchTracer(fx.Tracer):
             if further:
                 checked = (given[-1], config_flags(self.root))
                 self.create_proxy("call_function", check_keywords, checked, {})
+            # What was given in place of a tensor says more than that the tensor is missing.
+            in_order = sorted(arguments, key=lambda argument: argument.is_followed)
+            values = {argument.name: self._checked(argument, traced) for argument in in_order}
             for argument in arguments:
-                value = self._checked(argument, traced)
+                value = values[argument.name]
                 if argument.by_keyword and argument.is_given:
                     keywords[argument.name] = value
                 elif argument.is_given:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
 from archlearn.gating.container import find_store
-from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -121,6 +121,7 @@ def evaluate(network: nn.Module, split: Split, objective: Objective) -> Score:
 
 
 Gates = dict[str, Tensor]
+_BRANCH = "branch "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +130,7 @@ class GateSnapshot:
 
     Attributes:
         widths: Channels kept, by layer.
-        linear: Whether a depth gate stands at linear, by site.
+        linear: Whether a depth gate stands at linear, by site, and a branch is closed, by its name.
         gap: Mean distance of gates from binary.
         binary_share: Share of gates within a tenth of 0 or 1.
         costs: What the network would cost, compacted now.
@@ -146,19 +147,25 @@ class GateSnapshot:
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
-    """Return copies of width and depth gates on the CPU, in one transfer.
+    """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer.
 
     Gates that have been cut out are 0, so that an epoch can be set against those before it.
     """
     store = find_store(model)
     width: Gates = {**(width_gates(model) if store is None else store.whole_width_gates())}
-    depth = depth_gates(model)
+    depth = _depth_gates(model)
     everything = [*width.values(), *depth.values()]
     if not everything:
         return {}, {}
     flat = torch.cat([gate.detach().reshape(-1).float() for gate in everything]).cpu()
     pieces = iter(flat.split([gate.numel() for gate in everything]))
     return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
+
+
+def _depth_gates(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all gates about depth; those of branches are marked by a word in front."""
+    branches = {f"{_BRANCH}{name}": gate for name, gate in branch_gates(model).items()}
+    return depth_gates(model) | branches
 
 
 class GateMonitor:
@@ -191,7 +198,10 @@ class GateMonitor:
         distance = torch.minimum(flat, 1 - flat)
         return GateSnapshot(
             widths=widths,
-            linear={name: bool(is_open(gate).item()) for name, gate in depth.items()},
+            linear={
+                name: bool(is_open(gate).item()) != name.startswith(_BRANCH)
+                for name, gate in depth.items()
+            },
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
             costs=costs,
@@ -223,7 +233,7 @@ class GateMonitor:
         places = {} if store is None else store.original_places()
         for name, gate in width_gates(self._copy).items():
             gate.copy_(width[name][places[name]] if places else width[name])
-        for name, gate in depth_gates(self._copy).items():
+        for name, gate in _depth_gates(self._copy).items():
             gate.copy_(depth[name].reshape(gate.shape))
 
     def _count(self) -> Costs:

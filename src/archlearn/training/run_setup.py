@@ -361,9 +361,9 @@ def cut_to_budget_(loaded: LoadedRun, budget: Mapping[str, float | str]) -> None
     store = find_store(loaded.model)
     assert store is not None
     acting = dict(zip(map(id, store.gates()), store(), strict=True))
+    depths = set(map(id, store.depth.parameters()))
     for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
             earned = loaded.earned.get(name, gate).clone()
-            is_depth = gate.dim() == 0
-            gates.state[gate]["mean"] = earned if is_depth else earned * acting[id(gate)]
+            gates.state[gate]["mean"] = earned if id(gate) in depths else earned * acting[id(gate)]
     gates.finish()

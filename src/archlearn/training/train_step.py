@@ -16,7 +16,13 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Split
-from archlearn.gating.parameters import clip_gates_, depth_gates, parameter_groups, width_gates
+from archlearn.gating.parameters import (
+    branch_gates,
+    clip_gates_,
+    depth_gates,
+    parameter_groups,
+    width_gates,
+)
 from archlearn.gating.penalties import penalty
 from archlearn.gating.strengths import Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
@@ -29,7 +35,7 @@ Optimisers = tuple[torch.optim.Optimizer, ...]
 
 def has_gates(model: nn.Module) -> bool:
     """Return whether there is anything to learn of the architecture."""
-    return bool(width_gates(model)) or bool(depth_gates(model))
+    return any(find(model) for find in (width_gates, depth_gates, branch_gates))
 
 
 def make_optimisers(

@@ -274,25 +274,28 @@ class Comparison:
             )
 
 
-def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleInputs) -> float:
+def compare_in_both_modes(
+    first: nn.Module, second: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)
+) -> float:
     """Return the largest relative difference in float64, in evaluation and in training mode.
 
     One run each on the example inputs. What draws random numbers (dropout), or does not run on
-    them in training mode (a BatchNorm over a single number), is not compared in that mode.
+    them in training mode (a BatchNorm over a single number), is not compared in that mode. `movers`
+    are the modules that a call may change in either mode; they are put back.
     """
-    found = 0.0
     wide = inputs.to(torch.float64, floating_only=True)
     doubles = {**to_float64(first), **to_float64(second)}
     with evaluating(first, second), exchanging(doubles):
-        found = difference(_run(first, wide), _run(second, wide))
+        found = difference(_run(first, wide, movers), _run(second, wide, movers))
         first.train()
         second.train()
         try:
-            outputs = _run(first, wide)
+            outputs = _run(first, wide, movers)
         except Exception:
             return found
-        is_drawn = difference(outputs, _run(first, wide, seed=1)) > 0
-        return found if is_drawn else max(found, difference(outputs, _run(second, wide)))
+        if difference(outputs, _run(first, wide, movers, seed=1)) > 0:
+            return found
+        return max(found, difference(outputs, _run(second, wide, movers)))
 
 
 def _run(

@@ -15,6 +15,8 @@ from archlearn_paper.baselines.bayesian_search import (
     trainings_to_reach,
 )
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("optuna")
 LAST = Space(most={"fc1": 500}, fixed={"conv1": 20, "conv2": 50})
 ALL = Space(most={"conv1": 20, "conv2": 50, "fc1": 500}, fixed={})

@@ -24,6 +24,7 @@ pytest.importorskip("torch_pruning")
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [2_000, 5_000, 10_000, 20_000, 40_000])
 def test_budgets_are_met(budget: int) -> None:
     torch.manual_seed(0)

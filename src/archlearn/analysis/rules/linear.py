@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from archlearn.analysis.constraints import Reason
 from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 from archlearn.op_table import TRANSPOSED
 
 
@@ -15,7 +16,8 @@ def linear(step: OpCall) -> Any:
     """Read the input's channels and return those of the weight's rows."""
     op = read_linear_op(step.node, step.net)
     if op is None:
-        return opaque(step, f"read by {step.node.name}, whose weight is not a plain parameter")
+        reason = computed_weight(step.node)
+        return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
     ids, state = step.ledger.read(step.x, dim)
     if op.groups == 1:
@@ -27,6 +29,14 @@ def linear(step: OpCall) -> Any:
     if op.bias is not None:
         step.ledger.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
+
+
+def computed_weight(node: fx.Node) -> Reason:
+    """Return why channels stay in front of a layer, and behind it, whose weight is computed."""
+    return Reason(
+        f"{describe_call(node)} has a weight or bias that forward computes",
+        "use it as it is, or compute it in a parametrization (torch.nn.utils.parametrize)",
+    )
 
 
 def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:

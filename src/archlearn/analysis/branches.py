@@ -1,0 +1,398 @@
+"""Residual branches: the `f` of an addition `x + f(x)`, and what goes with it when it is closed.
+
+A branch can be left out exactly where nothing but the addition reads it, for then the sum is `x`.
+Of the two operands the branch is the one that lies further, in layers, behind a tensor that both
+come from: `x` itself (no layer), or what the shortcut was computed from (at most one: a projection,
+a pooling, zeros for new channels). The shortcut has no gate, so that something always arrives.
+
+He, Zhang, Ren, Sun: Identity mappings in deep residual networks, ECCV 2016.
+"""
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from archlearn.analysis.constraints import Reason
+from archlearn.analysis.labels import Labels
+from archlearn.analysis.linear_ops import is_linear_op, layer_of
+from archlearn.analysis.propagation import PropagationResult, find_rules, is_in_place, may_be_view
+from archlearn.analysis.rule_api import Rule, opaque
+from archlearn.analysis.sites import find_trained
+from archlearn.module_utils import find_module, first_names, list_tensors
+from archlearn.tracing.computed_weights import computed_names, computes_weights
+from archlearn.tracing.fx_utils import leaves_of
+
+_FUNCTIONS, _METHODS = (operator.add, operator.iadd, torch.add), ("add", "add_")
+_MOST_SETS = 64
+"""Sets of branches that may each end a call; one with more of them is taken to stay for ever."""
+
+Closings = frozenset[frozenset[int]]
+"""Sets of branches, by their places: what has them is gone once all of any one set are closed."""
+_NEVER: Closings = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """The addition of a branch in one graph.
+
+    Attributes:
+        node: The name of its call.
+        operand: Which of its operands is the branch; the other one is left once it is closed.
+    """
+
+    node: str
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A residual branch that can be closed.
+
+    Attributes:
+        name: The innermost module that holds all its layers.
+        layers: The layers that nothing else needs.
+        additions: Its addition in each graph.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    additions: tuple[Addition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What is gone when branches are closed.
+
+    Attributes:
+        calls: The closings of calls, by graph and name.
+        tensors: The closings of parameters and buffers, by their first names.
+    """
+
+    calls: tuple[dict[str, Closings], ...]
+    tensors: dict[str, Closings]
+
+    def gone_calls(self, place: int, closed: frozenset[int]) -> set[str]:
+        """Return the calls of a graph that are gone when these branches are closed."""
+        return _gone(self.calls[place], closed)
+
+    def gone_tensors(self, closed: frozenset[int]) -> set[str]:
+        """Return the parameters and buffers that are gone when these branches are closed."""
+        return _gone(self.tensors, closed)
+
+
+def _gone(closings: Mapping[str, Closings], closed: frozenset[int]) -> set[str]:
+    return {name for name, sets in closings.items() if any(each <= closed for each in sets)}
+
+
+def find_branches(
+    net: nn.Module, graphs: Sequence[fx.Graph], followed: Sequence[PropagationResult]
+) -> tuple[dict[str, Branch], dict[str, Reason]]:
+    """Return the branches that can be closed, and why others cannot.
+
+    Args:
+        net: The network.
+        graphs: Its graphs; a branch must be one in all of them.
+        followed: What each call returned.
+    """
+    looks = [_Look(net, graph, each) for graph, each in zip(graphs, followed, strict=True)]
+    found = [look.find() for look in looks]
+    branches: dict[str, Branch] = {}
+    reasons: dict[str, Reason] = {}
+    for name in dict.fromkeys(name for each in found for name in each):
+        alike = [each[name] for each in found if name in each]
+        refused = next((each for each in alike if isinstance(each, Reason)), None)
+        kept = [each for each in alike if not isinstance(each, Reason)]
+        if refused is not None:
+            reasons[name] = refused
+        elif len(kept) < len(graphs) or len({frozenset(layers) for layers, _ in kept}) > 1:
+            reasons[name] = Reason(
+                "not the same in training as in evaluation", "let both modes call the same layers"
+            )
+        else:
+            branches[name] = Branch(name, kept[0][0], tuple(addition for _, addition in kept))
+    return branches, reasons
+
+
+class _Look:
+    """Looks for branches in one graph."""
+
+    def __init__(self, net: nn.Module, graph: fx.Graph, followed: PropagationResult) -> None:
+        self.net, self.graph, self.followed = net, graph, followed
+        self.rules = find_rules(net, graph)
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.idle = find_idle(graph, self.rules, net)
+        self.trained = find_trained(graph)
+        self.additions = [node for node in graph.nodes if self._is_addition(node)]
+
+    def find(self) -> dict[str, tuple[tuple[str, ...], Addition] | Reason]:
+        """Return the layers and the addition of each branch by its name, or why it must stay."""
+        found: dict[str, tuple[tuple[str, ...], Addition] | Reason] = {}
+        used: dict[str, int] = {}
+        for node in self.additions:
+            chosen = self._choose(node)
+            if chosen is None:
+                continue
+            inside = self._find_inside(node, chosen)
+            layers = self._find_layers(inside)
+            name = _common_name(layers)
+            used[name] = used.get(name, 0) + 1
+            reason = self._refuse(node, chosen, inside)
+            found[name if used[name] == 1 else f"{name}#{used[name]}"] = reason or (
+                layers,
+                Addition(node.name, chosen),
+            )
+        return found
+
+    def _is_addition(self, node: fx.Node) -> bool:
+        """Return whether a call adds two tensors of the same shape and dtype."""
+        known = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, ())
+        if node.target not in known or len(node.args) != 2 or node.kwargs:
+            return False
+        operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        found = [self.followed.values[operand.name] for operand in operands]
+        shapes = {labels.shape for labels in found if isinstance(labels, Labels)}
+        dtypes = {self.followed.dtypes.get(operand.name) for operand in operands}
+        return len(set(operands)) == 2 and len(shapes) == len(dtypes) == 1 and None not in dtypes
+
+    def _holds_tensors(self, node: fx.Node) -> bool:
+        leaves = leaves_of(self.followed.values[node.name])
+        return any(isinstance(leaf, Labels) for leaf in leaves)
+
+    def _choose(self, node: fx.Node) -> int | None:
+        """Return which operand of an addition is a branch, or None if neither is.
+
+        If either could be, it is the one with more layers; of as many, neither.
+        """
+        n_layers = [len(self._find_layers(self._find_inside(node, operand))) for operand in (0, 1)]
+        ways = [i for i in (0, 1) if n_layers[i] and self._lies_behind(node, i)]
+        if len(ways) == 2 and n_layers[0] == n_layers[1]:
+            return None
+        return max(ways, key=n_layers.__getitem__) if ways else None
+
+    def _lies_behind(self, node: fx.Node, operand: int) -> bool:
+        """Return whether more layers lie between a common source and this operand."""
+        near = self._count_layers_back(_operand_of(node, 1 - operand), 1)
+        far = self._count_layers_back(_operand_of(node, operand), None)
+        return any(source in far and far[source] > n for source, n in near.items())
+
+    def _count_layers_back(self, start: fx.Node, most: int | None) -> dict[fx.Node, int]:
+        """Return the fewest layers between each earlier tensor and a node, up to so many."""
+        counts: dict[fx.Node, int] = {}
+        here, n_layers = [start], 0
+        while here:
+            behind: list[fx.Node] = []
+            while here:
+                node = here.pop()
+                if node in counts or node.op == "get_attr" or not self._holds_tensors(node):
+                    continue
+                counts[node] = n_layers
+                (behind if self._is_layer(node) else here).extend(node.all_input_nodes)
+            n_layers += 1
+            here = behind if most is None or n_layers <= most else []
+        return counts
+
+    def _is_layer(self, node: fx.Node) -> bool:
+        """Return whether a call is a linear op, or a module with weights that is not known."""
+        if not node.op.startswith("call"):
+            return False
+        if is_linear_op(node, self.net):
+            return True
+        if node.op != "call_module" or self.rules[node] is not opaque:
+            return False
+        return next(find_module(self.net, str(node.target)).parameters(), None) is not None
+
+    def _find_inside(self, addition: fx.Node, operand: int) -> set[fx.Node]:
+        """Return all calls that only this operand of an addition needs."""
+        branch = _operand_of(addition, operand)
+        inside: set[fx.Node] = set()
+        waiting = {branch}
+        while waiting:
+            node = max(waiting, key=self.order.__getitem__)
+            waiting.remove(node)
+            readers = [user for user in node.users if user not in self.idle]
+            is_last = node is branch and readers == [addition]
+            if node.op != "placeholder" and (is_last or all(user in inside for user in readers)):
+                inside.add(node)
+                waiting |= set(node.all_input_nodes)
+        return inside
+
+    def _find_layers(self, inside: set[fx.Node]) -> tuple[str, ...]:
+        ordered = sorted(inside, key=self.order.__getitem__)
+        layers = [layer_of(n) if is_linear_op(n, self.net) else str(n.target)
+                  for n in ordered if self._is_layer(n)]  # fmt: skip
+        return tuple(dict.fromkeys(layers))
+
+    def _refuse(self, node: fx.Node, operand: int, inside: set[fx.Node]) -> Reason | None:
+        """Return why a branch must stay: a gradient or memory that others need."""
+        if node.name not in self.trained:
+            return Reason("no gradient reaches its addition", "let the loss depend on it")
+        for call in inside:
+            if is_in_place(call, self.net) and not self._find_memory(call) <= inside:
+                return Reason(
+                    f"{call.name} inside it changes what is read elsewhere, too",
+                    "set inplace=False there",
+                )
+        behind = self._find_behind(node)
+        later = [
+            self.order[call]
+            for call in self._find_memory(node, self._is_result)
+            if call is not node and call in behind and is_in_place(call, self.net)
+        ]
+        if later:
+            shortcut = _operand_of(node, 1 - operand)
+            held = self._find_memory(shortcut, self._is_result) - behind
+            given = any(call.op in ("placeholder", "get_attr") for call in held)
+            readers = {user for call in held for user in call.users} - inside
+            if given or any(self.order[user] > min(later) for user in readers):
+                return Reason(
+                    "its sum is changed in place, and without it that would be what others read",
+                    "set inplace=False behind the addition",
+                )
+        return None
+
+    def _find_behind(self, node: fx.Node) -> set[fx.Node]:
+        found = {node}
+        for call in self.graph.nodes:
+            if any(source in found for source in call.all_input_nodes):
+                found.add(call)
+        return found
+
+    def _is_result(self, node: fx.Node) -> bool:
+        """Return whether a call may return its own input: also a sum whose branch is closed."""
+        return node in self.additions
+
+    def _find_memory(
+        self, node: fx.Node, passes: Callable[[fx.Node], bool] = lambda _: False
+    ) -> set[fx.Node]:
+        """Return the calls whose results may lie in the same memory as that of a node."""
+        found: set[fx.Node] = set()
+        waiting = [node]
+        while waiting:
+            here = waiting.pop()
+            if here in found or not self._holds_tensors(here):
+                continue
+            found.add(here)
+            shared = [here, *here.users]
+            for call in shared:
+                is_view = may_be_view(call, self.net, self.rules)
+                if is_view or is_in_place(call, self.net) or passes(call):
+                    waiting += call.all_input_nodes if call is here else [call]
+        return found
+
+
+def _operand_of(addition: fx.Node, operand: int) -> fx.Node:
+    found = addition.args[operand]
+    assert isinstance(found, fx.Node)  # both are tensors
+    return found
+
+
+def _common_name(layers: tuple[str, ...]) -> str:
+    """Return the innermost module that holds all layers; where that is the model, the first."""
+    paths = [layer.split(".") for layer in layers]
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in shared) or layers[0]
+
+
+def find_idle(graph: fx.Graph, rules: Mapping[fx.Node, Rule], net: nn.Module) -> set[fx.Node]:
+    """Return calls whose results nobody reads, and which do nothing else."""
+    idle: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        is_plain = "call" in node.op and rules[node] is not opaque and not is_in_place(node, net)
+        if is_plain and all(user in idle for user in node.users):
+            idle.add(node)
+    return idle
+
+
+def find_removals(
+    net: nn.Module, graphs: Sequence[fx.Graph], branches: Iterable[Branch]
+) -> Removals:
+    """Return which calls, parameters and buffers go with which branches."""
+    branches = tuple(branches)
+    if not branches:
+        return Removals(tuple({} for _ in graphs), {})
+    calls = tuple(
+        _close_calls(net, graph, [branch.additions[place] for branch in branches])
+        for place, graph in enumerate(graphs)
+    )
+    names = first_names(net)
+    readers: dict[str, list[Closings]] = {}
+    for graph, closings in zip(graphs, calls, strict=True):
+        for node in graph.nodes:
+            for name in _read_tensors(node, net):
+                closing = closings.get(node.name, _NEVER)
+                readers.setdefault(names.get(name, name), []).append(closing)
+    tensors = {name: _all_of(each) for name, each in readers.items()}
+    return Removals(calls, {name: sets for name, sets in tensors.items() if sets})
+
+
+def _read_tensors(node: fx.Node, net: nn.Module) -> list[str]:
+    """Return all parameters and buffers that a call may read, also those that are computed."""
+    target = str(node.target)
+    if node.op == "get_attr":
+        return [target]
+    if node.op != "call_module":
+        return []
+    module = find_module(net, target)
+    computed = computed_names(module) if computes_weights(module) else []
+    return [f"{target}.{name}" for name in [*(n for n, _ in list_tensors(module)), *computed]]
+
+
+def _close_calls(
+    net: nn.Module, graph: fx.Graph, additions: Sequence[Addition]
+) -> dict[str, Closings]:
+    """Return the closings of all calls of a graph that can go.
+
+    A call goes with all that read it; what nobody reads, with what it reads.
+    """
+    by_name = {node.name: node for node in graph.nodes}
+    of_branch = {
+        (_operand_of(by_name[each.node], each.operand), by_name[each.node]): frozenset(
+            {frozenset({place})}
+        )
+        for place, each in enumerate(additions)
+    }
+    idle = find_idle(graph, find_rules(net, graph), net)
+    found: dict[fx.Node, Closings] = {}
+    for node in reversed(graph.nodes):
+        if node in idle or node.op == "placeholder":
+            continue
+        readers = [user for user in node.users if user not in idle]
+        found[node] = _all_of([
+            _any_of([found[user], of_branch.get((node, user), _NEVER)])
+            for user in readers
+        ])  # fmt: skip
+    for node in graph.nodes:
+        if node in idle:
+            found[node] = _any_of([found.get(source, _NEVER) for source in node.all_input_nodes])
+    return {node.name: sets for node, sets in found.items() if sets}
+
+
+def _any_of(parts: Iterable[Closings]) -> Closings:
+    """Return the closings of what goes as soon as any of several goes."""
+    return _without_larger(each for part in parts for each in part)
+
+
+def _all_of(parts: Sequence[Closings]) -> Closings:
+    """Return the closings of what goes once all of several have gone; of none, never."""
+    if not parts:
+        return _NEVER
+    made = parts[0]
+    for part in parts[1:]:
+        if made != part:
+            made = _without_larger(one | two for one in made for two in part)
+        if len(made) > _MOST_SETS:
+            return _NEVER
+    return made
+
+
+def _without_larger(sets: Iterable[frozenset[int]]) -> Closings:
+    """Return sets without those that hold another one."""
+    kept: list[frozenset[int]] = []
+    for each in sorted(set(sets), key=len):
+        if not any(other <= each for other in kept):
+            kept.append(each)
+    return frozenset(kept)

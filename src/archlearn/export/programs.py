@@ -1,0 +1,215 @@
+"""`export_model`: ONNX, torch.export or Python source of a model, compared with the model."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from archlearn.costs import known_inputs
+from archlearn.errors import FileError, InputError, first_line
+from archlearn.export.python_source import write_source
+from archlearn.module_utils import evaluating
+from archlearn.tracing.traces import ExampleInputs
+
+TOLERANCE = 1e-4
+"""The largest difference to the model, for the size of its outputs; other programs sum in float32
+in an order of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file for other programs.
+
+    Attributes:
+        paths: The files.
+        difference: The largest difference to the model's outputs, for their size.
+        n_bytes: What the files take on disk.
+    """
+
+    paths: tuple[Path, ...]
+    difference: float
+    n_bytes: int
+
+    def __str__(self) -> str:
+        names = ", ".join(str(path) for path in self.paths)
+        return f"{names}: {self.n_bytes:,} bytes, differs by {self.difference:.1e}"
+
+
+def export_model(
+    model: nn.Module, path: str | PathLike[str], to: str, example_inputs: object = None
+) -> Exported:
+    """Write a model for other programs, and run what was written beside the model.
+
+    The number of rows of a batch stays free.
+
+    Args:
+        model: Any model; it is run in evaluation mode.
+        path: The file to write. Python source has its weights beside it, as `.safetensors`.
+        to: "onnx", "torch-export" or "python".
+        example_inputs: Arguments for one call, of two rows or more; a compact model knows its own.
+
+    Raises:
+        InputError: If there is no such format, or a package is missing.
+        FileError: If the model cannot be exported, or what was written computes something else.
+    """
+    if to not in FORMATS:
+        raise InputError(f"to={to!r} is no format; choose one of {', '.join(FORMATS)}")
+    return FORMATS[to](model, Path(path), known_inputs(model, example_inputs))
+
+
+def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
+    """Write a model as ONNX, and run it in onnxruntime beside the model, on two sizes of batches.
+
+    Raises:
+        InputError: If onnx, onnxscript or onnxruntime is not installed.
+        FileError: If torch cannot export the model, or the file computes something else.
+    """
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"export to ONNX needs {', '.join(missing)}: pip install 'archlearn[export]'"
+        )
+
+    def write() -> None:
+        torch.onnx.export(
+            model, inputs.args, path, kwargs=inputs.kwargs, dynamo=True, verbose=False,
+            dynamic_shapes=_any_batch(model, inputs), external_data=False,
+        )  # fmt: skip
+
+    def read() -> Callable[[ExampleInputs], list[Tensor]]:
+        import onnxruntime
+
+        session: Any = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+
+        def run(given: ExampleInputs) -> list[Tensor]:
+            arrays = [tensor.numpy() for tensor in _tensors((given.args, given.kwargs))]
+            found = session.run(None, dict(zip(names, arrays, strict=True)))
+            return [torch.from_numpy(array) for array in found]
+
+        return run
+
+    return _export(model, path, inputs, write, read)
+
+
+def export_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
+    """Write a model as an `ExportedProgram` of torch.export, and run that beside the model.
+
+    Raises:
+        FileError: If torch cannot export the model, or the file computes something else.
+    """
+
+    def write() -> None:
+        shapes = _any_batch(model, inputs)
+        program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=shapes)
+        torch.export.save(program, path)
+
+    def read() -> Callable[[ExampleInputs], list[Tensor]]:
+        loaded = torch.export.load(path).module()
+        return lambda given: _tensors(loaded(*given.args, **given.kwargs))
+
+    return _export(model, path, inputs, write, read)
+
+
+def export_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
+    """Write a model as Python source and, beside it, a safetensors file with its weights.
+
+    Raises:
+        FileError: If a layer or a call has no plain source, or it computes something else.
+    """
+    weights = path.with_suffix(".safetensors")
+    text, tensors = write_source(model, weights.name, inputs)
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, weights)
+    path.write_text(text, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec"), names)  # what was written a moment ago
+    loaded = names["load"](str(weights))
+    with torch.no_grad(), evaluating(model):
+        difference = _compare(model, inputs, lambda x: _tensors(loaded(*x.args, **x.kwargs)))
+    return Exported((path, weights), difference, _size(path, weights))
+
+
+def _export(
+    model: nn.Module,
+    path: Path,
+    inputs: ExampleInputs,
+    write: Callable[[], None],
+    read: Callable[[], Callable[[ExampleInputs], list[Tensor]]],
+) -> Exported:
+    with evaluating(model), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own parts about one another
+        try:
+            write()
+        except Exception as error:
+            raise FileError(
+                f"torch cannot export {type(model).__name__} ({first_line(error)}); its Python "
+                "source or archlearn.save may serve"
+            ) from error
+        difference = _compare(model, inputs, read())
+    return Exported((path,), difference, _size(path))
+
+
+def _compare(
+    model: nn.Module, inputs: ExampleInputs, run: Callable[[ExampleInputs], list[Tensor]]
+) -> float:
+    """Return the largest difference on the example and on one row more.
+
+    Raises:
+        FileError: If it is beyond the tolerance.
+    """
+    worst = 0.0
+    for given in (inputs, _one_row_more(inputs)):
+        expected = _tensors(model(*given.args, **given.kwargs))
+        found = run(given)
+        for y, other in zip(expected, found, strict=True):
+            scale = y.double().abs().max().clamp(min=1.0)
+            worst = max(worst, float((y.double() - other.double()).abs().max() / scale))
+    if not worst <= TOLERANCE:
+        raise FileError(
+            f"what was exported differs from the model by {worst:.1e} of its outputs' size, more "
+            f"than {TOLERANCE:.0e}; report the model, and keep the file that archlearn.save writes"
+        )
+    return worst
+
+
+def _one_row_more(inputs: ExampleInputs) -> ExampleInputs:
+    def add(value: Any) -> Any:
+        return torch.cat([value, value[:1]]) if isinstance(value, Tensor) and value.dim() else value
+
+    return ExampleInputs(tree_map(add, inputs.args), tree_map(add, inputs.kwargs))
+
+
+def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
+    """Return for each argument that its first dimension may have any size."""
+
+    def describe(value: Any) -> Any:
+        return {0: torch.export.Dim.DYNAMIC} if isinstance(value, Tensor) and value.dim() else None
+
+    by_place = tuple(tree_map(describe, value) for value in inputs.args)
+    if not inputs.kwargs:
+        return by_place
+    if by_place:
+        raise FileError(
+            f"the example of {type(model).__name__} has arguments by place and by name; give all "
+            "of them by name, as a dict"
+        )
+    return {name: tree_map(describe, value) for name, value in inputs.kwargs.items()}
+
+
+def _tensors(values: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+FORMATS = {"onnx": export_onnx, "torch-export": export_program, "python": export_source}
+
+
+def _size(*paths: Path) -> int:
+    return sum(path.stat().st_size for path in paths)

@@ -1,0 +1,82 @@
+"""A compact model of transformers is an ordinary folder where its config can say its sizes."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import archlearn as al
+from benchmarks.torchvision_import import import_models
+
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
+if find_spec("torchvision") is not None:
+    import_models()  # which transformers imports in its turn
+import transformers
+
+from archlearn.export.huggingface import save_pretrained
+
+hf: Any = transformers
+TOKENS = torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def bert() -> Any:
+    return hf.BertModel(hf.BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=32,
+    ))  # fmt: skip
+
+
+def gpt2() -> Any:
+    return hf.GPT2LMHeadModel(hf.GPT2Config(
+        vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=32, n_inner=None, bos_token_id=1,
+        eos_token_id=2,
+    ))  # fmt: skip
+
+
+@torch.no_grad()
+def compact(net: nn.Module, part: str, *n_closed: int) -> Any:
+    torch.manual_seed(0)
+    gated = al.add_gates(net.eval(), {"input_ids": TOKENS})
+    gates = [gate for name, gate in al.width_gates(gated).items() if part in name]
+    for gate, n in zip(gates, n_closed, strict=True):
+        gate[:n] = 0.0
+    return al.compact(gated)
+
+
+@pytest.mark.parametrize(
+    ("make", "auto", "part", "setting"),
+    [
+        (bert, "AutoModel", "intermediate", "intermediate_size=18"),
+        (gpt2, "AutoModelForCausalLM", "mlp", "n_inner=58"),
+    ],
+)
+def test_equal_widths_are_said_by_the_config(
+    make: Any, auto: str, part: str, setting: str, tmp_path: Path
+) -> None:
+    small = compact(make(), part, 6, 6)
+    saved = save_pretrained(small, tmp_path / "small")
+    assert saved.is_pretrained
+    assert setting in str(saved)
+    loaded = getattr(hf, auto).from_pretrained(tmp_path / "small").eval()
+    assert type(loaded) is type(make())
+    torch.testing.assert_close(loaded(input_ids=TOKENS)[0], small(input_ids=TOKENS)[0])
+
+
+def test_other_widths_are_a_file_of_ours(tmp_path: Path) -> None:
+    small = compact(bert(), "intermediate", 6, 5)
+    saved = save_pretrained(small, tmp_path / "small")
+    assert not saved.is_pretrained
+    assert "not equally wide: of 24, 18 stayed in one and 19 in 'encoder.layer.1" in str(saved)
+    loaded = al.load(tmp_path / "small" / "archlearn.safetensors").eval()
+    expected = small(input_ids=TOKENS).last_hidden_state
+    torch.testing.assert_close(loaded(input_ids=TOKENS)["last_hidden_state"], expected)
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(al.InputError, match=r"archlearn\.save"):
+        save_pretrained(nn.Linear(2, 2), tmp_path / "small")
+    assert not (tmp_path / "small").exists()

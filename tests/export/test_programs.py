@@ -1,0 +1,97 @@
+"""What is exported computes what the model computes, for batches of any size."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.cli.app import main
+from archlearn.export import programs
+from archlearn.export.programs import export_model
+
+needs_onnx = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="onnx, onnxscript and onnxruntime are not installed",
+)
+FORMATS = [pytest.param("onnx", marks=needs_onnx), "torch-export", "python"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")
+
+
+@torch.no_grad()
+def compact() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+    model = al.add_gates(net, torch.randn(2, 1, 6, 6)).eval()
+    al.width_gates(model)["0"][:3] = 0.0
+    return al.compact(model)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_model_is_exported_and_compared(to: str, tmp_path: Path) -> None:
+    made = export_model(compact(), tmp_path / "small.file", to)
+    assert made.difference < 1e-6
+    assert made.n_bytes == sum(path.stat().st_size for path in made.paths)
+    assert "bytes, differs by" in str(made)
+
+
+class Inconstant(nn.Module):
+    """Computes something else each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.rand(1)
+
+
+def test_a_file_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(al.FileError, match="differs from the model by"):
+        export_model(Inconstant(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+
+
+def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(al.FileError, match="torch cannot export Asking"):
+        export_model(Asking(), tmp_path / "a.pt2", "torch-export", torch.randn(2, 4))
+    with pytest.raises(al.InputError, match="choose one of onnx, torch-export, python"):
+        export_model(compact(), tmp_path / "a", "tflite")
+    with pytest.raises(al.InputError, match="give example_inputs"):
+        export_model(nn.Linear(2, 2), tmp_path / "a.pt2", "torch-export")
+    monkeypatch.setattr(programs, "find_spec", lambda name: None)
+    with pytest.raises(al.InputError, match=r"pip install 'archlearn\[export\]'"):
+        export_model(compact(), tmp_path / "a.onnx", "onnx")
+
+
+def call(*arguments: Any) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.safetensors"
+    al.save(compact(), path)
+    assert call("export", path, "--to", "python", "--shape", "1x6x6") == 0
+    said = capsys.readouterr().out
+    assert "small_source.py" in said
+    assert "differs by 0.0e+00" in said
+    assert "weights: 312 bytes now" in said
+    assert "nn.Conv2d(1, 5, 3)" in (tmp_path / "small_source.py").read_text()
+    assert call("export", path, "--to", "torch-export", "--shape", "1x6x6") == 0
+    assert (tmp_path / "small.pt2").is_file()
+    assert call("export", path, "--to", "python") == 1
+    assert "--shape 1x28x28" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    assert call("export", tmp_path / "run", "--to", "python") == 1
+    assert "no compact model yet" in capsys.readouterr().err
