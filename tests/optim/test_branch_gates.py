@@ -52,7 +52,7 @@ def learn(
         x, y = draw(step)
         F.cross_entropy(model(x), y).backward()
         weights.step()
-        gates.step()
+        gates.step()  # pyright: ignore[reportAttributeAccessIssue]
         weights.zero_grad()
         gates.zero_grad()
     return gates

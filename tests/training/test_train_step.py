@@ -145,6 +145,41 @@ def test_graph_of_several_steps_fits_an_epoch() -> None:
     assert [largest_divisor(n, 20) for n in (440, 480, 7, 23, 1)] == [20, 20, 7, 1, 1]
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
+    tmp_path: Path, optimiser: str
+) -> None:
+    """What a GPU captures anew, uncaptured: warmed up, put back, and then the same steps."""
+    asked = {"optimiser": optimiser, "budget": ("parameters=50%",), "gate_rate": None}
+    losses: list[list[float]] = []
+    for shrinks in (False, True):
+        session = make_session(tmp_path, **asked)
+        gates = session.work.gate_optimizer
+        assert gates is not None
+        made = make_optimisers(session.work.model, session.settings.optimiser, gates)
+        work = replace(session.work, optimisers=made)
+        body = DeviceStep(work, torch.device("cpu"))
+        body.order.copy_(order_of_epoch(len(work.train), 0, 0))
+        work.model.train()
+        seen: list[float] = []
+        for place in range(9):
+            if place == 4:
+                gates.finish()
+            if place == 4 and shrinks:
+                al.shrink_(work.model, *made)
+                kept = _keep(body)
+                body.run()
+                _give_back(body, kept)
+                gates.accept_gates()
+            body.run()
+            gates.advance()
+            seen.append(body.sums[0].item())
+        losses.append(seen)
+        shape = session.work.model.get_parameter("layers.0.weight").shape
+        assert (shape[0] < 20) == shrinks
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def make_parameter(*gradient: float) -> nn.Parameter:
     parameter = nn.Parameter(torch.zeros(len(gradient)))
     parameter.grad = torch.tensor(gradient)
@@ -264,38 +299,3 @@ def test_rates_worked_by_hand() -> None:
     assert found[6][0] == pytest.approx(0.2)
     assert found[9][0] == pytest.approx(0.2 * (1 + torch.tensor(7 * torch.pi / 8).cos().item()))
     assert [rate for _, rate in found] == [0, 0, 3, 3, 3, 3, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
-    tmp_path: Path, optimiser: str
-) -> None:
-    """What a GPU captures anew, uncaptured: warmed up, put back, and then the same steps."""
-    asked = {"optimiser": optimiser, "budget": ("parameters=50%",), "gate_rate": None}
-    losses: list[list[float]] = []
-    for shrinks in (False, True):
-        session = make_session(tmp_path, **asked)
-        gates = session.work.gate_optimizer
-        assert gates is not None
-        made = make_optimisers(session.work.model, session.settings.optimiser, gates)
-        work = replace(session.work, optimisers=made)
-        body = DeviceStep(work, torch.device("cpu"))
-        body.order.copy_(order_of_epoch(len(work.train), 0, 0))
-        work.model.train()
-        seen: list[float] = []
-        for place in range(9):
-            if place == 4:
-                gates.finish()
-            if place == 4 and shrinks:
-                al.shrink_(work.model, *made)
-                kept = _keep(body)
-                body.run()
-                _give_back(body, kept)
-                gates.accept_gates()
-            body.run()
-            gates.advance()
-            seen.append(body.sums[0].item())
-        losses.append(seen)
-        shape = session.work.model.get_parameter("layers.0.weight").shape
-        assert (shape[0] < 20) == shrinks
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

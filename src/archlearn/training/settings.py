@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from archlearn.gating.strengths import CostName, PriceName
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -131,10 +133,10 @@ class StrengthSettings:
     depth_share: float = setting(
         0.1, "Depth strengths as a part of the width ones.", within=_FROM_ZERO
     )
-    price: Literal["neurons", "parameters", "multiply_adds"] = setting(
+    price: PriceName = setting(  # noqa: RUF009
         "neurons", "What a kept neuron is charged by."
     )
-    pay: Literal["parameters", "multiply_adds"] = setting(
+    pay: CostName = setting(  # noqa: RUF009
         "parameters", "A linear layer is merged when this becomes less."
     )
 
