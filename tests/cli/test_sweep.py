@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import archlearn as al
-from archlearn.cli.app import main
-from archlearn.training.settings import RunSettings
+from archlearn.cli import main
+from archlearn.training import RunSettings
 from archlearn.training.sweep import PLAIN, Point, SweepRun, choose, list_runs
 
 WORDS = [

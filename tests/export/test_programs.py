@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli.app import main
+from archlearn.cli import main
 from archlearn.export import programs
 from archlearn.export.programs import export_model
 

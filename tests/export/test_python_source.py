@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import archlearn as al
 from archlearn.export.python_source import write_source
-from archlearn.models.model_registry import build_network
+from archlearn.models import build_network
 
 
 @torch.no_grad()

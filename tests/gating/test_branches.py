@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.model_registry import build_network
+from archlearn.models import build_network
 from benchmarks.torchvision_import import import_models
 
 
