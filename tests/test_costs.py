@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 

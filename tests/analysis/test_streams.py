@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
-from archlearn.models.resnet import PreActivationResNet, ResNet
+from archlearn.models import MobileNetStage, MobileNetV2, PreActivationResNet, ResNet
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
