@@ -286,7 +286,7 @@ def check_device_costs(program: Program, gates: Gates) -> None:
     assert store is not None
     cost = CostFunction(gated, store.choice)
     flat = torch.cat([gate.detach().reshape(-1) for gate in store.gates()]).double()
-    is_open = open_flat(flat[: store.n_width], store.rows).double()
+    is_open = open_flat(flat[: store.n_width], store.rows, store.pairs).double()
     depths, branches = flat[store.n_width :].tensor_split([store.n_depth])
     is_gone = torch.cat([depths >= 0.5, branches < 0.5]).double()
     found = cost(is_open[None], is_gone[None])[0].tolist()
