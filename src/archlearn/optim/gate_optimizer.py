@@ -78,7 +78,7 @@ class GateSchedule:
     stay_linear: float = 4.0
     patience: int = 20
     signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.0
+    cost_power: float = 1.5
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
