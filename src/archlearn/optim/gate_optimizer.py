@@ -83,7 +83,7 @@ class GateSchedule:
     patience: int = 20
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.0
+    cost_power: float = 1.5
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
