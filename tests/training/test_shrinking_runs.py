@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from archlearn.errors import RunInterruptedError
+from archlearn import RunInterruptedError
 from archlearn.reporting import write_report
-from archlearn.training import trainer
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.config import override
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT, GATES, METRICS, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn.training import (
+    Audience,
+    RunSettings,
+    learn,
+    override,
+    read_checkpoint,
+    resume,
+    trainer,
+)
+from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
 
 ASKED = {

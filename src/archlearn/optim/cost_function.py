@@ -20,11 +20,11 @@ from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import count_parameters
 from archlearn.gating.selection import LearnableSites
+from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes
 
-COSTS: tuple[str, ...] = ("parameters", "multiply_adds")
 Named = dict[str, float]
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -204,8 +204,8 @@ class CostFunction:
 
 def name_costs(costs: Tensor, n_examples: int = 1) -> Named:
     """Return costs by name, multiply-adds for one of so many examples; waits for the device."""
-    parameters, multiply_adds = costs.tolist()
-    return {"parameters": parameters, "multiply_adds": multiply_adds / n_examples}
+    named = zip(COSTS, costs.tolist(), strict=True)
+    return {name: cost / count_rows(name, n_examples) for name, cost in named}
 
 
 def _best_partition(change: Tensor, table: Tensor, longest: int) -> Tensor:

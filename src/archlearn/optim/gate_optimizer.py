@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from archlearn.errors import InputError, lies_in
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
+from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.budgets import (
     Budget,
@@ -31,7 +32,7 @@ from archlearn.optim.budgets import (
     rank_gates,
     read_budget,
 )
-from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
+from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import unwrap
@@ -60,6 +61,8 @@ class GateSchedule:
         memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear, or a branch that is closed.
+        branch_discount: What a branch's earnings are divided by; above 1 whole blocks go sooner, so
+            that networks of the same cost become shallower, and faster, instead of narrower.
         patience: After how many decisions in a row a closed channel is closed for good.
         cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
             With more, torch.compile would give up compiling anew.
@@ -76,6 +79,7 @@ class GateSchedule:
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
+    branch_discount: float = 1.0
     patience: int = 20
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
@@ -92,7 +96,8 @@ class GateSchedule:
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
-        for name, least in {**bounds, "patience": 1, "cuts": 0}.items():
+        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0}
+        for name, least in bounds.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; give a number from {least} on"
@@ -363,13 +368,13 @@ class GateOptimizer(torch.optim.Optimizer):
         What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
-        rows = {"parameters": 1, "multiply_adds": self._n_examples}
+        trained = self._computed.items()
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
         return {
             "budget_path": path,
             "price": 0.0 if price is None else price.item(),
-            "trained": {name: cost / rows[name] for name, cost in self._computed.items()},
+            "trained": {name: n / count_rows(name, self._n_examples) for name, n in trained},
         }
 
     def fits(self) -> bool:
@@ -558,6 +563,8 @@ class GateOptimizer(torch.optim.Optimizer):
         squares = self.schedule.signal == "square"
         units = self._units[:n_depth]
         earned[n_width : n_width + n_depth] *= units if squares else units.sqrt()
+        discount = self.schedule.branch_discount
+        earned[n_width + n_depth :] /= discount if squares else discount**0.5
         if self._width_cost is None:
             return earned
         earned /= 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])

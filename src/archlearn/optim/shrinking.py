@@ -327,7 +327,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
             find_module(target, parent).add_module(key, copy.deepcopy(new))
             continue
         for key, value in vars(new).items():
-            if type(value) is int and vars(old).get(key) != value:
+            is_size = type(value) is int or key == "normalized_shape"
+            if is_size and vars(old).get(key) != value:
                 setattr(old, key, value)
     for key, buffer in cut.small._buffers.items():
         if key not in target._buffers and buffer is not None:
