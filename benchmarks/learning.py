@@ -77,6 +77,9 @@ ABLATION = {
     "short_memory": 'gate_schedule=["memory=0.8"]',
     "one_decision": 'gate_schedule=["decisions=1"]',
 }
+SHALLOW = {
+    f"shallow{discount}": f'gate_schedule=["branch_discount={discount}"]' for discount in (4, 16)
+}
 GRID_SEEDS = (10, 11)
 GRID = {
     f"cost{power:g}_end{100 * end:g}": f'validation=0.2 gate_schedule=["cost_power={power:g}",'
@@ -156,6 +159,7 @@ GROUPS: dict[str, dict[str, str]] = {
             )
             for seed in SEEDS
         },
+        **_vary("resnet56-pretrained", HALF, SEEDS, **SHALLOW),
     },
     "rivals": _rivals(),
     "capacity": _capacity(),
@@ -197,7 +201,8 @@ NOTES = {
     "cuts by our surgery (`benchmarks/rivals.py`): Torch-Pruning fails on option-A shortcuts.",
     "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
     "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
-    "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only). "
+    "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only), "
+    "and with earnings of branches divided by 4 and 16, so that blocks go sooner. "
     "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
     "long": "All 50,000 images, nothing to validate on, one seed.",
     "landing": "Short runs (6,000 images, 6 epochs) that show where the cost lands, not how well a "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn.analysis.cost_model import CostTable
 from archlearn.gating.strengths import COSTS, PriceName
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 

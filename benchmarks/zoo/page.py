@@ -13,8 +13,9 @@ compared with the gated one in evaluation mode on new inputs (seed 1). Exact: th
 "types": the outputs of gated and compact model have the types of the user's model. "silent": groups
 of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
 at a ratio of one half by its plain call (layers that make the output are left alone), where that
-gave a model that runs; what that model computes is not compared. "heads": the same with `num_heads`
-for the layers that write queries, keys and values, where they are found by their names."""
+gave a model that runs ("too slow": not done within the limit of time); what that model computes is
+not compared. "heads": the same with `num_heads` for the layers that write queries, keys and values,
+where they are found by their names."""
 
 
 def table(rows: list[Row], names: list[str]) -> str:
@@ -79,7 +80,7 @@ def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> st
 def _share(row: Row) -> str:
     if "left" in row:
         return f"{row['left']:.3f}"
-    return "fails" if row.get("result") == "fails" else "–"
+    return row["result"] if row.get("result") in ("fails", "too slow") else "–"
 
 
 def _silent(row: Row) -> str:

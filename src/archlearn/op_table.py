@@ -114,7 +114,7 @@ torch.bucketize torch.cdist math.ceil torch.column_stack torch.concatenate Tenso
 F.cosine_embedding_loss F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity
 torch.count_nonzero torch.cross F.cross_entropy torch.cummax torch.cummin torch.diag
 torch.diag_embed Tensor.diagonal torch.diagonal torch.diff Tensor.dot torch.dot torch.dstack
-torch.einsum F.embedding nn.Embedding torch.embedding nn.EmbeddingBag torch.empty_like Tensor.eq
+torch.einsum torch.embedding nn.EmbeddingBag torch.empty_like Tensor.eq
 operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
 torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
@@ -461,9 +461,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
     *_alike(
         "normalization.across_channels",
         "nn.LayerNorm F.layer_norm torch.layer_norm",
-        "nn.GroupNorm F.group_norm torch.group_norm",
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
+    _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
+    _op("nn.Embedding F.embedding", "embedding.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",
@@ -562,7 +563,9 @@ def _twins() -> dict[Any, Any]:
 def works_in_place(target: Any) -> bool:
     """Return whether a function, or a method of this name, changes its first argument."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    trailing = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    if name == "requires_grad_" or target in (operator.and_, operator.or_, operator.not_):
+        return False
+    trailing = name.endswith("_") and not name.endswith("__")
     return trailing or target in _twins() or target is operator.setitem
 
 

@@ -1,13 +1,15 @@
 """Channels without an activation behind them are gated where they are read."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
-from archlearn.models.resnet import PreActivationResNet, ResNet
+from archlearn.models import MobileNetStage, MobileNetV2, PreActivationResNet, ResNet
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
@@ -155,3 +157,125 @@ class Stacked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.two(self.one(x))))
+
+
+class Encoder(nn.Module):
+    """Tokens and positions, blocks with norms of one kind, and a tied or an own head."""
+
+    def __init__(self, norm: Callable[[], nn.Module], *, is_first: bool = True) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(11, 8), nn.Parameter(torch.randn(1, 6, 8))
+        self.first, self.second = norm(), norm()
+        self.up, self.down, self.head = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 11)
+        self.is_first = is_first
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[:, : tokens.shape[1]]
+        if self.is_first:
+            x = x + self.down(F.gelu(self.up(self.first(x))))
+        else:
+            x = self.first(x + self.down(F.gelu(self.up(x))))
+        return self.head(self.second(x))
+
+
+class OwnNorm(nn.Module):
+    """LlamaRMSNorm, as transformers writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + 1e-6))
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.LayerNorm(8),
+    "layer without weights": lambda: nn.LayerNorm(8, elementwise_affine=False),
+    "rms": lambda: nn.RMSNorm(8),
+    "by hand": OwnNorm,
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_streams_through_norms_are_learnt(name: str, is_first: bool) -> None:
+    torch.manual_seed(0)
+    net = Encoder(NORMS[name], is_first=is_first)
+    model = al.add_gates(net, torch.randint(11, (2, 5)))
+    assert {key: len(gate) for key, gate in al.width_gates(model).items()} == {
+        "up": 12,
+        "tokens": 8,
+    }
+    small: Any = check_exact(net, torch.randint(11, (2, 5)), torch.randint(11, (3, 4)))
+    assert small.tokens.embedding_dim == 4
+    assert small.positions.shape == (1, 6, 4)
+    if isinstance(net.first, nn.LayerNorm | nn.RMSNorm):
+        assert type(small.first) is type(net.first)
+        assert small.first.normalized_shape == (4,)
+
+
+def test_tied_embeddings_lose_the_same_columns() -> None:
+    torch.manual_seed(0)
+    net = Encoder(NORMS["layer"])
+    net.head.weight = net.tokens.weight
+    small: Any = check_exact(net, torch.randint(11, (2, 5)), torch.randint(11, (3, 4)))
+    assert small.head.weight is small.tokens.weight
+    assert small.head.weight.shape == (11, 4)
+
+
+class Tokens(nn.Module):
+    """A class token in front of patches, and positions for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 1, 8))
+        self.positions = nn.Parameter(torch.randn(1, 17, 8))  # more of them than channels
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        return self.head(self.norm(x)[:, 0])
+
+
+def test_class_tokens_and_positions_are_narrowed_with_the_stream() -> None:
+    torch.manual_seed(0)
+    small: Any = check_exact(Tokens(), draw(2, 3, 16, 16), draw(3, 3, 16, 16))
+    assert small.token.shape == (1, 1, 4)
+    assert small.positions.shape == (1, 17, 4)
+
+
+def test_group_norms_lose_whole_groups() -> None:
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(4, 12)
+    body = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), norm, nn.SiLU(), nn.Conv2d(12, 2, 3))
+    model = al.add_gates(body, torch.randn(2, 3, 8, 8))
+    assert {key: len(gate) for key, gate in al.width_gates(model).items()} == {"0": 4}
+    small: Any = check_exact(body, draw(2, 3, 8, 8), draw(3, 3, 9, 9))
+    assert (small[1].num_groups, small[1].num_channels, small[0].out_channels) == (2, 6, 6)
+
+
+def test_masks_joined_by_operators_are_not_changed_in_place() -> None:
+    class MaskedStream(Encoder):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.tokens(tokens)
+            mask = x.new_ones(tokens.shape[1], dtype=torch.bool)
+            kept = (mask & mask) | mask
+            return self.head(self.first(x * kept[:, None]))
+
+    model = al.add_gates(MaskedStream(NORMS["layer"]), torch.randint(11, (2, 5)))
+    assert "tokens" in al.width_gates(model)
+
+
+def test_a_stream_shrinks_while_it_learns() -> None:
+    torch.manual_seed(0)
+    model: Any = al.add_gates(Encoder(NORMS["layer"]).double(), torch.randint(11, (2, 5)))
+    close_(model)
+    tokens = torch.randint(11, (3, 5))
+    before = model(tokens)
+    al.shrink_(model)
+    assert model.first.normalized_shape == (4,)
+    torch.testing.assert_close(model(tokens), before, rtol=0, atol=1e-10)
+    torch.testing.assert_close(al.compact(model)(tokens), before, rtol=0, atol=1e-10)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.app import main
-from archlearn.training.run_directory import METRICS, read_lines
+from archlearn.cli import main
+from tests.run_files import METRICS, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,22 @@ def test_compact_model_computes_what_the_summary_says(
     assert sum(p.numel() for p in small.parameters()) == summary["after"]["parameters"]
     call(["evaluate", str(run_folder / "compact.safetensors"), "--data", "digits"])
     assert f"{summary['test_accuracy']:.2%} right" in capsys.readouterr().out
+
+
+def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(["evaluate", str(run_folder)])
+    said = capsys.readouterr().out
+    assert re.search(r"^cpu, batch 1: \S+ ms -> \S+ ms \(\S+×\), \S+ MB -> \S+ MB$", said, re.M)
+    rows = json.loads((run_folder / "speed.json").read_text())["rows"]
+    assert [row["batch_size"] for row in rows if row["device"] == "cpu"] == [1, 64]
+    assert all(row["bytes"][0] > row["bytes"][1] > 0 for row in rows)
+    assert "Time and memory of a forward pass" in (run_folder / "report.html").read_text()
+    (run_folder / "speed.json").unlink()
+    call(["evaluate", str(run_folder), "--no-speed"])
+    assert "batch" not in capsys.readouterr().out
+    assert not (run_folder / "speed.json").exists()
 
 
 def test_a_checkpoint_is_answered_with_the_run_to_measure(

@@ -34,6 +34,7 @@ class Net(nn.Module):
 
 
 X = torch.zeros(3, 4)
+ALL = ["one.up", "one.down", "two.up", "two.down"]
 
 
 def learnt(learn: dict[str, al.Learn] | None, **options: object) -> tuple[list[str], list[str]]:
@@ -45,15 +46,15 @@ def learnt(learn: dict[str, al.Learn] | None, **options: object) -> tuple[list[s
 @pytest.mark.parametrize(
     ("learn", "widths", "depths"),
     [
-        (None, ["one.up", "two.up", "two.down"], ["one.up", "two.up", "two.down"]),
+        (None, ALL, ["one.up", "two.up", "two.down"]),
         ({"one.up": al.Learn.WIDTH}, ["one.up"], []),
         ({"one.up": BOTH}, ["one.up"], ["one.up"]),
         ({"*.up": al.Learn.WIDTH}, ["one.up", "two.up"], []),
         ({"two.*": al.Learn.WIDTH}, ["two.up", "two.down"], []),
-        ({"*": BOTH}, ["one.up", "two.up", "two.down"], ["one.up", "two.up", "two.down"]),
+        ({"*": BOTH}, ALL, ["one.up", "two.up", "two.down"]),
         ({"t?o.[ud]*": al.Learn.WIDTH}, ["two.up", "two.down"], []),
-        ({"*": al.Learn.WIDTH, "two.*": al.Learn.NOTHING}, ["one.up"], []),
-        ({"two.*": al.Learn.NOTHING, "*": al.Learn.WIDTH}, ["one.up", "two.up", "two.down"], []),
+        ({"*": al.Learn.WIDTH, "two.*": al.Learn.NOTHING}, ["one.up", "one.down"], []),
+        ({"two.*": al.Learn.NOTHING, "*": al.Learn.WIDTH}, ALL, []),
         ({"one.act": al.Learn.WIDTH}, ["one.up"], []),
     ],
 )
@@ -98,9 +99,10 @@ def test_the_output_layer_has_no_activation_and_is_no_site() -> None:
 
 
 def test_a_width_that_would_not_be_exact_is_refused_with_the_reason() -> None:
-    message = r"width of 'one.down', but that would not be exact: normalised .* by 'norm'; learn"
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm([3, 4]), nn.Linear(4, 2))
+    message = r"width of '0', but that would not be exact: normalised .* by '2'; learn"
     with pytest.raises(al.InputError, match=message):
-        learnt({"one.down": al.Learn.WIDTH})
+        al.add_gates(net, X, learn={"0": al.Learn.WIDTH})
 
 
 def test_a_depth_that_could_not_merge_is_refused_with_the_reason() -> None:
@@ -112,7 +114,7 @@ def test_a_depth_that_could_not_merge_is_refused_with_the_reason() -> None:
 
 
 def test_a_glob_takes_what_is_exact_and_leaves_the_rest() -> None:
-    assert learnt({"one.*": BOTH}) == (["one.up"], ["one.up"])
+    assert learnt({"one.*": BOTH}) == (["one.up", "one.down"], ["one.up"])
 
 
 @pytest.mark.parametrize("wish", ["width", 1, None, True])
@@ -135,7 +137,7 @@ def test_a_model_without_activations_is_refused() -> None:
 
 
 def test_a_model_all_of_whose_channels_stay_is_refused_with_the_reason() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm([3, 4]), nn.Linear(4, 2))
     message = r"nothing can be learnt in Sequential:\n  0 \(ReLU\): normalised together"
     with pytest.raises(al.InputError, match=message):
         al.add_gates(net, X)

@@ -239,7 +239,7 @@ def branches(shape: Shape, width: int, pick: Chooser) -> nn.Module:
     n, n_space = shape[0], len(shape) - 1
     kind = pick(("scaled", "nested", "side by side", "twice", "in place"))
     norms = norm(n, n_space, pick) if pick((True, False)) else nn.Identity()
-    bodies = [
+    bodies: list[nn.Module] = [
         nn.Sequential(
             keeping(n, width, n_space, pick),
             activation(width, pick),

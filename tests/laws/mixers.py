@@ -1,10 +1,11 @@
 """Blocks that take places for tokens: MLPs over channels or places, and attention."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.laws.layers import Maker, Shape
-from tests.laws.pieces import Calls, activation
+from tests.laws.pieces import Calls, activation, keeping
 from tests.laws.programs import Chooser
 
 
@@ -71,4 +72,63 @@ def transformer(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))
 
 
-MAKERS: dict[str, Maker] = {"tokens": tokens, "transformer": transformer}
+class FunctionalNorm(nn.Module):
+    """A norm over the last dimension, called as a function or written by hand."""
+
+    def __init__(self, n: int, kind: str, affine: bool) -> None:
+        super().__init__()
+        self.n, self.kind = n, kind
+        self.weight = nn.Parameter(torch.ones(n)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return F.layer_norm(x, (self.n,), self.weight)
+        if self.kind == "rms":
+            return F.rms_norm(x, (self.n,), self.weight, 1e-6)
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return y if self.weight is None else self.weight * y
+
+
+class Stream(nn.Module):
+    """A residual stream, with a norm in front of each branch or behind each sum."""
+
+    def __init__(self, norm: nn.Module, mlp: nn.Module, *, is_first: bool) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.is_first = norm, mlp, is_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x)) if self.is_first else self.norm(x + self.mlp(x))
+
+
+def stream(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A stream that a layer starts: its channels pass norms, and no activation."""
+    n_in, *space = shape
+    if len(space) > 2:
+        return None
+    n, kind = pick((4, 6, 3)), pick(("layer", "rms", "by hand"))
+    norms = (
+        lambda: nn.LayerNorm(n, elementwise_affine=pick((True, False))),
+        lambda: FunctionalNorm(n, kind, pick((True, False))),
+        lambda: nn.RMSNorm(n),
+    )
+    mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
+    body = Stream(pick(norms)(), mlp, is_first=pick((True, False)))
+    if not space:
+        return nn.Sequential(nn.Linear(n_in, n), body)
+    turn, back = (lambda x: x.transpose(1, -1)), (lambda x: x.transpose(1, -1))
+    return nn.Sequential(Calls(turn), nn.Linear(n_in, n), body, Calls(back))
+
+
+def group_normed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A layer, a GroupNorm and an activation: whole groups go."""
+    n_groups, size = pick((3, 2, 4)), pick((2, 1))
+    made = keeping(shape[0], n_groups * size, len(shape) - 1, pick)
+    return nn.Sequential(made, nn.GroupNorm(n_groups, n_groups * size), activation(1, pick))
+
+
+MAKERS: dict[str, Maker] = {
+    "tokens": tokens,
+    "transformer": transformer,
+    "stream": stream,
+    "group_normed": group_normed,
+}

@@ -171,6 +171,15 @@ def test_a_linear_site_changes_the_function() -> None:
         checking.check_same(build(PROGRAM), gated, checking.fresh(PROGRAM))
 
 
+def test_a_closed_branch_changes_the_function() -> None:
+    gated = checking.gate(PROGRAM)
+    small = al.compact(gated)
+    next(iter(al.branch_gates(gated).values())).data.fill_(0.1)
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, checking.fresh(PROGRAM))
+    assert al.plan(gated).after != al.count_costs(small)
+
+
 def test_a_state_without_its_gates_is_seen(gated: nn.Module) -> None:
     other = checking.gate(PROGRAM)
     state = gated.state_dict()

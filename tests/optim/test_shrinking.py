@@ -57,13 +57,27 @@ class Viewed(nn.Module):
         return self.fc2(torch.nn.functional.gelu(self.fc1(x.view(-1, 54))))
 
 
+class Response(nn.Module):
+    """A mean over channels, which divides by as many as there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu().amax((2, 3))
+        return self.last(x / (x.mean(1, keepdim=True) + 1))
+
+
 def chain() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 4)
     )
 
 
-NETS: dict[str, Callable[[], nn.Module]] = {"chain": chain, "residual": Residual, "view": Viewed}
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "chain": chain, "residual": Residual, "view": Viewed, "response": Response,
+}  # fmt: skip
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -381,3 +395,25 @@ def test_a_compiled_model_goes_on_behind_a_cut() -> None:
             step(whole, whole_rule, x, y)
             assert gap(model, whole, x) < 1e-10
     assert int(model.state_dict()["archlearn_gates.shrinks"]) >= 3
+
+
+def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
+    model, x, y = make("residual")
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(0.7)
+    gates: Any = al.GateOptimizer(model, 100, budget={"multiply_adds": "100%"})
+    rule = torch.optim.SGD(al.weights(model), lr=0.01)
+    step(model, rule, x, y)
+    gates.step()
+    with torch.no_grad():
+        next(iter(al.branch_gates(model).values())).fill_(0.0)
+    gates.accept_gates()
+    gates.param_groups[0]["frozen"] = True
+    whole = copy.deepcopy(model)
+    al.shrink_(model, rule, gates)
+    assert gap(model, whole, x) < 1e-10
+    assert al.count_costs(al.compact(model)) == al.count_costs(al.compact(whole))
+    widths = {name: len(gate) for name, gate in al.width_gates(model).items()}
+    assert [n for name, n in widths.items() if name.startswith("branches.0")] == [2]
+    assert [n for name, n in widths.items() if name.startswith("branches.1")] == [12]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.serialization import save
+from archlearn import save
 from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.comparison.methods import METHODS, LearningMethod, PruningMethod
 from archlearn_paper.comparison.protocol import ComparisonSetup

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.errors import InputError
-from archlearn.reporting.run_reader import read_json_lines, read_run
+from archlearn import InputError
+from archlearn.reporting.run_reader import read_json_lines, read_run, read_speed
 from tests.reporting.run_folders import LENET, write_lines, write_run
 
 
@@ -140,3 +140,12 @@ def test_writing_a_report_needs_neither_torch_nor_pyplot(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_speeds_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    good = '{"device": "cpu", "batch_size": 1, "seconds": [0.002, 0.001], "bytes": [80, 40]}'
+    bad = '{"device": 3, "batch_size": 1, "seconds": [0.002], "bytes": ["a", 40]}'
+    assert read_speed(tmp_path) == []
+    for text, n_rows in ((f'{{"rows": [{good}, {bad}, 7]}}', 1), ("[]", 0), ("{", 0)):
+        (tmp_path / "speed.json").write_text(text)
+        assert len(read_speed(tmp_path)) == n_rows

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from archlearn.errors import RunInterruptedError
-from archlearn.training import trainer
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.config import override
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT, GATES, METRICS, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn import RunInterruptedError
+from archlearn.reporting import write_report
+from archlearn.training import (
+    Audience,
+    RunSettings,
+    learn,
+    override,
+    read_checkpoint,
+    resume,
+    trainer,
+)
+from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
 
 ASKED = {
@@ -54,6 +59,12 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
     ):
         for name, gate in first["width"].items():
             assert [g >= 0.5 for g in gate] == [g >= 0.5 for g in second["width"][name]]
+
+
+def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path) -> None:
+    page = write_report([whole], tmp_path / "report.html").read_text()
+    assert "Channels cut out" in page
+    assert "multiply-adds in training" in page
 
 
 @pytest.mark.parametrize("at_step", [20, 35, 50, 71, 99])

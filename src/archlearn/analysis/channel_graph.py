@@ -11,6 +11,7 @@ from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.labels import FIXED, Labels, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
+from archlearn.analysis.rules.embedding import embedding
 from archlearn.analysis.rules.normalization import local_response
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
@@ -397,7 +398,9 @@ def _find_first_writers(
 
 
 def _is_layer(node: fx.Node, net: nn.Module) -> bool:
-    return node.op.startswith("call") and is_linear_op(node, net)
+    if not node.op.startswith("call"):
+        return False
+    return is_linear_op(node, net) or rule_for(node, net) is embedding
 
 
 def _find_superseded(

@@ -15,6 +15,7 @@ from archlearn.analysis.labels import (
     FIXED,
     Labels,
     SiteChannels,
+    core,
     fixed_like,
     spread,
     varying,
@@ -31,9 +32,10 @@ from archlearn.analysis.rule_api import (
 )
 from archlearn.analysis.rules.activations import activate
 from archlearn.analysis.rules.elementwise import keep
+from archlearn.analysis.rules.embedding import embedding
 from archlearn.analysis.rules.indexing import gather, index_select, scatter
 from archlearn.analysis.rules.linear import computed_weight, linear
-from archlearn.analysis.rules.normalization import may_need_batch, within_channel
+from archlearn.analysis.rules.normalization import across_channels, may_need_batch, within_channel
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.rules.reshape import (
     as_selection,
@@ -316,7 +318,7 @@ class _Follower(Runner):
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if opaque in rules:
             self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
-        if rules <= {opaque, linear}:
+        if rules <= {opaque, linear, embedding}:
             fixed = fixed_like(out)
             return Labels(fixed.ids, fixed.state, str(n.target))
         return self.ledger.raw(str(n.target))
@@ -348,12 +350,20 @@ class _Follower(Runner):
 
         Anything else must be able to lose them along one: those at one index are tied.
         """
-        if self.rules[n] in (opaque, linear) or (self.rules[n] is move and len(step.labels) == 1):
+        reads_one_dim = self.rules[n] in (opaque, linear, across_channels)
+        if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return
-        for labels in step.labels:
-            dims = varying(labels.ids) if len(spread(labels.ids)) > 1 else []
-            if len(dims) > 1:
-                self.ledger.read(labels, dims[0])
+        found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
+        scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
+        if not scrambled:
+            return
+        in_a_run = any(node.name in self.runs for node in n.all_input_nodes)
+        if self.rules[n] is pick and not in_a_run:
+            return  # whoever reads the part knows more
+        behind = None if in_a_run else _choose_dim(step.labels)
+        for labels, dims in scrambled:
+            chosen = dims[0] if behind is None else labels.ids.dim() + behind
+            self.ledger.read(labels, chosen if chosen in dims else dims[0])
 
     def _note_parts(self, step: OpCall, made: Any) -> None:
         n_before = sum(labels.ids.numel() for labels in step.labels)
@@ -393,6 +403,41 @@ class _Follower(Runner):
             self.sites[n.name] = SiteChannels(min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1])
 
 
+def _choose_dim(all_labels: list[Labels]) -> int | None:
+    """Return the dimension, counted from behind, along which most channels stay apart.
+
+    A class token in front of patches, or a table of positions: labels vary along both dimensions.
+    """
+    labels = [each for each in all_labels if each.ids.dim()]
+    most = max(each.ids.dim() for each in labels)
+    dims = {dim - most for dim in range(most)}
+    best, best_count = None, 1
+    for behind in sorted(dims, reverse=True):
+        counts = [
+            _count_apart(each.ids, each.ids.dim() + behind)
+            for each in labels
+            if each.ids.dim() + behind >= 0 and spread(each.ids)
+        ]
+        if counts and min(counts) > best_count:
+            best, best_count = behind, min(counts)
+    return best
+
+
+def _count_apart(ids: Tensor, dim: int) -> int:
+    """Return how many channels are left where those at one index of a dimension are tied."""
+    lines, _ = core(ids, ids, dim)
+    unique, dense = torch.unique(lines, return_inverse=True)
+    column = torch.arange(lines.shape[1])
+    places = column.expand_as(lines).reshape(-1)
+    while True:
+        low = torch.full((len(unique),), lines.shape[1])
+        low = low.scatter_reduce(0, dense.reshape(-1), column[places], "amin")
+        lowered = column.scatter_reduce(0, places, low[dense].reshape(-1), "amin")
+        if torch.equal(lowered, column):
+            return len(torch.unique(column))
+        column = lowered
+
+
 def follow(
     net: nn.Module,
     graphs: Sequence[fx.Graph],
@@ -421,8 +466,23 @@ def follow(
             follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
+    _tie_unread_parts(ledger)
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)
+
+
+def _tie_unread_parts(ledger: ChannelConstraints) -> None:
+    """Tie what the example does not read of a parameter (late positions) to the channel beside it.
+
+    Channels lie along a dimension if elements at one of its indices are tied.
+    """
+    root = ledger.roots() if ledger.elements else torch.zeros(0)
+    for ids in ledger.elements.values():
+        for dim in [dim for dim, size in enumerate(ids.shape) if size > 1]:
+            lines = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
+            ordered = root[lines].sort(0).values
+            if bool((ordered[1:] == ordered[:-1]).any()):
+                ledger.tie(lines[:1].expand_as(lines), lines)
 
 
 def _keep_ambiguous_parameters(ledger: ChannelConstraints) -> None:

@@ -3,12 +3,15 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from archlearn.gating.strengths import CostName
+
+if TYPE_CHECKING:
+    from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
   archlearn inspect lenet
@@ -131,8 +134,11 @@ def evaluate(
     split: Literal["test", "validation", "train"] = "test",
     normalise: Literal["data", "imagenet"] | None = None,
     skip_broken: bool = False,
+    speed: bool = True,
 ) -> None:
-    """Measure a compact model on data.
+    """Measure a compact model on data, and how fast it is beside the network that a run began with.
+
+    Times are medians of forward passes that both take in turns. The run's report shows them.
 
     Args:
         target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
@@ -140,6 +146,7 @@ def evaluate(
         split: The part to measure on.
         normalise: Whose mean and deviation inputs are normalised by; a run knows its own.
         skip_broken: Leave broken images out, naming each, instead of stopping.
+        speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
     from archlearn.data.downloads import no_progress
     from archlearn.errors import SettingsError
@@ -147,7 +154,7 @@ def evaluate(
     from archlearn.training.initial_model import check_fit
     from archlearn.training.metrics import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
-    from archlearn.training.run_directory import COMPACT, read_run_settings
+    from archlearn.training.run_directory import COMPACT, REPORT, read_run_settings
     from archlearn.training.run_setup import load_dataset
     from archlearn.training.settings import RunSettings
 
@@ -169,12 +176,27 @@ def evaluate(
     network = load(path)
     check_fit(network, dataset, str(path))
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
+    sys.stdout.write(f"{_say_score(score)}\n")
+    if speed and target.is_dir() and data is None:
+        from archlearn.training.run_speed import measure_run
+
+        rows, before = measure_run(target, network, asked, dataset)
+        if before is not None:
+            sys.stdout.write(f"before: {_say_score(before)}\n")
+        sys.stdout.write("".join(f"{row}\n" for row in rows))
+        if (target / REPORT).is_file():
+            from archlearn.reporting import write_report
+
+            write_report([target], target / REPORT)
+
+
+def _say_score(score: "Score") -> str:
     measured = (
         f"{score.accuracy:.2%} right"
         if score.accuracy is not None
         else f"mean squared error {score.error:.4g}"
     )
-    sys.stdout.write(f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples\n")
+    return f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples"
 
 
 def _check_measurable(target: Path, path: Path, data: str | None) -> None:

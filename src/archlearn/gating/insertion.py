@@ -20,11 +20,12 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.rules import pooling
-from archlearn.analysis.rules.normalization import local_response
+from archlearn.analysis.rules.normalization import across_channels, local_response
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import Site
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.module_utils import find_module
+from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
 from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import mark_blocks_
@@ -73,6 +74,9 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
                     readers.setdefault(group, []).append(reader)
         elif rule_for(node, net) in _BETWEEN_CHANNELS:
             barred |= _mixed_groups(blueprint, net, place, node)
+        elif node.name in blueprint.followed[place].reads:  # a norm
+            read = blueprint.followed[place].reads[node.name]
+            barred |= set(blueprint.groups_among(blueprint.root[read.ids]))
     activations = _count_activations(blueprint, place, at_sites)
     return {
         group: found
@@ -164,6 +168,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.
     on_weights = place_gates(blueprint, net, place) if store.kind == "binary" else {}
+    by_name = {node.name: node for node in blueprint.graphs[place].nodes}
     for site in blueprint.sites[place]:
         node = nodes[site.node]
         if site.name in store.choice.links:
@@ -178,7 +183,9 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_channels(node, channels, dim)
     for name, read in blueprint.followed[place].reads.items():
         channels = blueprint.root[read.ids]
-        if not on_weights.keys() & set(blueprint.groups_among(channels)):
+        if rule_for(by_name[name], net) is across_channels:
+            writer.gate_norm(nodes[name], channels)
+        elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
         for reader in readers:
@@ -256,6 +263,37 @@ class _Writer:
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
         node.replace_input_with(source, self.read[key])
+
+    def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
+        """Let a LayerNorm or RMSNorm take its statistics over the open channels."""
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        with self.graph.inserting_before(node):
+            width = self._assemble(groups, index)
+            function, arguments = self._read_norm(node)
+            made = self.graph.call_function(function, (node.all_input_nodes[0], width, *arguments))
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
+
+    def _read_norm(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+        """Return the masked form of a norm, and its weight, its bias if it has one, and eps."""
+        if node.op == "call_module":
+            module: Any = find_module(self.net, str(node.target))
+            is_rms = isinstance(module, nn.RMSNorm)
+            given: dict[str, Any] = {
+                key: self.graph.get_attr(f"{node.target}.{key}")
+                for key in ("weight", "bias")
+                if getattr(module, key, None) is not None
+            }
+            given["eps"] = module.eps
+        else:
+            is_rms = getattr(node.target, "__name__", "") == "rms_norm"
+            names = ("weight", "eps") if is_rms else ("weight", "bias", "eps")
+            given = dict(zip(names, node.args[2:], strict=False)) | dict(node.kwargs)
+        if is_rms:
+            return masked_rms_norm, (given.get("weight"), given.get("eps"))
+        return masked_layer_norm, (given.get("weight"), given.get("bias"), given.get("eps", 1e-5))
 
     def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
         """Put the gate of a branch in front of its addition."""

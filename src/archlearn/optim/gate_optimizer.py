@@ -39,10 +39,6 @@ from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_MOST_SHRINKS = 3
-"""How often `shrink_` is advised while gates decide: more would save a few per cent of a run at most,
-and each has its price (a captured or compiled step is made anew; torch.compile gives up after 8).
-"""
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
@@ -65,7 +61,11 @@ class GateSchedule:
         memory: The decay of the mean square of gradients, by step.
         stay: How many times more a closed channel must earn than an open one to take its place.
         stay_linear: The same for a layer that has become linear, or a branch that is closed.
+        branch_discount: What a branch's earnings are divided by; above 1 whole blocks go sooner, so
+            that networks of the same cost become shallower, and faster, instead of narrower.
         patience: After how many decisions in a row a closed channel is closed for good.
+        cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
+            With more, torch.compile would give up compiling anew.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
@@ -79,7 +79,9 @@ class GateSchedule:
     memory: float = 0.98
     stay: float = 1.2
     stay_linear: float = 4.0
+    branch_discount: float = 1.0
     patience: int = 20
+    cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
     cost_power: float = 1.0
 
@@ -94,7 +96,8 @@ class GateSchedule:
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
-        for name, least in {**bounds, "patience": 1}.items():
+        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0}
+        for name, least in bounds.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(
                     f"{name} is {getattr(self, name)!r}; give a number from {least} on"
@@ -298,11 +301,18 @@ class GateOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def closed_for_good(self) -> dict[str, Tensor]:
-        """Return which gates of each group never open again and can be cut out by `shrink_`."""
-        opened, _ = self._state()
-        closed = (opened == 0) & self._can_go.to(opened.device)
+        """Return which gates of each group never act again and can be cut out by `shrink_`.
+
+        Those inside a branch that is closed for good are among them, whether open or not.
+        """
+        opened, gone = self._state()
+        self._follow_device(opened.device)
+        closed = torch.cat([opened == 0, gone[self._cost.n_depth :] > 0])
         if not self.param_groups[0]["frozen"]:
             closed &= self._times_closed() >= self.schedule.patience
+        closed, branches = closed.tensor_split([len(opened)])
+        closed |= (branches[:, None] & self._inner).any(0)
+        closed &= self._can_go.to(opened.device)
         groups = self._store.choice.blueprint.groups
         pieces = closed.split([len(group.channels) for group in groups])
         return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
@@ -322,7 +332,7 @@ class GateOptimizer(torch.optim.Optimizer):
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         now, then = self._cost(states, others)
-        n_left = _MOST_SHRINKS - self._store.n_shrinks
+        n_left = self.schedule.cuts - self._store.n_shrinks
         if self.param_groups[0]["frozen"]:
             return n_left >= 0 and bool((then <= _LEAST_LAST_GAIN * now).any())
         if n_left <= 0:
@@ -400,9 +410,11 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = self._costs_of_gates(opened, gone, earned)
         else:
             prices = self._neurons(opened, gone)
-        for_good = self._times_closed() >= schedule.patience
-        earned[:n_width].masked_fill_(for_good, -1.0)  # first to go, and never to come back
-        prices[:n_width].masked_fill_(for_good, 1.0)
+        widths, branches = self._for_good()
+        depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
+        for_good = torch.cat([widths, depths, branches])
+        earned.masked_fill_(for_good, -1.0)  # first to go, and never to come back
+        prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
         ranking = rank_gates(earned, prices, kept, self._find_holds(last=last), schedule.stay)
         if self._width_cost is None:
@@ -414,7 +426,7 @@ class GateOptimizer(torch.optim.Optimizer):
             is_open = fill_up(earned[:n_width], is_open, is_gone, cost, limits)
         bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
-        self._count_closed_(is_open)
+        self._count_closed_(torch.cat([is_open, 1.0 - is_gone[cost.n_depth :]]))
         stand = _stand(ranking.ratio, bound, torch.cat([is_open, 1.0 - is_gone]), last=last)
         widths, depths, branches = stand.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
@@ -423,6 +435,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return what must stay: branches that are growing are not judged yet."""
         group = self._store.group_of_gate[: self._cost.n_width]
         branches = self._protected if last else self._protected | self._is_growing()
+        branches = branches & ~self._for_good()[1]
         return Holds(group, self._least, self._inner, branches)
 
     def _is_growing(self) -> Tensor:
@@ -455,18 +468,24 @@ class GateOptimizer(torch.optim.Optimizer):
         return None if mean is None else mean / weight
 
     def _times_closed(self) -> Tensor:
-        """Return at how many decisions in a row each width gate has been closed."""
-        gates: list[Tensor] = self.param_groups[0]["params"][: self._n_groups()]
+        """Return at how many decisions in a row each gate of width or a branch has been closed."""
+        gates = [*self.param_groups[0]["params"][: self._n_groups()], *self._branches]
         counts = [self.state[gate].get("closed") for gate in gates]
         found = [torch.zeros_like(g, dtype=torch.int32) if n is None else n
                  for g, n in zip(gates, counts, strict=True)]  # fmt: skip
-        return torch.cat([*found, self._can_go[:0].int().to(gates[0].device)])
+        return torch.cat([count.reshape(-1) for count in (*found, self._store.rows[:0].int())])
+
+    def _for_good(self) -> tuple[Tensor, Tensor]:
+        """Return which width gates, and which branches, have been closed too long to open again."""
+        is_long = self._times_closed() >= self.schedule.patience
+        widths, branches = is_long.tensor_split([self._cost.n_width])
+        return widths, branches
 
     def _count_closed_(self, is_open: Tensor) -> None:
-        gates: list[Tensor] = self.param_groups[0]["params"][: self._n_groups()]
+        gates = [*self.param_groups[0]["params"][: self._n_groups()], *self._branches]
         counts = torch.where(is_open > 0, 0, self._times_closed() + 1)
-        for gate, count in zip(gates, counts.split([len(gate) for gate in gates]), strict=True):
-            self.state[gate]["closed"] = count.clone()
+        for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):
+            self.state[gate]["closed"] = count.view(gate.shape).clone()
 
     def _n_groups(self) -> int:
         return len(self.param_groups[0]["params"]) - self._cost.n_depth - self._cost.n_branches
@@ -544,6 +563,8 @@ class GateOptimizer(torch.optim.Optimizer):
         squares = self.schedule.signal == "square"
         units = self._units[:n_depth]
         earned[n_width : n_width + n_depth] *= units if squares else units.sqrt()
+        discount = self.schedule.branch_discount
+        earned[n_width + n_depth :] /= discount if squares else discount**0.5
         if self._width_cost is None:
             return earned
         earned /= 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])

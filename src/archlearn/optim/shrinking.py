@@ -2,8 +2,8 @@
 
 The model and its parameters stay the objects they are, since trainers, loggers and optimisers hold
 them: each parameter gets the slice of its numbers that stays, and so does all that optimisers keep
-for it. Only widths are cut. Layers that have become linear are merged by `compact`, at the end, and
-closed branches are left out by it.
+for it. Only widths are cut: of a closed branch two channels stay. `compact` merges layers that have
+become linear, and leaves closed branches out, at the end.
 """
 
 import copy
@@ -216,10 +216,11 @@ def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, T
     for name, gate in fresh.width_gates().items():
         gate.copy_(store.width_gates()[name][places[name].to(gate.device)])
         gate.requires_grad_(store.width_gates()[name].requires_grad)
-    old = store.depth_gates() | store.branch_gates()
-    for name, gate in (fresh.depth_gates() | fresh.branch_gates()).items():
-        gate.copy_(old[name])
-        gate.requires_grad_(old[name].requires_grad)
+    for find in (GateContainer.depth_gates, GateContainer.branch_gates):
+        old = find(store)
+        for name, gate in find(fresh).items():
+            gate.copy_(old[name])
+            gate.requires_grad_(old[name].requires_grad)
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -326,7 +327,8 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
             find_module(target, parent).add_module(key, copy.deepcopy(new))
             continue
         for key, value in vars(new).items():
-            if type(value) is int and vars(old).get(key) != value:
+            is_size = type(value) is int or key == "normalized_shape"
+            if is_size and vars(old).get(key) != value:
                 setattr(old, key, value)
     for key, buffer in cut.small._buffers.items():
         if key not in target._buffers and buffer is not None:

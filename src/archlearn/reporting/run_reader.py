@@ -151,6 +151,7 @@ class RunRecord:
 
 
 CONFIG, METRICS, GATES, SUMMARY = "config.toml", "metrics.jsonl", "gates.jsonl", "summary.json"
+SPEED = "speed.json"
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -178,6 +179,31 @@ def read_json_lines(path: Path) -> Iterator[JsonTable]:
             row = as_table(_parse(line))
             if row:
                 yield row
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """Time and memory of a forward pass, before and after."""
+
+    device: str
+    batch_size: int
+    seconds: tuple[float, float]
+    bytes: tuple[float, float]
+
+
+def read_speed(folder: Path) -> list[SpeedRow]:
+    """Return what `archlearn evaluate` has measured of a run; nothing if it has not."""
+    path = folder / SPEED
+    found = as_table(_parse(path.read_bytes())).get("rows") if path.is_file() else None
+    rows: list[SpeedRow] = []
+    for row in map(as_table, as_items(found)):
+        size = as_count(row.get("batch_size"))
+        pairs = [[as_number(n) for n in as_items(row.get(key))] for key in ("seconds", "bytes")]
+        if size is not None and all(len(pair) == 2 and None not in pair for pair in pairs):
+            (before, after), (held, holds) = cast("list[list[float]]", pairs)
+            device = as_text(row.get("device"))
+            rows.append(SpeedRow(device, size, (before, after), (held, holds)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

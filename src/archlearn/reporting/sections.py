@@ -40,6 +40,7 @@ from archlearn.reporting.run_reader import (
     is_list,
     is_table,
     read_json_lines,
+    read_speed,
 )
 from archlearn.reporting.series import (
     FigureData,
@@ -99,6 +100,7 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
             ("Cost", "Before", "After", "Left", "Fewer"),
             [_cost_row(*cost) for cost in _counted(run)],
         ),
+        "speed": _speed(run),
         "progress": [item for item in _progress(run) if item is not None],
         "epochs": _epochs(run),
         "gates": list(_gates(run)),
@@ -184,6 +186,27 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
         f"{100 * min(share or 0.0, 1.0):.2f}",
         format_percent(share, 1 if share and share > 0.01 else 2),
         format_ratio(before, after),
+    )
+
+
+def _speed(run: RunRecord) -> TableItem | None:
+    """Return what `archlearn evaluate` has measured, beside the ratio of multiply-adds."""
+    rows = read_speed(run.folder)
+    if not rows:
+        return None
+    counted = format_ratio(run.before.multiply_adds, run.after.multiply_adds)
+    return TableItem(
+        f"Time and memory of a forward pass; it has {counted} fewer multiply-adds",
+        ("Device and batch", "Before", "After", "Faster", "Memory before", "After"),
+        [
+            (
+                f"{row.device}, {row.batch_size}",
+                *(f"{1000 * seconds:.3g}\u00a0ms" for seconds in row.seconds),
+                format_ratio(*row.seconds),
+                *map(format_bytes, row.bytes),
+            )
+            for row in rows
+        ],
     )
 
 

@@ -104,6 +104,8 @@ def _update_sizes_(module: Any) -> None:
     elif isinstance(module, nn.modules.conv._ConvNd):
         module.out_channels = module.weight.shape[0]
         module.in_channels = module.weight.shape[1] * module.groups
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
     else:
         spec = spec_of_class(type(module))
         tensors = [getattr(module, name, None) for name in ("weight", "running_mean")]

@@ -12,6 +12,8 @@ from torch import Tensor, fx, nn
 from archlearn.analysis.labels import Labels, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.rules.linear import splits_whole_groups
+from archlearn.analysis.rules.normalization import across_channels, group_norm
+from archlearn.analysis.rules.registry import rule_for
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
@@ -40,6 +42,12 @@ def narrow_call_(
         return _narrow_local_response_(net, seen, node, dropped)
     if node.target in (torch.mean, "mean"):
         return _narrow_mean_(seen, node, dropped)
+    rule = rule_for(node, net)
+    if rule is across_channels:
+        ids = _line(seen.out.ids, seen.out.ids.dim() - 1)
+        return _set_size_(net, node, "normalized_shape", ids, seen, dropped)
+    if rule is group_norm:
+        return _set_size_(net, node, "num_groups", _line(seen.out.ids, 1), seen, dropped)
     spec = None if module is None else spec_of_class(type(module))
     if spec is not None and spec.rule == "normalization.within_channel":
         ids = _line(seen.out.ids, 1)
@@ -61,6 +69,30 @@ def _narrow_mean_(seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
 def _share_left(ids: Tensor, root: Tensor, dropped: Tensor) -> Fraction:
     stays = ~dropped[root[without_repeats(ids)]]
     return Fraction(int(stays.sum()), max(1, stays.numel()))
+
+
+def _set_size_(
+    net: nn.Module, node: fx.Node, name: str, ids: Tensor, seen: Seen, dropped: Tensor
+) -> bool:
+    """Set the size of a norm, or its number of groups; return whether the graph had to change."""
+    n_kept = int((~dropped[seen.root[ids]]).sum())
+    if n_kept == len(ids):
+        return False
+    if node.op == "call_module":
+        module: Any = find_module(net, str(node.target))
+        if name == "normalized_shape":
+            module.normalized_shape = (n_kept,)
+        elif module.num_channels != n_kept:
+            module.num_groups = module.num_groups * n_kept // module.num_channels
+            module.num_channels = n_kept
+        return False
+    given: Any = node.args[1] if len(node.args) > 1 else node.kwargs[name]
+    size: Any = (n_kept,) if name == "normalized_shape" else given * n_kept // len(ids)
+    if len(node.args) > 1:
+        node.update_arg(1, size)
+    else:
+        node.update_kwarg(name, size)
+    return True
 
 
 def _set_groups_(

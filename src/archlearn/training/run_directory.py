@@ -99,6 +99,7 @@ CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
 
 
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
+SPEED = "speed.json"
 
 
 @contextmanager

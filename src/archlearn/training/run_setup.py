@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,10 @@ def _make_work(
     )
 
 
+_CAPTURES = 3
+"""How often a step is captured anew while gates decide: that takes as long as hundreds of steps."""
+
+
 def _make_gate_optimizer(
     settings: RunSettings, model: nn.Module, n_train: int, *, captured: bool
 ) -> GateOptimizer | None:
@@ -243,12 +247,13 @@ def _make_gate_optimizer(
         return None
     assert settings.batch_size is not None
     per_epoch = steps_per_epoch(n_train, settings.batch_size)
+    schedule = read_schedule(gates)
     return GateOptimizer(
         model,
         count_steps(settings, n_train),
         budget=read_pairs("budget", gates.budget) if gates.budget else None,
         width_cost=settings.strengths.width_cost,
-        schedule=read_schedule(gates),
+        schedule=replace(schedule, cuts=min(schedule.cuts, _CAPTURES)) if captured else schedule,
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
     )
 

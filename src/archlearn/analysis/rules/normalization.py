@@ -2,9 +2,19 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.labels import CONSTANT, ZERO, Labels, replaced
+from archlearn.analysis.labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    replaced,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, opaque
 from archlearn.module_utils import has_hooks
 from archlearn.op_table import spec_of_class
@@ -46,7 +56,59 @@ def functional_batch_norm(step: OpCall) -> Any:
 
 
 def across_channels(step: OpCall) -> Any:
-    """LayerNorm, GroupNorm, RMSNorm: all channels they read stay."""
+    """LayerNorm and RMSNorm read through gates: statistics over what stays, nothing for the rest.
+
+    Where channels lie along other dimensions, each is normalised by itself.
+    """
+    dim, n_normalised = step.x.ids.dim() - 1, len(_normalized_shape(step))
+    normalised = range(dim + 1 - n_normalised, dim + 1)
+    dims = varying(step.x.ids)
+    if not set(dims) & set(normalised):
+        return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+    if n_normalised > 1 or not step.may_gate_reads:
+        return _keep_normalised(step)
+    ids, _ = step.ledger.read(step.x, dim)
+    if step.node.op == "call_module":
+        for attribute in ("weight", "bias"):
+            if getattr(step.module, attribute, None) is not None:
+                step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
+    for labels in step.labels[1:]:
+        step.ledger.tie(labels.ids.reshape(-1), ids)
+    step.gate_read(dim, ids)
+    return along(ids, torch.where(ids == FIXED, UNKNOWN, ZERO), step.out.shape, dim)
+
+
+def group_norm(step: OpCall) -> Any:
+    """GroupNorm loses whole groups; what is left of the others is normalised as before."""
+    n_groups = (
+        getattr(step.module, "num_groups", None)
+        if step.node.op == "call_module"
+        else step.argument(1, "num_groups")
+    )
+    if not isinstance(n_groups, int) or step.x.ids.dim() < 2:
+        return _keep_normalised(step)
+    ids, state = step.ledger.read(step.x, 1)
+    groups = step.ledger.new_atoms(n_groups).repeat_interleave(len(ids) // n_groups)
+    step.ledger.tie(groups, ids)
+    if step.node.op == "call_module":
+        for attribute in ("weight", "bias"):
+            if getattr(step.module, attribute, None) is not None:
+                step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
+    for labels in step.labels[1:]:
+        step.ledger.tie(labels.ids.reshape(-1), ids)
+    worst = state.reshape(n_groups, -1).amax(1).repeat_interleave(len(ids) // n_groups)
+    return along(ids, torch.where(worst == ZERO, CONSTANT, UNKNOWN), step.out.shape, 1)
+
+
+def _normalized_shape(step: OpCall) -> tuple[int, ...]:
+    if step.node.op == "call_module":
+        shape: Any = step.module.normalized_shape
+    else:
+        shape = step.argument(1, "normalized_shape")
+    return tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+
+
+def _keep_normalised(step: OpCall) -> Any:
     name = step.node.target if step.node.op == "call_module" else step.node.name
     return opaque(
         step,

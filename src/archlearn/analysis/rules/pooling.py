@@ -2,9 +2,19 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, along, replaced, varying
+from archlearn.analysis.labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    replaced,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque
 
 # Where the dimensions and keepdim stand in a call, if not second and third.
@@ -91,7 +101,11 @@ def _over_channels(step: OpCall) -> Any:
     if len(dims) > 1:
         return opaque(step, text, fix)
     ids, state = step.ledger.read(step.x, dims[0])
-    step.ledger.block(ids[state != ZERO], text, fix)
+    is_open = (state != ZERO) & (ids != FIXED)
+    if step.may_gate_reads and bool(is_open.any()):
+        step.gate_read(dims[0], torch.where(is_open, ids, FIXED))
+    else:
+        step.ledger.block(ids[is_open], text, fix)
     return fixed_out(step.out)
 
 

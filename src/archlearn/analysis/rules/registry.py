@@ -10,6 +10,7 @@ from archlearn.analysis.rule_api import OpCall, Rule, opaque
 from archlearn.analysis.rules import (
     activations,
     elementwise,
+    embedding,
     indexing,
     linear,
     normalization,
@@ -22,7 +23,7 @@ from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.output_types import is_construction, tensors_in
 
-_MODULES = (activations, elementwise, indexing, linear, normalization, pooling, reshape)
+_MODULES = (activations, elementwise, embedding, indexing, linear, normalization, pooling, reshape)
 _HOMES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 

@@ -1,0 +1,108 @@
+"""`archlearn sweep`."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
+from archlearn.errors import SettingsError
+from archlearn.training.settings import RunSettings
+
+if TYPE_CHECKING:
+    from archlearn.training.sweep import Point, SweepRun
+
+EXAMPLES = """Examples:
+  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
+  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s
+"""
+
+
+def sweep(
+    *,
+    out: Path,
+    seeds: str = "0",
+    jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
+    lose: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    config: Path | None = None,
+    options: Annotated[Options, Parameter(name="*")] = NONE_GIVEN,
+) -> None:
+    """Learn to several budgets with several seeds, and show what accuracy costs.
+
+    Each run has a folder in --out. Given again, the command goes on where it was stopped. Runs are
+    compared by validation data; test scores are for the one that is chosen.
+
+    Args:
+        out: The folder of the sweep.
+        seeds: Seeds of each budget, as 0,1,2.
+        jobs: Runs that are made side by side.
+        lose: Train the network as it is, too, and hand back the cheapest one that is at most so
+            many points of accuracy worse.
+        config: A TOML file of settings, like the config.toml of a run.
+        options: Single settings; --budget takes several values, as multiply_adds=75%,50%.
+    """
+    from archlearn.training.config import override, read_settings
+    from archlearn.training.sweep import list_runs, run_sweep, summarise
+
+    asked = given(options)
+    budgets = _split_budgets(asked.pop("budget", ()))
+    settings = override(read_settings(config) if config else RunSettings(), asked)
+    runs = list_runs(out, settings, budgets, _parse_seeds(seeds), with_plain=lose is not None)
+    done: list[SweepRun] = []
+
+    def say(run: "SweepRun") -> None:
+        done.append(run)
+        sys.stdout.write(f"{len(done)} of {len(runs)}: {run.folder}\n")
+        sys.stdout.flush()
+
+    run_sweep(runs, jobs, say)
+    points = summarise(runs)
+    _say_points(points)
+    if lose is not None:
+        _hand_back(points, lose, out)
+    from archlearn.reporting import write_report
+
+    sys.stdout.write(f"report  {write_report([run.folder for run in runs], out / 'report.html')}\n")
+
+
+def _split_budgets(words: tuple[str, ...]) -> list[str]:
+    """Return one word for each budget: multiply_adds=75%,50% are two."""
+    found: list[str] = []
+    for word in words:
+        name, sign, values = word.partition("=")
+        if not (name and sign and all(value.strip() for value in values.split(","))):
+            raise SettingsError(f"budget is {word!r}; write it as --budget multiply_adds=75%,50%")
+        found += [f"{name.strip()}={value.strip()}" for value in values.split(",")]
+    return found
+
+
+def _parse_seeds(text: str) -> list[int]:
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise SettingsError(f"--seeds {text!r} are no seeds; write 0,1,2")
+    return [int(part) for part in text.split(",")]
+
+
+def _say_points(points: "list[Point]") -> None:
+    sys.stdout.write(f"{'budget':<24}{'validation':>12}{'parameters':>14}{'multiply-adds':>16}\n")
+    for point in points:
+        sys.stdout.write(
+            f"{point.budget:<24}{point.accuracy:>12.2%}{point.parameters:>14,.0f}"
+            f"{point.multiply_adds:>16,.0f}\n"
+        )
+
+
+def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:
+    """Copy the compact model that loses little enough, and say what it scores on test data."""
+    from archlearn.training.run_directory import COMPACT
+    from archlearn.training.sweep import choose, read_summary
+
+    chosen = choose(points, lose)
+    shutil.copyfile(chosen.best.folder / COMPACT, out / COMPACT)
+    tested = (read_summary(chosen.best.folder) or {})["test_accuracy"]
+    sys.stdout.write(
+        f"within {lose:g} points of plain: {chosen.budget}, {tested:.2%} right on test data\n"
+        f"compact model  {out / COMPACT}\n"
+    )

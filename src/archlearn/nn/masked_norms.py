@@ -1,0 +1,50 @@
+"""LayerNorm and RMSNorm whose statistics are taken over the open channels alone.
+
+A closed channel gives nothing, and has no part in mean or variance: what is left is what a plain
+norm of the open channels computes. With all gates open that is the norm as it was, to rounding.
+Statistics are in float32 at least.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def masked_layer_norm(
+    x: Float[Tensor, "*shape channels"],
+    gate: Float[Tensor, " channels"],
+    weight: Float[Tensor, " channels"] | None = None,
+    bias: Float[Tensor, " channels"] | None = None,
+    eps: float = 1e-5,
+) -> Float[Tensor, "*shape channels"]:
+    """Normalise the last dimension over the channels whose gates are 1."""
+    wide, gate = _widen(x, gate)
+    n_open = gate.sum()
+    centred = (wide - (wide * gate).sum(-1, keepdim=True) / n_open) * gate
+    variance = centred.square().sum(-1, keepdim=True) / n_open
+    out = centred * torch.rsqrt(variance + eps)
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = torch.addcmul(out, gate, bias.to(gate.dtype))
+    return out.to(x.dtype)
+
+
+def masked_rms_norm(
+    x: Float[Tensor, "*shape channels"],
+    gate: Float[Tensor, " channels"],
+    weight: Float[Tensor, " channels"] | None = None,
+    eps: float | None = None,
+) -> Float[Tensor, "*shape channels"]:
+    """Divide the last dimension by the root mean square of the channels whose gates are 1."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    wide, gate = _widen(x, gate)
+    opened = wide * gate
+    square = opened.square().sum(-1, keepdim=True) / gate.sum()
+    out = opened * torch.rsqrt(square + eps)
+    return (out if weight is None else out * weight).to(x.dtype)
+
+
+def _widen(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype), gate.to(dtype)

@@ -1,0 +1,153 @@
+"""`compare_speed`: time and peak memory of a forward pass, of two models in turns."""
+
+import statistics
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from archlearn.module_utils import evaluating
+
+ROUNDS, SECONDS = 7, 0.05
+"""How often each model has its turn, and how long a turn lasts at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A forward pass of the original and of the compact model, side by side.
+
+    Attributes:
+        device: "cpu" or the name of a GPU.
+        batch_size: The examples of a pass.
+        seconds: The median time of a pass, before and after.
+        bytes: The most memory that a pass takes beside the weights, before and after.
+    """
+
+    device: str
+    batch_size: int
+    seconds: tuple[float, float]
+    bytes: tuple[int, int]
+
+    def __str__(self) -> str:
+        times = " -> ".join(f"{1000 * seconds:.3g} ms" for seconds in self.seconds)
+        memory = " -> ".join(f"{n_bytes / 1e6:.3g} MB" for n_bytes in self.bytes)
+        return f"{self.device}, batch {self.batch_size}: {times} ({self.ratio:.2f}×), {memory}"
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the compact model is."""
+        return self.seconds[0] / self.seconds[1]
+
+
+def compare_speed(
+    original: nn.Module,
+    compact: nn.Module,
+    example: Tensor,
+    batch_sizes: Sequence[int] = (1, 64),
+    device: str | torch.device = "cpu",
+) -> list[Speed]:
+    """Return how fast two models are, and how much memory they take, for each size of batches.
+
+    They take turns, so that whatever else the machine does concerns both; times are medians. Both
+    models are moved to the device and left there.
+
+    Args:
+        original: The model to compare with.
+        compact: The other one.
+        example: Examples, which are repeated to fill a batch.
+        batch_sizes: How many examples a pass has.
+        device: Where to run.
+    """
+    place = torch.device(device)
+    pair = (original.to(place), compact.to(place))
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    found: list[Speed] = []
+    with torch.no_grad(), evaluating(*pair):
+        for size in batch_sizes:
+            x = example[torch.arange(size) % len(example)].to(place)
+            before, after = (_time(model, x) for model in pair)  # the first passes warm up
+            times: list[list[float]] = [[], []]
+            for _ in range(ROUNDS):
+                for model, once, measured in zip(pair, (before, after), times, strict=True):
+                    measured.append(_time(model, x, max(1, round(SECONDS / once))))
+            seconds = (statistics.median(times[0]), statistics.median(times[1]))
+            found.append(Speed(name, size, seconds, (_memory(pair[0], x), _memory(pair[1], x))))
+    return found
+
+
+def _time(model: nn.Module, x: Tensor, n_passes: int = 1) -> float:
+    """Return the mean seconds of a pass."""
+    _wait(x)
+    start = time.perf_counter()
+    for _ in range(n_passes):
+        model(x)
+    _wait(x)
+    return (time.perf_counter() - start) / n_passes
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+
+
+def _memory(model: nn.Module, x: Tensor) -> int:
+    """Return the most bytes that a pass has allocated at one time."""
+    if x.is_cuda:
+        torch.cuda.reset_peak_memory_stats(x.device)
+        before = torch.cuda.memory_allocated(x.device)
+        model(x)
+        return torch.cuda.max_memory_allocated(x.device) - before
+    with _LiveTensors(x) as seen:
+        model(x)
+    return seen.most
+
+
+class _LiveTensors(TorchDispatchMode):
+    """Follows how many bytes the results of operations take at one time."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self._known = {given.untyped_storage().data_ptr()}
+        self._n_views: Counter[int] = Counter()
+        self._held = 0
+        self.most = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Carry out an operation and count what it has made."""
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = {tensor.untyped_storage().data_ptr() for tensor in read}
+        self._known |= given - self._n_views.keys()  # weights
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), tensor)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, tensor: Tensor) -> None:
+        place = storage.data_ptr()
+        if place in self._known:
+            return
+        if not self._n_views[place]:
+            self._held += storage.nbytes()
+            self.most = max(self.most, self._held)
+        self._n_views[place] += 1
+        weakref.finalize(tensor, self._forget, place, storage.nbytes())
+
+    def _forget(self, place: int, n_bytes: int) -> None:
+        self._n_views[place] -= 1
+        if not self._n_views[place]:
+            del self._n_views[place]
+            self._held -= n_bytes

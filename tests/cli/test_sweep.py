@@ -1,0 +1,85 @@
+"""A sweep learns to several budgets, goes on where it was stopped, and hands back a network."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import archlearn as al
+from archlearn.cli.app import main
+from archlearn.training.settings import RunSettings
+from archlearn.training.sweep import PLAIN, Point, SweepRun, choose, list_runs
+
+WORDS = [
+    "sweep", "--model", "mlp:24-16", "--data", "digits", "--limit", "600", "--epochs", "6",
+    "--accelerator", "cpu", "--threads", "1", "--no-report",
+]  # fmt: skip
+
+
+def call(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([*WORDS, *words])
+    return ended.value.code
+
+
+def test_a_sweep_is_made_once_and_taken_up_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--budget", "multiply_adds=30%", "--lose", "100", "--jobs", "2",
+             "--out", str(tmp_path / "s")]  # fmt: skip
+    assert call(*words) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2" in said
+    assert "within 100 points of plain: multiply_adds=30%" in said
+    costs = {
+        path.parent.name: json.loads(path.read_text())["after"]["multiply_adds"]
+        for path in (tmp_path / "s").glob("*/summary.json")
+    }
+    plain = costs["plain-seed-0"]
+    assert costs["multiply_adds-30-seed-0"] <= 0.3 * plain
+    small = al.load(tmp_path / "s" / "compact.safetensors")
+    chosen = al.load(tmp_path / "s" / "multiply_adds-30-seed-0" / "compact.safetensors")
+    assert small.state_dict().keys() == chosen.state_dict().keys()
+    assert (tmp_path / "s" / "report.html").is_file()
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/summary.json")}
+    (tmp_path / "s" / "multiply_adds-30-seed-0" / "summary.json").unlink()
+    assert call(*words) == 0
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("*/summary.json")}
+    changed = [path.parent.name for path, at in again.items() if times[path] != at]
+    assert changed == ["multiply_adds-30-seed-0"]
+
+
+def test_what_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "s")]
+    assert call(*out) == 1
+    assert "--budget multiply_adds=75%,50%" in capsys.readouterr().err
+    assert call("--budget", "multiply_adds", *out) == 1
+    assert "write it as --budget" in capsys.readouterr().err
+    assert call("--budget", "parameters=50%", "--seeds", "a", *out) == 1
+    assert "write 0,1,2" in capsys.readouterr().err
+    assert call("--budget", "parameters=1", *out) == 3
+    said = capsys.readouterr().err
+    assert "parameters-1-seed-0 failed" in said
+    assert "give the same command again" in said
+
+
+def test_values_and_seeds_are_runs_of_their_own(tmp_path: Path) -> None:
+    budgets = ["multiply_adds=60%", "parameters=900"]
+    runs = list_runs(tmp_path, RunSettings(), budgets, [0, 3], with_plain=True)
+    assert [run.folder.name for run in runs] == [
+        "plain-seed-0", "plain-seed-3", "multiply_adds-60-seed-0", "multiply_adds-60-seed-3",
+        "parameters-900-seed-0", "parameters-900-seed-3",
+    ]  # fmt: skip
+    assert [(run.settings.gates.learn, run.settings.gates.budget) for run in runs[1::2]] == [
+        ("nothing", None), ("all", ("multiply_adds=60%",)), ("all", ("parameters=900",)),
+    ]  # fmt: skip
+    assert [run.settings.seed for run in runs] == [0, 3, 0, 3, 0, 3]
+
+
+def test_the_cheapest_within_the_loss_is_chosen() -> None:
+    run = SweepRun(PLAIN, Path("a"), RunSettings())
+    rows = [(PLAIN, 0.92, 100.0), ("a", 0.918, 50.0), ("b", 0.914, 25.0), ("c", 0.90, 10.0)]
+    points = [Point(name, accuracy, 1.0, macs, run) for name, accuracy, macs in rows]
+    assert choose(points, 0.5).budget == "a"
+    assert choose(points, 1.0).budget == "b"
+    assert choose(points, 0.0).budget == PLAIN

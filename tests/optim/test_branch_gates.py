@@ -1,0 +1,140 @@
+"""The gate optimiser closes residual branches where that pays, once they have grown."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import archlearn as al
+from archlearn.optim.budgets import Holds, rank_gates
+
+N_BLOCKS, WIDTH = 4, 8
+
+
+class Block(nn.Module):
+    """A residual block whose branch ends in a scale."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.full((WIDTH,), scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.outer(F.relu(self.inner(x)))
+
+
+class Net(nn.Module):
+    """Blocks of which those with a scale of zero add nothing."""
+
+    def __init__(self, *scales: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.Sequential(*map(Block, scales))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
+def draw(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(32, WIDTH, generator=generator)
+    return x, (x[:, :3].abs() + x[:, 3:6] * x[:, 5:8]).argmax(1)
+
+
+def learn(
+    model: nn.Module, n_steps: int, share: str, *, upto: int | None = None, rate: float = 0.0
+) -> al.GateOptimizer:
+    sudden = al.GateSchedule(power=100.0)  # the budget falls at once
+    gates = al.GateOptimizer(model, n_steps, budget={"multiply_adds": share}, schedule=sudden)
+    weights = torch.optim.Adam(al.weights(model), lr=rate)
+    for step in range(n_steps if upto is None else upto):
+        x, y = draw(step)
+        F.cross_entropy(model(x), y).backward()
+        weights.step()
+        gates.step()  # pyright: ignore[reportAttributeAccessIssue]
+        weights.zero_grad()
+        gates.zero_grad()
+    return gates
+
+
+def closed(model: nn.Module) -> list[str]:
+    return [name for name, gate in al.branch_gates(model).items() if gate.item() < 0.5]
+
+
+def test_branches_that_hardly_matter_go_first_and_the_budget_holds() -> None:
+    model = al.add_gates(Net(1.0, 1e-3, 1.0, 1e-3), draw(0)[0])
+    gates = learn(model, 60, "45%")
+    assert set(closed(model)) == {"blocks.1", "blocks.3"}
+    small = al.compact(model)
+    assert al.count_costs(small).multiply_adds == gates.costs()["multiply_adds"] * 32
+    assert gates.costs()["multiply_adds"] <= 0.45 * al.plan(model).before.multiply_adds / 32
+    with torch.no_grad():
+        assert (small(draw(1)[0]) - model(draw(1)[0])).abs().max() < 1e-5
+
+
+def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows() -> None:
+    model = al.add_gates(Net(1.0, 0.0, 1.0, 1.0), draw(0)[0])
+    learn(model, 400, "75%", upto=64, rate=0.003)  # gates decide from step 40 on
+    assert "blocks.1" not in closed(model)
+    idle = al.add_gates(Net(1.0, 1e-3, 1.0, 1.0), draw(0)[0])
+    learn(idle, 400, "75%", upto=64)  # nothing grows without a rate
+    assert closed(idle) == ["blocks.1"]
+
+
+def test_a_branch_that_has_not_begun_to_grow_is_not_judged() -> None:
+    model = al.add_gates(Net(1.0, 0.0, 1.0, 1.0), draw(0)[0])
+    learn(model, 400, "75%", upto=64)
+    assert closed(model) == []
+
+
+def test_what_is_known_inside_a_closed_branch_stands_still() -> None:
+    model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
+    gates = learn(model, 400, "80%", upto=20)
+    with torch.no_grad():
+        al.branch_gates(model)["blocks.1"].fill_(0.0)
+    gates.accept_gates()
+    inside, outside = (al.width_gates(model)[f"blocks.{i}.inner"] for i in (1, 2))
+    before = [gates.state[gate]["mean"].clone() for gate in (inside, outside)]
+    x, y = draw(99)
+    F.cross_entropy(model(x), y).backward()
+    own = al.branch_gates(model)["blocks.1"]
+    assert own.grad is not None
+    assert own.grad.item() != 0
+    gates.observe_()
+    assert torch.equal(gates.state[inside]["mean"], before[0])
+    assert not torch.equal(gates.state[outside]["mean"], before[1])
+
+
+def test_protected_layers_keep_their_branch() -> None:
+    model = al.add_gates(Net(1.0, 1e-3, 1.0, 1e-3), draw(0)[0])
+    gates = al.GateOptimizer(
+        model, 10, budget={"multiply_adds": "50%"}, protect=["blocks.1.inner", "blocks.3"]
+    )
+    gates.finish()
+    assert not {"blocks.1", "blocks.3"} & set(closed(model))
+
+
+def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
+    """Three channels, of which one stays, inside a branch that earns more than they do."""
+    earned = torch.tensor([1.0, 3.0, 2.0, 100.0], dtype=torch.float64)
+    cost = torch.ones(4, dtype=torch.float64)
+    holds = Holds(
+        group=torch.zeros(3, dtype=torch.long),
+        least=torch.ones(1, dtype=torch.long),
+        inner=torch.ones(1, 3, dtype=torch.bool),
+        branches=torch.zeros(1, dtype=torch.bool),
+    )
+    ranking = rank_gates(earned, cost, torch.zeros(4, dtype=torch.bool), holds, 1.0)
+    assert ranking.ratio.tolist() == [1.0, float("inf"), 2.0, 3.0]
+    is_open, is_gone = ranking.states(torch.tensor([2, 3]), 3)
+    assert is_open.tolist() == [[0.0, 1.0, 0.0]] * 2
+    assert is_gone.tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("share", ["30%", "10%"])
+def test_small_budgets_are_reached_by_leaving_out_branches(share: str) -> None:
+    model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
+    gates = learn(model, 60, share)
+    assert gates.fits()
+    assert al.plan(model).after.multiply_adds == gates.costs()["multiply_adds"] * 32
