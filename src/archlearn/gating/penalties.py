@@ -76,7 +76,7 @@ def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor
     table = store.cost_table(gates.dtype)
     coefficients: Tensor = getattr(table, price.value)
     groups = store.group_of_gate[: store.n_width]
-    opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
+    opened = open_flat(gates[: store.n_width], store.rows, store.pairs).to(coefficients.dtype)
     kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
     cost = marginal_costs(table, kept, coefficients)
     return cost / cost[groups].mean()

@@ -50,6 +50,7 @@ class CostFunction:
         self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
         self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
         sizes = choice.blueprint.group_sizes()
+        self._least = torch.tensor([g.least for g in choice.blueprint.groups], dtype=torch.long)
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         self._own = _Builder(model, choice).build()
@@ -92,11 +93,12 @@ class CostFunction:
         """Return the costs with all gates open, and those of the smallest network there can be.
 
         Args:
-            least_widths: How many gates of each group must stay open; left out, one.
+            least_widths: How many gates of each group must stay open; left out, one, or
+                two where a norm reads them.
         """
         sizes = self.group.bincount()
         if least_widths is None:
-            least_widths = torch.ones_like(sizes)
+            least_widths = self._least
         place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
         opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
         n_others = self.n_depth + self.n_branches

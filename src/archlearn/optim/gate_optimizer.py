@@ -83,7 +83,7 @@ class GateSchedule:
     patience: int = 20
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.0
+    cost_power: float = 1.5
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -722,6 +722,7 @@ def _least_widths(
     blueprint = store.choice.blueprint
     sizes = blueprint.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
+    least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
     for pattern in [protect] if isinstance(protect, str) else protect:
         rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
         held = [blueprint.count_by_group(channels) > 0 for channels in rows]

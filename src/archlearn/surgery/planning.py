@@ -86,7 +86,7 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     blueprint = store.choice.blueprint
     dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
     for group, gate in zip(blueprint.groups, widths.values(), strict=True):
-        dropped[group.channels] = open_gates(gate) < 0.5
+        dropped[group.channels] = open_gates(gate, group.least) < 0.5
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
     closed = tuple(name for name, gate in branches.items() if not bool(is_open(gate)))
     decision = Decision(store.choice, dropped, linear, closed)
