@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean
+.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean tutorials
 
 help: ## Say what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ docs: $(STAMP) ## Build the documentation into site/
 # Properties are tried on a tenth of their examples here, and on all of them by test-all.
 unit: $(STAMP)
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+tutorials: $(STAMP) ## Run the code on the tutorial pages and write down what it prints
+	$(BIN)/python -m benchmarks.tutorials
 
 demo: $(STAMP) ## Learn a small network on real data and show the result
 	$(BIN)/archlearn demo

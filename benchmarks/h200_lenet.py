@@ -1,6 +1,7 @@
 """300 epochs of architecture learning for LeNet on MNIST, timed on one GPU.
 
-The paper: about 30 minutes on a Titan X. Needs torch, Lightning Fabric, safetensors and numpy.
+The paper: about 30 minutes on a Titan X. Needs torch, Lightning Fabric, safetensors, numpy and
+tomli-w.
 The time is that of the whole run as its folder records it, with recording, validation at every
 epoch and checkpoints; reading the data and capturing the step come before and are shown apart.
 

@@ -1,11 +1,16 @@
 """Costs are what a network weighs and what one run of it takes."""
 
+import dataclasses
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.analysis.cost_model import CostTable
+from archlearn.gating.strengths import COSTS, PriceName
+from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
@@ -143,3 +148,10 @@ def test_views_of_parameters_may_be_handed_to_submodules() -> None:
     model = al.add_gates(net, x)
     assert al.count_costs(al.compact(model)) == al.plan(model).after
     assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_prices_budgets_and_tables_have_the_same_costs() -> None:
+    names = [field.name for field in dataclasses.fields(al.Costs)]
+    assert list(COSTS) == names
+    assert {price.value for price in al.Price} == {"neurons", *names} == set(get_args(PriceName))
+    assert set(names) <= set(CostTable.__slots__)

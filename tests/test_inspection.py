@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from benchmarks.torchvision_import import import_models
 
 DIGITS = torch.zeros(1, 1, 28, 28)

@@ -1,10 +1,13 @@
 """What is known of an operation is one entry of one table, and every room agrees with it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, fx, nn
 
+import archlearn as al
 from archlearn.analysis.rules.registry import find_rule
 from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of, spec_of_class
 from archlearn.serialization.layer_registry import all_layers
@@ -75,5 +78,41 @@ def test_nothing_is_known_of_a_layer_with_a_forward_of_its_own() -> None:
     graph = fx.Tracer().trace(net)
     last = next(node for node in graph.nodes if node.target == "2")
     assert spec_of(last, net) is spec_of_class(nn.Linear)
-    net[2].forward = lambda x: x.flip(1)
+    vars(net[2])["forward"] = lambda x: x.flip(1)
     assert spec_of(last, net) is None
+
+
+class Called(nn.Module):
+    """Calls a function of each element between two layers."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.call = nn.Linear(4, 6), nn.Linear(6, 2), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.call(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.selu,
+        torch.celu_,
+        lambda x: torch.relu(x).abs_(),
+        lambda x: torch.relu(x).clamp_(0.1, 2.0),
+        lambda x: torch.relu(x).pow_(2),
+    ],
+)
+def test_every_way_to_call_an_operation_is_learnt_and_saved(
+    call: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    gated = al.add_gates(Called(call).double(), x)
+    with torch.no_grad():
+        al.width_gates(gated)["first"][[0, 3]] = 0.0
+    small = al.compact(gated)
+    al.save(small, tmp_path / "small.safetensors")
+    found = al.load(tmp_path / "small.safetensors")
+    assert small.get_parameter("first.weight").shape == (4, 4)
+    torch.testing.assert_close(found(x), gated(x), rtol=0, atol=1e-10)

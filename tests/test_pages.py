@@ -15,6 +15,7 @@ import torch
 
 import archlearn as al
 from archlearn.cli.app import app
+from archlearn.training import RunSettings
 from archlearn.training.config import from_table
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,
@@ -24,7 +25,6 @@ from archlearn.training.defaults import (
     TRAVEL,
     derive_sizes,
 )
-from archlearn.training.settings import RunSettings
 from benchmarks.torchvision_import import import_models
 from tests.reporting.run_folders import LENET, write_run
 

@@ -3,17 +3,24 @@
 Every public name is loaded when it is first used, so that `import archlearn` costs nothing.
 """
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archlearn.costs import Costs, count_costs
     from archlearn.errors import (
         ArchlearnError,
         CertificateError,
+        CheckpointError,
+        DataError,
         FileError,
         GateError,
         InputError,
+        RunInterruptedError,
+        RunStoppedError,
+        SettingsError,
         SurgeryError,
         TracingError,
     )
@@ -43,71 +50,56 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "archlearn.costs": (
-        "Costs",
-        "count_costs",
-    ),
+    "archlearn.costs": "Costs count_costs",
     "archlearn.errors": (
-        "ArchlearnError",
-        "CertificateError",
-        "FileError",
-        "GateError",
-        "InputError",
-        "SurgeryError",
-        "TracingError",
+        "ArchlearnError CertificateError CheckpointError DataError FileError "
+        "GateError InputError RunInterruptedError RunStoppedError SettingsError "
+        "SurgeryError TracingError"
     ),
-    "archlearn.gating.attach": ("add_gates",),
-    "archlearn.gating.learn": ("Learn",),
+    "archlearn.gating.attach": "add_gates",
+    "archlearn.gating.learn": "Learn",
     "archlearn.gating.parameters": (
-        "branch_gates",
-        "clip_gates_",
-        "depth_gates",
-        "parameter_groups",
-        "weights",
-        "width_gates",
+        "branch_gates clip_gates_ depth_gates parameter_groups weights width_gates"
     ),
-    "archlearn.gating.penalties": ("penalty",),
-    "archlearn.gating.strengths": (
-        "Price",
-        "Strengths",
-    ),
-    "archlearn.inspection": ("inspect",),
-    "archlearn.original_channels": ("kept_channels",),
-    "archlearn.nn.tristate": (
-        "Gate",
-        "TriState",
-    ),
-    "archlearn.optim.gate_optimizer": (
-        "GateOptimizer",
-        "GateSchedule",
-    ),
-    "archlearn.optim.shrinking": ("shrink_",),
-    "archlearn.serialization": (
-        "load",
-        "save",
-    ),
-    "archlearn.surgery.architecture": (
-        "Architecture",
-        "read_architecture",
-    ),
-    "archlearn.surgery.compaction": ("compact",),
-    "archlearn.surgery.planning": (
-        "Plan",
-        "plan",
-    ),
-    "archlearn.verification.certificate": (
-        "Certificate",
-        "certify",
-    ),
+    "archlearn.gating.penalties": "penalty",
+    "archlearn.gating.strengths": "Price Strengths",
+    "archlearn.inspection": "inspect",
+    "archlearn.original_channels": "kept_channels",
+    "archlearn.nn.tristate": "Gate TriState",
+    "archlearn.optim.gate_optimizer": "GateOptimizer GateSchedule",
+    "archlearn.optim.shrinking": "shrink_",
+    "archlearn.serialization": "load save",
+    "archlearn.surgery.architecture": "Architecture read_architecture",
+    "archlearn.surgery.compaction": "compact",
+    "archlearn.surgery.planning": "Plan plan",
+    "archlearn.verification.certificate": "Certificate certify",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports the home of a name at its first use."""
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find
+
+
+__getattr__ = lazy_names(__name__, _HOMES)
 
 __all__ = [
     "Architecture",
     "ArchlearnError",
     "Certificate",
     "CertificateError",
+    "CheckpointError",
     "Costs",
+    "DataError",
     "FileError",
     "Gate",
     "GateError",
@@ -117,6 +109,9 @@ __all__ = [
     "Learn",
     "Plan",
     "Price",
+    "RunInterruptedError",
+    "RunStoppedError",
+    "SettingsError",
     "Strengths",
     "SurgeryError",
     "TracingError",
@@ -140,15 +135,6 @@ __all__ = [
     "weights",
     "width_gates",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import the home of a public name when it is first asked for."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'archlearn' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ They were settled on validation data; the test data had no part in it.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from archlearn.gating.strengths import PriceName
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.settings import (
     GateSettings,
@@ -15,7 +16,6 @@ from archlearn.training.settings import (
 )
 from archlearn_paper.experiment import Scale
 
-PriceName = Literal["neurons", "parameters", "multiply_adds"]
 LearntParts = Literal["all", "width"]
 
 RATE_OF_AN_EXAMPLE = 0.04 / 250

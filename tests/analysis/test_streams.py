@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
-from archlearn.models.resnet import PreActivationResNet, ResNet
+from archlearn.models import MobileNetStage, MobileNetV2, PreActivationResNet, ResNet
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
@@ -280,3 +279,23 @@ def test_a_stream_shrinks_while_it_learns() -> None:
     assert model.first.normalized_shape == (4,)
     torch.testing.assert_close(model(tokens), before, rtol=0, atol=1e-10)
     torch.testing.assert_close(al.compact(model)(tokens), before, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_two_channels_stay_in_front_of_a_norm(is_compiled: bool) -> None:
+    torch.manual_seed(0)
+    net = Encoder(NORMS["layer"]).double().eval()
+    model: Any = al.add_gates(net, torch.randint(11, (2, 5)))
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.copy_(torch.linspace(0.1, 0.3, len(gate)))
+    plan = al.plan(model)
+    assert (plan.widths["tokens"], plan.widths["up"]) == ((6, 7), (11,))
+    tokens = torch.randint(11, (3, 5))
+    run: Any = torch.compile(model, backend="eager") if is_compiled else model
+    torch.testing.assert_close(al.compact(model)(tokens), run(tokens), rtol=0, atol=1e-10)
+    gates = al.GateOptimizer(
+        model, 10, budget={"parameters": al.inspect(model).least["parameters"]}
+    )
+    gates.finish()
+    assert len(al.plan(model).widths["tokens"]) == 2

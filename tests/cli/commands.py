@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from archlearn.cli import main
-from archlearn.training.run_directory import METRICS, read_lines
+from tests.run_files import METRICS, read_lines
 
 NETWORK = """
 from torch import nn

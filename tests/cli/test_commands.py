@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.app import main
-from archlearn.training.run_directory import METRICS, read_lines
+from archlearn.cli import main
+from tests.run_files import METRICS, read_lines
 
 
 @pytest.fixture(scope="module")

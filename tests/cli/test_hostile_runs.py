@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from archlearn.training.checkpoint import LATEST
-from archlearn.training.run_directory import CONFIG
 from benchmarks.hostile_files import build_checkpoint, nest
 from tests.cli.commands import assert_refused
+from tests.run_files import CONFIG, LATEST
 
 
 def test_settings_that_are_not_utf_8_are_named(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
+from archlearn.training import read_checkpoint
 from tests.cli.commands import kill_all, run, start_command, wait_for_epoch, without_times
+from tests.run_files import METRICS, SUMMARY, read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
 

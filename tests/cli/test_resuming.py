@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from archlearn.training.checkpoint import LATEST, PREVIOUS, read_checkpoint
-from archlearn.training.run_directory import COMPACT, GATES, METRICS, SUMMARY, read_lines
+from archlearn.training import read_checkpoint
 from tests.cli.commands import (
     LEARN,
     kill_all,
@@ -18,6 +17,7 @@ from tests.cli.commands import (
     without_times,
     write_network,
 )
+from tests.run_files import COMPACT, GATES, LATEST, METRICS, PREVIOUS, SUMMARY, read_lines
 
 pytestmark = pytest.mark.slow
 

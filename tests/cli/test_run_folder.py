@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli.app import main
-from archlearn.training.run_directory import LOCK, SUMMARY, lock_run
+from archlearn.cli import main
+from archlearn.training.run_directory import lock_run
 from tests.cli.commands import (
     LEARN,
     kill_all,
@@ -20,6 +20,7 @@ from tests.cli.commands import (
     wait_for_epoch,
     write_network,
 )
+from tests.run_files import LOCK, SUMMARY
 
 pytestmark = pytest.mark.slow
 

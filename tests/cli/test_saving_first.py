@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli.app import main
+from archlearn.cli import main
 
 NETWORKS = """
 import torch

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
+from archlearn.training import read_checkpoint
 from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
+from tests.run_files import METRICS, SUMMARY, read_lines
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli.app import main
+from archlearn.cli import main
 
 CODE = """
 import torch

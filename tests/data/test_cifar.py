@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlearn.data import standard
-from archlearn.data.downloads import no_progress
+from archlearn import DataError
+from archlearn.data import no_progress, standard
 from archlearn.data.file_cache import cache_folder
 from archlearn.data.standard import digest
-from archlearn.errors import DataError
 
 N_ROWS = 3
 

@@ -10,18 +10,19 @@ import pytest
 import torch
 from PIL import Image
 
-from archlearn.data.dataset import (
+from archlearn import DataError, InputError, SettingsError
+from archlearn.data import (
     Examples,
     Split,
     build_dataset,
     carve_validation,
-    measure_channels,
+    load_examples,
+    no_progress,
 )
-from archlearn.data.dataset_registry import load_examples
-from archlearn.data.downloads import download, no_progress
+from archlearn.data.dataset import measure_channels
+from archlearn.data.downloads import download
 from archlearn.data.file_cache import cache_folder
 from archlearn.data.standard import MNIST, PARTS, format_idx, load_idx_source, parse_idx
-from archlearn.errors import DataError, InputError, SettingsError
 
 
 @pytest.fixture

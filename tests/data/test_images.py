@@ -9,10 +9,8 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from archlearn.data import image_cache
-from archlearn.data.dataset import Split, build_dataset
-from archlearn.data.dataset_registry import load_examples
-from archlearn.errors import DataError
+from archlearn import DataError
+from archlearn.data import Split, build_dataset, image_cache, load_examples
 
 SIDE = 6
 

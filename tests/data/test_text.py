@@ -9,16 +9,11 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.data.dataset import build_dataset
-from archlearn.data.dataset_registry import load_examples
-from archlearn.errors import DataError, SettingsError
+from archlearn import DataError, SettingsError
+from archlearn.data import build_dataset, load_examples
 from archlearn.reporting import write_report
-from archlearn.training.config import override
-from archlearn.training.metrics import evaluate
-from archlearn.training.objectives import objective_of
-from archlearn.training.run import learn
-from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn.training import RunSettings, evaluate, learn, objective_of, override
+from tests.run_files import COMPACT, METRICS, SUMMARY, read_lines
 
 LINE = "to be, or not to be: that is the question.\n"
 ASKED = {

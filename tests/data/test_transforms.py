@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.data.dataset import Dataset, Examples, Split, build_dataset
+from archlearn import SettingsError
+from archlearn.data import Dataset, Examples, Split, build_dataset
 from archlearn.data.transforms import SMALLEST_WINDOW, Framing, cut_windows, draw_windows, scale
-from archlearn.errors import SettingsError
-from archlearn.training import metrics
-from archlearn.training.objectives import objective_of
+from archlearn.training import metrics, objective_of
 
 
 def images(n: int = 8, side: int = 12) -> Tensor:

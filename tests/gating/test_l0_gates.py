@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import ConvNet, LeNet
+from archlearn.models import ConvNet, LeNet
 from archlearn.nn.hard_concrete import START, count_expected, settle_gates
 
 DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 ALL = al.Strengths(width_cost=3.0, width_binarise=5.0, depth_cost=7.0, depth_binarise=11.0)
 NONE: dict[str, float] = {"width_cost": 0.0, "width_binarise": 0.0}

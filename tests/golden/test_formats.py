@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import archlearn as al
+from archlearn.serialization import file_format
 from archlearn_paper.experiment import FULL
 from archlearn_paper.experiments.table_1 import learn_rows
 from archlearn_paper.runner import run_key
@@ -28,6 +30,19 @@ def test_a_state_dict_of_an_earlier_version_has_the_same_keys_and_meaning(kind: 
     model.load_state_dict(kept["state"])
     output = al.compact(model.eval())(kept["input"])
     torch.testing.assert_close(output, kept["output"], rtol=0, atol=1e-10)
+
+
+def test_a_file_of_an_older_format_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if layers were described under another name in version 2."""
+
+    def rename(metadata: dict[str, str]) -> dict[str, str]:
+        return metadata | {"description": metadata["description"].replace("ReLU", "SiLU")}
+
+    monkeypatch.setattr(file_format, "MIGRATIONS", (rename,))
+    monkeypatch.setattr(file_format, "VERSION", 2)
+    kinds = {type(module) for module in al.load(FOLDER / "dense.safetensors").modules()}
+    assert nn.SiLU in kinds
+    assert nn.ReLU not in kinds
 
 
 def test_the_runs_of_table_1_are_among_the_results() -> None:

@@ -8,14 +8,21 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli.model_commands import inspect
-from archlearn.models.densenet import DenseNet
-from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
-from archlearn.models.model_registry import MODELS, build_network
-from archlearn.models.resnet import PreActivationResNet, ResNet
-from archlearn.models.transformers import GPT, Mixer, ViT
-from archlearn.models.vgg import VGG
-from archlearn.training.settings import RunSettings
+from archlearn.models import (
+    GPT,
+    MODELS,
+    VGG,
+    DenseNet,
+    Mixer,
+    MobileNetStage,
+    MobileNetV2,
+    PreActivationResNet,
+    ResNet,
+    ViT,
+    build_network,
+)
+from archlearn.training import RunSettings
+from tests.cli.commands import run_here
 from tests.zoo import randomise_
 
 EXACT = 1e-10
@@ -129,12 +136,11 @@ def test_networks_that_do_not_fit_are_refused() -> None:
         build_network("vit:big", (3, 32, 32), 10)
 
 
-def test_gpt_is_inspected_on_tokens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    inspect("gpt:0.06", shape="16", outputs=20)
-    assert "blocks.5.up" in capsys.readouterr().out
+def test_gpt_is_inspected_on_tokens(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 30)
-    inspect("gpt:0.06", data=f"tiny-shakespeare:{tmp_path / 'text.txt'}:16")
-    assert "blocks.5.up" in capsys.readouterr().out
+    for words in ("--shape 16 --outputs 20", "--data tiny-shakespeare:text.txt:16"):
+        _, said = run_here(["inspect", "gpt:0.06", *words.split()], tmp_path)
+        assert "blocks.5.up" in said
 
 
 def test_gpt_sees_no_later_token_and_takes_a_shorter_text() -> None:

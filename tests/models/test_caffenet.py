@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import local_response_norm, max_pool2d
 
 import archlearn as al
-from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
-from archlearn.models.model_registry import build_network
+from archlearn.models import AlexNet, CaffeNet, CaffeNetSizes, build_network
 
 SMALL = CaffeNetSizes(side=99, n_outputs=7, factor=1 / 16)
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "conv4", "conv5")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.models import AlexNet, CaffeNet, CaffeNetSizes, build_network
 from archlearn.models.caffe_import import read_caffemodel
-from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
-from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import Pretrained, from_caffe, read_pretrained, with_weights
 from benchmarks.hostile_files import build_safetensors
 from benchmarks.torchvision_import import import_models

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.data.dataset_registry import load_examples
-from archlearn.errors import InputError
-from archlearn.models.model_registry import build_network
+from archlearn import InputError
+from archlearn.data import load_examples
+from archlearn.models import build_network
 
 CODE = """
 def build(input_shape, n_outputs):

@@ -10,17 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archlearn.data.downloads import no_progress
-from archlearn.gating.attach import add_gates
-from archlearn.gating.learn import Learn
-from archlearn.gating.parameters import width_gates
-from archlearn.models.model_registry import build_network
+from archlearn import Learn, add_gates, width_gates
+from archlearn.data import no_progress
+from archlearn.models import build_network
+from archlearn.training import RunSettings, Session, load_dataset, override
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
-from archlearn.training.config import override
 from archlearn.training.cuda_graph import CapturedStepper, make_stepper
 from archlearn.training.hardware import start_fabric
-from archlearn.training.run_setup import Session, load_dataset, open_session
-from archlearn.training.settings import RunSettings
+from archlearn.training.run_setup import open_session
 from archlearn.training.train_step import EagerStepper, make_optimisers
 from archlearn_paper.baselines.l1_diagonal import add_diagonals
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups

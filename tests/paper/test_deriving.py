@@ -1,10 +1,14 @@
-"""What the tables state follows from the rows, worked by hand."""
+"""What tables and figures state follows from the rows: worked by hand."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from archlearn.training import RunSettings
 from archlearn_paper.documentation import read_trials, tabulate_trials, tabulate_tries
 from archlearn_paper.experiment import FULL, Check
 from archlearn_paper.experiments import (
@@ -16,6 +20,8 @@ from archlearn_paper.experiments import (
     table_2,
     table_3,
 )
+from archlearn_paper.experiments.figure_3b import check
+from archlearn_paper.experiments.properties import measure_removals
 from tests.paper.making import make_row
 
 
@@ -277,3 +283,55 @@ def test_tries_are_told_by_row_in_their_order(tmp_path: Path) -> None:
     rows = tabulate_tries(path).rows
     assert [row[:2] for row in rows] == [("AL3", "0.0005"), ("AL3", "0.0004"), ("small", "0.003")]
     assert rows[0][4:] == ("200 (100–300)", "98.000 ± 1.414")
+
+
+@pytest.mark.parametrize(
+    ("neurons", "error", "met"),
+    [
+        (0.9, 0.01, [True, True]),
+        (0.89, -0.01, [False, False]),
+        (1.0, 0.0, [True, False]),
+        (math.nan, math.nan, [False, False]),
+    ],
+)
+def test_bounds_are_kept_as_they_are_written(neurons: float, error: float, met: list[bool]) -> None:
+    found = {"neurons": neurons, "third_layer": neurons, "error": error}
+    checks = check({"spearman": found, "spearman_of_runs": found})
+    assert [each.bound for each in checks] == ["≥ 0.9", "≥ 0.9", "> 0"]
+    assert [each.met for each in checks] == [met[0], *met]
+
+
+SETTINGS = RunSettings(data="digits", limit=400)
+
+
+def make_network() -> nn.Sequential:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+    with torch.no_grad():
+        # A neuron without its weights would go on giving this.
+        network[1].bias[2] = 2.0
+    return network
+
+
+def test_rises_are_those_of_a_network_without_the_neuron() -> None:
+    network = make_network()
+    measured = measure_removals(network, SETTINGS, 100)
+    assert len(measured["rises"]) == 5
+    assert measured["n_examples"] == 100
+    without = make_network()
+    with torch.no_grad():
+        without[3].weight[:, 2] = 0
+    expected = measure_removals(without, SETTINGS, 100)["loss"] - measured["loss"]
+    assert measured["rises"][2] == pytest.approx(expected, abs=1e-6)
+    assert abs(expected) > 1e-3
+
+
+def test_the_network_is_left_alone_and_a_useless_neuron_found() -> None:
+    network = make_network()
+    with torch.no_grad():
+        network[3].weight[:, 4] = 0
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    rises = measure_removals(network, SETTINGS, 100)["rises"]
+    assert rises[4] == pytest.approx(0, abs=1e-7)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name])

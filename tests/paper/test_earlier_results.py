@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.errors import SettingsError
+from archlearn import SettingsError
 from archlearn_paper.commands import request_comparison
 from archlearn_paper.comparison.stages import choose_setup, find_methods
 from archlearn_paper.experiment import FULL, QUICK, Scale

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.training.config import override
-from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training import GateSettings, RunSettings, override
 from archlearn_paper.fixed_width import Given, Holder, count_kept, fix_width, project
 from archlearn_paper.parallel_runs import Run, train_side_by_side
 

@@ -7,17 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.data.dataset import build_dataset
-from archlearn.data.dataset_registry import load_examples
-from archlearn.data.downloads import no_progress
-from archlearn.errors import SettingsError
-from archlearn.gating.parameters import width_gates
-from archlearn.training.config import override
-from archlearn.training.metrics import evaluate
-from archlearn.training.objectives import objective_of
-from archlearn.training.run import learn
-from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings
+from archlearn import SettingsError, width_gates
+from archlearn.data import build_dataset, load_examples, no_progress
+from archlearn.training import RunSettings, evaluate, learn, load_dataset, objective_of, override
 from archlearn_paper import outcomes
 from archlearn_paper.outcomes import Outcome
 from archlearn_paper.parallel_runs import Run, train_side_by_side

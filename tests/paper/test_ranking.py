@@ -1,10 +1,11 @@
-"""Who is first at each budget: verdicts on rows chosen by hand."""
+"""Who is first in a comparison, how strengths are chosen, and the figure of it."""
 
 from pathlib import Path
 
 import pytest
+from matplotlib.collections import LineCollection
 
-from archlearn.errors import InputError
+from archlearn import InputError
 from archlearn_paper.comparison.methods import METHODS, OURS, SCRATCH, LearningMethod, Strength
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
@@ -18,6 +19,7 @@ from archlearn_paper.comparison.strength_search import (
     name_trial,
 )
 from archlearn_paper.experiment import FinishedRun, Row, Scale
+from archlearn_paper.plots.paper_figures import draw_comparison, read_curves
 from tests.paper.making import make_row
 
 BUDGET = 1000
@@ -225,3 +227,37 @@ def test_what_was_typed_is_read() -> None:
     assert [each.name for each in find_methods("svd; fastfood")] == ["svd", "fastfood"]
     with pytest.raises(InputError, match="there is no method 'svg'"):
         find_methods("svg")
+
+
+def test_the_figure_has_errors() -> None:
+    derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
+    (curve,) = read_curves(derived)
+    assert curve.parameters == (1000, 2000)
+    assert curve.errors == pytest.approx((1.0, 0.5))
+    assert draw_comparison(derived).axes[0].get_ylabel().startswith("test error")
+
+
+def test_errors_far_above_the_least_are_left_to_the_table() -> None:
+    near = VERDICT.derive(results(OURS, [99.5]) + results("svd", [98.5], 2000))
+    far = VERDICT.derive(results(OURS, [99.5]) + results("svd", [40.0], 2000))
+    assert draw_comparison(near).axes[0].get_ylim()[1] > 1.5
+    figure = draw_comparison(far)
+    # three times 0.5 %
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(1.5)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [OURS, "svd (above)"]
+
+
+def test_the_spread_of_what_is_not_shown_does_not_cross_the_figure() -> None:
+    derived = VERDICT.derive(results(OURS, [99.0, 99.4]) + results("svd", [10.0, 99.0], 2000))
+    bars = [
+        c for c in draw_comparison(derived).axes[0].collections if isinstance(c, LineCollection)
+    ]
+    tops = [path.vertices[:, 1].max() for each in bars for path in each.get_paths()]
+    # ours: 0.8 and a deviation of 0.283; the mean of the other is 45.5
+    assert tops == pytest.approx([1.083, 45.5], abs=1e-3)
+
+
+def test_the_figure_is_ticked_at_the_budgets() -> None:
+    derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
+    assert draw_comparison(derived).axes[0].get_xticks().tolist() == [1000, 2000]

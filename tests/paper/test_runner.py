@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import nn
 
+from archlearn import DataError, RunInterruptedError
 from archlearn.data.standard import load_digits
-from archlearn.errors import DataError, RunInterruptedError
-from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
+from archlearn.training import GateSettings, HardwareSettings, RunSettings
 from archlearn_paper.experiment import (
     FULL,
     Evaluation,

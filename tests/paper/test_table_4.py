@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import archlearn as al
-from archlearn.errors import SettingsError
+from archlearn import SettingsError
 from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import QUICK, Check, Row
 from archlearn_paper.experiments import caffenet_recipes, table_4

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -12,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from archlearn.serialization import save
+from archlearn import save
 from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.comparison.methods import METHODS, LearningMethod, PruningMethod
 from archlearn_paper.comparison.protocol import ComparisonSetup
 from archlearn_paper.comparison.strength_search import reduce_in_round, reduce_learnt
 from archlearn_paper.experiment import FinishedRun, Scale
 from archlearn_paper.worker_pool import make_networks, map_in_processes
+from tests.cli.commands import start_command
 from tests.paper.making import make_row
 
 pytestmark = pytest.mark.slow
@@ -67,30 +67,32 @@ def test_workers_make_the_same_networks(tmp_path: Path) -> None:
         torch.testing.assert_close(dict(two.named_parameters()), dict(one.named_parameters()))
 
 
-WAIT_FOR_CTRL_C = """
+WORK = """
 import time
+from pathlib import Path
+
+def work(file):
+    Path(file).touch()
+    time.sleep(3600)
+"""
+WAIT_FOR_CTRL_C = """
+from own_work import work
 from archlearn_paper.worker_pool import map_in_processes
-print("ready", flush=True)
 try:
-    map_in_processes(time.sleep, [3600] * 4, 2)
+    map_in_processes(work, ["one", "two"], 2)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals go to a group of processes")
-def test_ctrl_c_ends_workers_at_once_and_in_silence() -> None:
-    command = [sys.executable, "-c", WAIT_FOR_CTRL_C]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as asking:
-        assert asking.stdout is not None
-        assert asking.stdout.readline() == "ready\n"
-        time.sleep(5.0)
+def test_ctrl_c_ends_workers_at_once_and_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "own_work.py").write_text(WORK)
+    with start_command([sys.executable, "-c", WAIT_FOR_CTRL_C], tmp_path) as asking:
+        for _ in range(1200):
+            if (tmp_path / "one").exists() and (tmp_path / "two").exists():
+                break
+            time.sleep(0.1)
         os.killpg(asking.pid, signal.SIGINT)
         try:
             assert asking.communicate(timeout=60)[0] == "interrupted\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.errors import InputError
+from archlearn import InputError
 from archlearn.reporting import write_report
 from tests.reporting.run_folders import LENET, write_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.errors import InputError
+from archlearn import InputError
 from archlearn.reporting.run_reader import read_json_lines, read_run, read_speed
 from tests.reporting.run_folders import LENET, write_lines, write_run
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from archlearn.surgery.architecture import Layer
 
 DIGITS = torch.zeros(1, 1, 28, 28)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

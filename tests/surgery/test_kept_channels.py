@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.errors import FileError
+from archlearn import FileError
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

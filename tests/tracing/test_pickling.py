@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 X = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 

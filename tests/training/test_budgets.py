@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 import archlearn as al
-from archlearn.training.config import override
-from archlearn.training.run import learn
-from archlearn.training.run_directory import COMPACT, METRICS, read_lines
-from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_schedule
-from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training import GateSettings, RunSettings, learn, load_gated_model, override
+from archlearn.training.run_setup import cut_to_budget_, read_schedule
+from tests.run_files import COMPACT, METRICS, read_lines
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
          "accelerator": "cpu", "threads": 1, "report": False}  # fmt: skip

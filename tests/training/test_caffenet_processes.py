@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
 from tests.cli.commands import run, start_command
 from tests.cli.test_processes import torchrun
+from tests.run_files import METRICS, SUMMARY, read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
 

@@ -7,15 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from archlearn.data.downloads import no_progress
+from archlearn.data import no_progress
+from archlearn.training import RunSettings, Session, learn, override, prepare
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
-from archlearn.training.config import override
 from archlearn.training.cuda_graph import CapturedStepper
-from archlearn.training.run import learn
-from archlearn.training.run_directory import GATES, METRICS, read_lines
-from archlearn.training.run_setup import Session, prepare
-from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import EagerStepper
+from tests.run_files import GATES, METRICS, read_lines
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU"),

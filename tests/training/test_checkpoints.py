@@ -12,23 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from archlearn.errors import CheckpointError
+from archlearn import CheckpointError
+from archlearn.training import read_checkpoint
 from archlearn.training.checkpoint import (
-    LATEST,
-    PREVIOUS,
     Position,
     capture_random_states,
     order_of_epoch,
-    read_checkpoint,
     restore_random,
     restore_random_states,
     restore_tensors_,
     seed_everything,
     write_checkpoint,
 )
-from archlearn.training.run_directory import CONFIG
 from archlearn.training.train_step import Optimisers
 from benchmarks.hostile_files import build_checkpoint, nest
+from tests.run_files import CONFIG, LATEST, PREVIOUS
 
 
 def write_two(folder: Path) -> None:

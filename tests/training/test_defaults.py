@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from archlearn.data.dataset import Dataset, Examples, Split, build_dataset
-from archlearn.training.config import override
+from archlearn.data import Dataset, Examples, Split, build_dataset
+from archlearn.training import RunSettings, override
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,
     TRAVEL,
@@ -15,7 +15,6 @@ from archlearn.training.defaults import (
     derive_strengths,
     make_schedule,
 )
-from archlearn.training.settings import RunSettings
 
 
 def make_dataset(n: int) -> Dataset:

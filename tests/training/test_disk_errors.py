@@ -9,9 +9,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from archlearn import RunStoppedError, SettingsError
 from archlearn.cli.output_paths import writing
-from archlearn.errors import RunStoppedError, SettingsError
-from archlearn.training.run_directory import CONFIG, explaining_full_disks
+from archlearn.training.run_directory import explaining_full_disks
+from tests.run_files import CONFIG
 
 
 @pytest.mark.parametrize("number", [28, 122])

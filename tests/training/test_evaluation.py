@@ -5,16 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from archlearn.data.dataset import (
-    Dataset,
-    Examples,
-    Split,
-    build_dataset,
-    carve_test,
-    carve_validation,
-)
-from archlearn.training.metrics import evaluate
-from archlearn.training.objectives import objective_of
+from archlearn.data import Dataset, Examples, Split, build_dataset, carve_test, carve_validation
+from archlearn.training import evaluate, objective_of
 
 N_TEST = 2_300
 """More than two batches, of which the last is smaller."""

@@ -13,17 +13,25 @@ from PIL import Image
 from torch import nn
 
 import archlearn as al
+from archlearn import RunInterruptedError
 from archlearn.cli.display import describe_start
-from archlearn.data.downloads import no_progress
-from archlearn.errors import RunInterruptedError
-from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
-from archlearn.training.callbacks import RunStart, SilentCallback
-from archlearn.training.checkpoint import LATEST
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT
-from archlearn.training.run_setup import Session, load_gated_model, prepare
-from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
+from archlearn.data import no_progress
+from archlearn.models import CaffeNet, CaffeNetSizes
+from archlearn.training import (
+    Audience,
+    GateSettings,
+    HardwareSettings,
+    RunSettings,
+    RunStart,
+    Session,
+    SilentCallback,
+    learn,
+    load_gated_model,
+    prepare,
+    resume,
+)
 from tests.models.caffe_files import as_caffe_has_them, network
+from tests.run_files import COMPACT, LATEST
 
 SIZES = CaffeNetSizes(side=67, n_outputs=3, factor=1 / 48)
 MODEL = f"caffenet:{1 / 48}"

@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlearn.cli.model_commands import evaluate
-from archlearn.data.downloads import no_progress
-from archlearn.errors import SettingsError
-from archlearn.training.config import override
-from archlearn.training.objectives import objective_of
-from archlearn.training.run import learn
-from archlearn.training.run_directory import COMPACT, SUMMARY
-from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings
+from archlearn import SettingsError
+from archlearn.data import no_progress
+from archlearn.training import RunSettings, learn, load_dataset, objective_of, override
+from tests.cli.commands import run_here
+from tests.run_files import COMPACT, SUMMARY
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CODE = """
@@ -56,7 +52,7 @@ def test_images_of_one_colour_are_refused() -> None:
 
 
 def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "colours.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -66,9 +62,7 @@ def test_run_keeps_its_normalisation_and_a_file_is_measured_with_it(
     assert summary["normalisation"]["mean"] == pytest.approx(MEAN)
     assert summary["normalisation"]["std"] == pytest.approx(STD)
     line = f"loss {summary['test_loss']:.4f}"
-    evaluate(run)
-    assert line in capsys.readouterr().out
-    evaluate(run / COMPACT, data="colours:build", normalise="imagenet")
-    assert line in capsys.readouterr().out
-    evaluate(run / COMPACT, data="colours:build")
-    assert line not in capsys.readouterr().out
+    assert line in run_here(["evaluate", str(run)], tmp_path)[1]
+    words = ["evaluate", str(run / COMPACT), "--data", "colours:build"]
+    assert line in run_here([*words, "--normalise", "imagenet"], tmp_path)[1]
+    assert line not in run_here(words, tmp_path)[1]

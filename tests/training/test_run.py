@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from archlearn.errors import RunInterruptedError, SettingsError
-from archlearn.training.callbacks import SilentCallback
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.config import override
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT, GATES, METRICS, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn import RunInterruptedError, SettingsError
+from archlearn.training import (
+    Audience,
+    RunSettings,
+    SilentCallback,
+    learn,
+    override,
+    read_checkpoint,
+    resume,
+)
 from archlearn.training.trainer import TrainingLoop
+from tests.run_files import COMPACT, GATES, METRICS, read_lines
 
 ASKED = {
     "model": "mlp:20-10",

@@ -1,23 +1,27 @@
-"""Settings go to TOML and back, and a misspelt key is answered with the right one."""
+"""Settings as TOML and tables: names, kinds and ranges are checked."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from archlearn.errors import SettingsError
-from archlearn.training.config import (
-    changed_fixed,
-    flat_settings,
-    format_settings,
-    override,
-    parse_settings,
-    read_settings,
-)
-from archlearn.training.settings import (
+from archlearn import SettingsError
+from archlearn.training import (
     GateSettings,
     OptimiserSettings,
     RecordSettings,
     RunSettings,
+    learn,
+    override,
+)
+from archlearn.training.config import (
+    changed_fixed,
+    check_ranges,
+    flat_settings,
+    format_settings,
+    parse_settings,
+    read_settings,
 )
 
 
@@ -112,3 +116,42 @@ def test_files_that_hold_no_settings_are_named(
 def test_long_lists_of_dotted_names_are_settings() -> None:
     names = [f"model.layers.{i}.mlp.up_proj" for i in range(100)]
     assert parse_settings(f"[gates]\nleave = {names}", "x").gates.leave == tuple(names)
+
+
+SMALL = {"model": "mlp:8", "data": "digits", "epochs": 1, "limit": 200, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 0}, {"epochs": -3}, {"batch_size": 0}, {"limit": 0}, {"limit": -5},
+        {"validation": 1.5}, {"validation": -0.1}, {"learning_rate": 0.0},
+        {"learning_rate": -1.0}, {"learning_rate": math.inf}, {"learning_rate": math.nan},
+        {"momentum": 1.0}, {"weight_decay": -1.0}, {"clip_norm": -1.0}, {"warmup_epochs": -1.0},
+        {"gate_rate": -1.0}, {"largest_step": -1.0}, {"start_after": 1.5}, {"freeze_for": -0.1},
+        {"width_start": 2.0}, {"width_spread": 1.5}, {"depth_start": -1.0}, {"travel": -1.0},
+        {"width_cost": -1.0}, {"depth_share": -1.0}, {"accumulate": 0}, {"threads": 0},
+        {"checkpoint_seconds": -1.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_number_out_of_its_range_is_refused_and_leaves_no_folder(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    ((name, value),) = wrong.items()
+    settings = override(RunSettings(), {**SMALL, **wrong})
+    option = name.replace("_", "-")
+    with pytest.raises(SettingsError, match=rf"{name} is {value}; give --{option} a .*number"):
+        learn(settings, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_gates_that_could_never_move_are_refused() -> None:
+    settings = override(RunSettings(), {"start_after": 0.6, "freeze_for": 0.4})
+    with pytest.raises(SettingsError, match="gates would never move"):
+        check_ranges(settings)
+    check_ranges(override(settings, {"learn": "nothing"}))
+
+
+def test_defaults_lie_in_their_ranges() -> None:
+    check_ranges(RunSettings())

@@ -7,20 +7,25 @@ from typing import Any
 import pytest
 import torch
 
-from archlearn.errors import RunInterruptedError
+from archlearn import RunInterruptedError
 from archlearn.reporting import write_report
-from archlearn.training import trainer
-from archlearn.training.checkpoint import read_checkpoint
-from archlearn.training.config import override
-from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import COMPACT, GATES, METRICS, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn.training import (
+    Audience,
+    RunSettings,
+    learn,
+    override,
+    read_checkpoint,
+    resume,
+    trainer,
+)
+from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
 
 ASKED = {
     "model": "mlp:40-30", "data": "digits", "epochs": 10, "batch_size": 60, "limit": 600,
     "accelerator": "cpu", "threads": 1, "report": False, "precision": "64-true",
-    "checkpoint_seconds": 1e9, "budget": ("multiply_adds=30%",), "gate_schedule": ("patience=5",),
+    "checkpoint_seconds": 1e9, "budget": ("multiply_adds=30%",),
+    "gate_schedule": ("patience=5", "cost_power=1"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""All ways to do a step do the same step."""
+"""One training step: optimisers, gradient clipping, updates; captured and eager steps agree."""
 
 import shutil
 from dataclasses import replace
@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.data.downloads import no_progress
+from archlearn.data import no_progress
+from archlearn.training import OptimiserSettings, RunSettings, Session, override, prepare
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
-from archlearn.training.config import override
 from archlearn.training.cuda_graph import DeviceStep, _give_back, _keep, largest_divisor
-from archlearn.training.run_setup import Session, prepare
-from archlearn.training.settings import RunSettings
-from archlearn.training.train_step import make_optimisers
+from archlearn.training.defaults import Schedule
+from archlearn.training.train_step import (
+    Limits,
+    cut_evenly,
+    limit_gradients_,
+    make_optimisers,
+    set_rates_,
+    update_,
+)
 
 ASKED = {
     "model": "mlp:20-10",
@@ -172,3 +178,124 @@ def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
         shape = session.work.model.get_parameter("layers.0.weight").shape
         assert (shape[0] < 20) == shrinks
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def make_parameter(*gradient: float) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros(len(gradient)))
+    parameter.grad = torch.tensor(gradient)
+    return parameter
+
+
+def limit(weights: list[nn.Parameter], gate: nn.Parameter, limits: Limits) -> None:
+    limit_gradients_((torch.optim.SGD(weights, lr=1.0), torch.optim.SGD([gate], lr=1.0)), limits)
+
+
+def test_weights_are_scaled_together_and_gates_cut_one_by_one() -> None:
+    weights = [make_parameter(3.0, 0.0), make_parameter(0.0, 4.0)]
+    gate = make_parameter(-3.0, 0.5)
+    limit(weights, gate, Limits(norm=1.0, gate=2.0))
+    values = [value for weight in weights for value in weight.grad.tolist()]  # pyright: ignore
+    assert values == pytest.approx([0.6, 0.0, 0.0, 0.8], rel=1e-5)
+    assert gate.grad.tolist() == [-2.0, 0.5]  # pyright: ignore
+
+
+def test_small_gradients_and_no_limits_change_nothing() -> None:
+    weights, gate = [make_parameter(3.0, 4.0)], make_parameter(9.0)
+    limit(weights, gate, Limits(norm=5.1, gate=None))
+    limit(weights, gate, Limits(norm=None, gate=10.0))
+    assert weights[0].grad.tolist() == [3.0, 4.0]  # pyright: ignore
+    assert gate.grad.tolist() == [9.0]  # pyright: ignore
+
+
+SHAPES = [(300, 200), (7,), (40, 3, 5, 5), (500, 100)]
+
+
+def make_optimiser(**options: float) -> torch.optim.SGD:
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    rate = torch.tensor(0.1)
+    return torch.optim.SGD(weights, lr=rate, weight_decay=1e-2, fused=True, **options)
+
+
+def set_gradients(optimiser: torch.optim.SGD, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weights: list[Tensor] = optimiser.param_groups[0]["params"]
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape, generator=generator)
+    return weights
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_pieces_are_updated_as_the_whole(momentum: float) -> None:
+    whole, cut = make_optimiser(momentum=momentum), make_optimiser(momentum=momentum)
+    for seed in range(4):
+        for optimiser in (whole, cut):
+            set_gradients(optimiser, seed)
+            vars(optimiser)["grad_scale"] = torch.tensor(1.0 + seed)
+        whole.step()
+        update_(cut)
+    first, second = set_gradients(whole, 0), set_gradients(cut, 0)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_only_large_tensors_are_cut_and_nothing_is_copied() -> None:
+    tensors = [torch.zeros(shape) for shape in SHAPES]
+    others = [torch.ones(shape) for shape in SHAPES]
+    pieces, matching = cut_evenly(tensors, others)
+    assert [p.shape for p in pieces] == [p.shape for p in matching]
+    assert sum(p.numel() for p in pieces) == sum(t.numel() for t in tensors)
+    assert max(p.numel() for p in pieces) == 1 << 14
+    assert any(p is tensors[1] for p in pieces)
+    for piece in pieces:
+        piece.add_(1)
+    assert all(bool((tensor == 1).all()) for tensor in tensors)
+
+
+def test_a_tensor_that_does_not_lie_in_one_row_stays_whole() -> None:
+    tensor = torch.zeros(200, 300).T
+    (pieces,) = cut_evenly([tensor])
+    assert len(pieces) == 1
+    assert pieces[0] is tensor
+
+
+SETTINGS = OptimiserSettings(momentum=0.8, weight_decay=0.03)
+
+
+def gated() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    return al.add_gates(net, torch.ones(1, 3))
+
+
+def test_gates_have_neither_momentum_nor_decay() -> None:
+    model = gated()
+    weights, gates = (o.param_groups[0] for o in make_optimisers(model, SETTINGS))
+    assert (weights["momentum"], weights["weight_decay"]) == (0.8, 0.03)
+    assert (gates["momentum"], gates["weight_decay"]) == (0, 0)
+    assert [p.numel() for p in weights["params"]] == [12, 4, 8, 2]
+    assert sorted(p.numel() for p in gates["params"]) == [1, 4]
+
+
+@pytest.mark.parametrize("make", [gated, lambda: nn.Linear(3, 2)])
+def test_adam_is_for_weights_alone(make: type[nn.Module]) -> None:
+    weights, *gates = make_optimisers(make(), replace(SETTINGS, optimiser="adam"))
+    assert isinstance(weights, torch.optim.AdamW)
+    assert weights.param_groups[0]["weight_decay"] == 0.03
+    assert all(isinstance(optimiser, torch.optim.SGD) for optimiser in gates)
+
+
+def test_rates_worked_by_hand() -> None:
+    """Ten steps: two of warm-up, gates from the third to the sixth, then a cosine to zero."""
+    schedule = Schedule(
+        n_steps=10, n_warmup=2, gates_from=2, gates_until=6, learning_rate=0.4, gate_rate=3.0
+    )
+    optimisers = make_optimisers(gated(), SETTINGS)
+    found: list[tuple[float, float]] = []
+    for step in range(10):
+        set_rates_(optimisers, schedule, step)
+        weights, gates = (o.param_groups[0]["lr"] for o in optimisers)
+        found.append((weights, gates))
+    assert [rate for rate, _ in found[:3]] == pytest.approx([0.2, 0.4, 0.4])
+    assert found[6][0] == pytest.approx(0.2)
+    assert found[9][0] == pytest.approx(0.2 * (1 + torch.tensor(7 * torch.pi / 8).cos().item()))
+    assert [rate for _, rate in found] == [0, 0, 3, 3, 3, 3, 0, 0, 0, 0]

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from archlearn import SettingsError
 from archlearn.cli.model_commands import evaluate
 from archlearn.cli.training_run import start_run
-from archlearn.errors import SettingsError
 from archlearn.reporting import write_report
-from archlearn.training.config import override
-from archlearn.training.run import learn
-from archlearn.training.run_directory import METRICS, SUMMARY, read_lines
-from archlearn.training.settings import RunSettings
+from archlearn.training import RunSettings, learn, override
+from tests.run_files import METRICS, SUMMARY, read_lines
 
 ASKED = {
     "model": "mlp:20",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 
 
 @pytest.mark.parametrize("price", list(al.Price))

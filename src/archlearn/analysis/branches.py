@@ -278,11 +278,8 @@ class _Look:
             found.add(here)
             shared = [here, *here.users]
             for call in shared:
-                if (
-                    may_be_view(call, self.net, self.rules)
-                    or is_in_place(call, self.net)
-                    or passes(call)
-                ):
+                is_view = may_be_view(call, self.net, self.rules)
+                if is_view or is_in_place(call, self.net) or passes(call):
                     waiting += call.all_input_nodes if call is here else [call]
         return found
 

@@ -1,7 +1,7 @@
 """Which channels of a network are tied together, and which groups may be removed."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from archlearn.analysis.labels import FIXED, Labels, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.rules.embedding import embedding
-from archlearn.analysis.rules.normalization import local_response
+from archlearn.analysis.rules.normalization import across_channels, local_response
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
 from archlearn.module_utils import evaluating
@@ -29,10 +29,13 @@ class Group:
     Attributes:
         name: The first site that they pass.
         channels: The smallest atom of each, in the order of that site.
+        least: How many of them stay, whatever their gates say: two where a norm reads them, for of
+            one it would return a constant.
     """
 
     name: str
     channels: Tensor
+    least: int = 1
 
 
 def find_groups(
@@ -304,7 +307,11 @@ def _draw(
     different = {id(channels): channels for channels in dims.values()}
     homes = [*different.values(), *elements.values(), *_parts(followed, root)]
     homes += [channels for _, _, channels in reads]
-    groups = find_groups(root, reasons, homes, by_name)
+    normed = _find_normed(net, traces, followed, root)
+    groups = tuple(
+        replace(group, least=2 if bool(normed[group.channels].any()) else 1)
+        for group in find_groups(root, reasons, homes, by_name)
+    )
     group_of = number_groups(root, groups)
     for _, channels in by_name:
         for channel in channels[group_of[channels] < 0].tolist():
@@ -345,6 +352,18 @@ def _not_asked_for(stream: Stream) -> Reason:
         f"tied to channels that {name!r} writes, which learn= does not name",
         f"name {name!r} in learn=, too",
     )
+
+
+def _find_normed(
+    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
+) -> Tensor:
+    """Return whether a norm takes its statistics over each channel."""
+    normed = torch.zeros(len(root), dtype=torch.bool)
+    for graph, each in zip(traces.graphs, followed, strict=True):
+        for node in graph.nodes:
+            if node.name in each.reads and rule_for(node, net) is across_channels:
+                normed[root[each.reads[node.name].ids]] = True
+    return normed
 
 
 def _without_fixed(channels: Tensor) -> Tensor:

@@ -3,7 +3,16 @@
 import sys
 from collections.abc import Sequence
 
-_EXTRA = {"lightning_fabric", "cyclopts", "rich", "matplotlib", "jinja2", "PIL", "sklearn"}
+_EXTRA = {
+    "lightning_fabric",
+    "cyclopts",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "PIL",
+    "sklearn",
+    "tomli_w",
+}
 """What `pip install archlearn` leaves out, and `archlearn[cli]` has."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from archlearn import __version__
-from archlearn.cli import data, export, learn, model_commands, paper, report, sweep
+from archlearn.cli import data, export, learn_commands, model_commands, paper, report, sweep
 from archlearn.errors import ArchlearnError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
@@ -25,7 +25,7 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
-app.command(learn.learn, help_epilogue=learn.LEARN_EXAMPLES)
+app.command(learn_commands.learn, help_epilogue=learn_commands.LEARN_EXAMPLES)
 app.command(model_commands.inspect, help_epilogue=model_commands.INSPECT_EXAMPLES)
 app.command(model_commands.compact, help_epilogue=model_commands.COMPACT_EXAMPLES)
 app.command(model_commands.evaluate, help_epilogue=model_commands.EVALUATE_EXAMPLES)
@@ -35,7 +35,7 @@ app.command(report.report, help_epilogue=report.EXAMPLES)
 app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
 app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
 app.command(data.data, help_epilogue=data.EXAMPLES)
-app.command(learn.demo, help_epilogue=learn.DEMO_EXAMPLES)
+app.command(learn_commands.demo, help_epilogue=learn_commands.DEMO_EXAMPLES)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

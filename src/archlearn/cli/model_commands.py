@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from archlearn.gating.strengths import CostName
+
 if TYPE_CHECKING:
     from archlearn.training.metrics import Score
 
@@ -87,7 +89,7 @@ def compact(
     /,
     *,
     out: Path | None = None,
-    pay: Literal["parameters", "multiply_adds"] = "parameters",
+    pay: CostName = "parameters",
     budget: tuple[str, ...] = (),
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.

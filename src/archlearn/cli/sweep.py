@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.cli.learn import NONE_GIVEN, Options, given
+from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
 from archlearn.errors import SettingsError
 from archlearn.training.settings import RunSettings
 

@@ -43,6 +43,7 @@ class GateContainer(nn.Module):
     """
 
     rows: Tensor
+    pairs: Tensor
     group_of_gate: Tensor
 
     def __init__(
@@ -86,6 +87,8 @@ class GateContainer(nn.Module):
         self.original_sizes = {group.name: len(group.channels) for group in groups}
         self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
         self._keep("rows", _rows(sizes.tolist()))
+        self._least = [group.least for group in groups]
+        self._keep("pairs", self.rows[[place for place, n in enumerate(self._least) if n > 1]])
         self._keep_prices(choice, sizes)
 
     @property
@@ -140,7 +143,7 @@ class GateContainer(nn.Module):
         """Return the gates as they act, in the order of `gates`."""
         gates = self.gates()
         if self.kind == "binary":
-            return binarised_gates(gates, self.rows)
+            return binarised_gates(gates, self.rows, self.pairs, self._least)
         n_groups = len(self.rows)
         widths = act_concrete(gates[:n_groups], self.rows, training=self.training)
         return widths + (

@@ -74,10 +74,9 @@ def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Pric
 def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
     table = store.cost_table(gates.dtype)
-    by_parameters = price is Price.PARAMETERS
-    coefficients = table.parameters if by_parameters else table.multiply_adds
+    coefficients: Tensor = getattr(table, price.value)
     groups = store.group_of_gate[: store.n_width]
-    opened = open_flat(gates[: store.n_width], store.rows).to(coefficients.dtype)
+    opened = open_flat(gates[: store.n_width], store.rows, store.pairs).to(coefficients.dtype)
     kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)
     cost = marginal_costs(table, kept, coefficients)
     return cost / cost[groups].mean()

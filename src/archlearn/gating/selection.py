@@ -15,7 +15,6 @@ from archlearn.analysis.channel_graph import (
     NO_GRADIENT,
     NOT_ASKED,
     ChannelGraph,
-    Group,
     build_channel_graph,
     number_groups,
 )
@@ -200,7 +199,8 @@ def choose_again(
     new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
     new_of = _match_channels(old, new, dropped)
     groups = tuple(
-        Group(group.name, new_of[group.channels[~dropped[group.channels]]]) for group in old.groups
+        replace(group, channels=new_of[group.channels[~dropped[group.channels]]])
+        for group in old.groups
     )
     channels = torch.cat([group.channels for group in groups])
     links, _ = _find_links(net, new, lambda site: site.name in choice.links)

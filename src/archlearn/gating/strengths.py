@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args
 
 from archlearn.errors import LARGEST, InputError, lies_in
 
+CostName = Literal["parameters", "multiply_adds"]
+"""What a network costs: prices, budgets and merges choose among these."""
+PriceName = Literal["neurons", CostName]
+COSTS: tuple[CostName, ...] = get_args(CostName)
+_PER_EXAMPLE = ("multiply_adds",)
 _NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
 
 
@@ -15,6 +20,11 @@ class Price(Enum):
     NEURONS = "neurons"
     PARAMETERS = "parameters"
     MULTIPLY_ADDS = "multiply_adds"
+
+
+def count_rows(name: str, n_examples: int) -> int:
+    """Return for how many examples a cost is counted: parameters are the same for any number."""
+    return n_examples if name in _PER_EXAMPLE else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,12 @@ else:
     try:
         from lightning.pytorch import Callback, LightningModule, Trainer
     except ImportError:
-        from pytorch_lightning import Callback, LightningModule, Trainer
+        try:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+        except ImportError as error:
+            raise ImportError(
+                "the callback for Lightning needs Lightning: pip install 'archlearn[lightning]'"
+            ) from error
 
 
 class LightningGateCallback(Callback):

@@ -28,35 +28,49 @@ def binarise(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
     return _set(gate, is_open(gate))
 
 
-def open_gates(gate: Float[Tensor, " gates"]) -> Float[Tensor, " gates"]:
+def open_gates(gate: Float[Tensor, " gates"], least: int = 1) -> Float[Tensor, " gates"]:
     """Return binarised gates of which at least one is open, whatever they say.
 
     If none has reached one half, the largest is open (the first of several): a layer that
-    lost all its channels would end the network.
+    lost all its channels would end the network. With `least` of 2 the two largest are.
     """
     is_kept = is_open(gate)
-    if not (can_read(is_kept) and b"\x01" in is_kept.numpy().tobytes()):
-        is_kept = is_kept.scatter(0, gate.argmax(0, keepdim=True), 1)
+    if not (can_read(is_kept) and is_kept.numpy().tobytes().count(1) >= least):
+        largest = gate.argmax(0, keepdim=True)
+        is_kept = is_kept.scatter(0, largest, 1)
+        if least > 1:
+            others = gate.detach().scatter(0, largest, -1.0)
+            is_kept = is_kept.scatter(0, others.argmax(0, keepdim=True), 1)
     return _set(gate, is_kept)
 
 
-def binarised_gates(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+def binarised_gates(
+    gates: Sequence[Tensor],
+    rows: Tensor,
+    pairs: Tensor | None = None,
+    least: Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act, in the shapes they have.
 
     Args:
         gates: The gates of each group, and whatever else is to be binarised.
         rows: As in `open_flat`.
+        pairs: As in `open_flat`.
+        least: How many of each group stay open at least; left out, one.
     """
     if can_read(gates[0].detach()):
         n_groups = len(rows)
-        return (*map(open_gates, gates[:n_groups]), *map(binarise, gates[n_groups:]))
-    return act_together(gates, rows)
+        widths = map(open_gates, gates[:n_groups], least or [1] * n_groups)
+        return (*widths, *map(binarise, gates[n_groups:]))
+    return act_together(gates, rows, pairs)
 
 
-def act_together(gates: Sequence[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+def act_together(
+    gates: Sequence[Tensor], rows: Tensor, pairs: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Do the same in a few operations, however many gates there are."""
     flat = join_gates(gates)
-    acting = _set(flat, open_flat(flat, rows)).split([gate.numel() for gate in gates])
+    acting = _set(flat, open_flat(flat, rows, pairs)).split([gate.numel() for gate in gates])
     return tuple(
         piece if gate.dim() == 1 else piece.view(gate.shape)
         for piece, gate in zip(acting, gates, strict=True)
@@ -80,7 +94,9 @@ def _set(gate: Tensor, is_kept: Tensor) -> Tensor:
     return gate + torch.add(is_kept, gate.detach(), alpha=-1)
 
 
-def open_flat(flat: Float[Tensor, " gates"], rows: Tensor) -> Bool[Tensor, " gates"]:
+def open_flat(
+    flat: Float[Tensor, " gates"], rows: Tensor, pairs: Tensor | None = None
+) -> Bool[Tensor, " gates"]:
     """Return which of all gates act.
 
     Args:
@@ -88,13 +104,20 @@ def open_flat(flat: Float[Tensor, " gates"], rows: Tensor) -> Bool[Tensor, " gat
         rows: A row for each group of which one gate at least is open, as in `open_gates`: where
             its gates stand among all, without a gap. Short rows repeat their first place at the
             end.
+        pairs: Those rows whose groups keep two gates open.
     """
     flat = flat.detach()
     is_kept = flat >= THRESHOLD
     if not len(rows):
         return is_kept
     largest = flat.take(rows).argmax(1).add_(rows.select(1, 0))
-    return is_kept.scatter_(0, largest, 1)
+    is_kept = is_kept.scatter_(0, largest, 1)
+    if pairs is None or not len(pairs):
+        return is_kept
+    found = flat.take(pairs)
+    first = pairs.gather(1, found.argmax(1, keepdim=True))
+    second = found.masked_fill(pairs == first, -1.0).argmax(1, keepdim=True)
+    return is_kept.scatter_(0, pairs.gather(1, second).flatten(), 1)
 
 
 def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import InputError, with_article
-from archlearn.optim.cost_function import COSTS, CostFunction
+from archlearn.gating.strengths import COSTS, count_rows
+from archlearn.optim.cost_function import CostFunction
 
 Budget = Mapping[str, "float | str"]
 
@@ -44,8 +45,10 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
     unknown = [name for name in budget if name not in COSTS]
     if unknown:
         raise InputError(f"budget names {unknown[0]!r}; choose among {' and '.join(COSTS)}")
-    rows = {"parameters": 1, "multiply_adds": n_examples}
-    return {name: _amount(name, value, start[name], rows[name]) for name, value in budget.items()}
+    return {
+        name: _amount(name, value, start[name], count_rows(name, n_examples))
+        for name, value in budget.items()
+    }
 
 
 def _amount(name: str, value: Any, start: float, n_rows: int) -> float:
@@ -81,7 +84,7 @@ def check_reachable(
     """
     for name, limit in asked.items():
         if limit < least[name]:
-            rows = n_examples if name == "multiply_adds" else 1
+            rows = count_rows(name, n_examples)
             raise InputError(
                 f"a budget of {limit / rows:,.0f} {name} cannot be reached: with every gate closed "
                 f"that may close, {least[name] / rows:,.0f} are left of the present "

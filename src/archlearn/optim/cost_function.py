@@ -20,11 +20,11 @@ from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import count_parameters
 from archlearn.gating.selection import LearnableSites
+from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes
 
-COSTS: tuple[str, ...] = ("parameters", "multiply_adds")
 Named = dict[str, float]
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -50,6 +50,7 @@ class CostFunction:
         self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
         self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
         sizes = choice.blueprint.group_sizes()
+        self._least = torch.tensor([g.least for g in choice.blueprint.groups], dtype=torch.long)
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
         self._own = _Builder(model, choice).build()
@@ -92,11 +93,12 @@ class CostFunction:
         """Return the costs with all gates open, and those of the smallest network there can be.
 
         Args:
-            least_widths: How many gates of each group must stay open; left out, one.
+            least_widths: How many gates of each group must stay open; left out, one, or
+                two where a norm reads them.
         """
         sizes = self.group.bincount()
         if least_widths is None:
-            least_widths = torch.ones_like(sizes)
+            least_widths = self._least
         place = torch.arange(len(self.group)) - (sizes.cumsum(0) - sizes)[self.group]
         opened = torch.stack([place >= 0, place < least_widths[self.group]]).double()
         n_others = self.n_depth + self.n_branches
@@ -204,8 +206,8 @@ class CostFunction:
 
 def name_costs(costs: Tensor, n_examples: int = 1) -> Named:
     """Return costs by name, multiply-adds for one of so many examples; waits for the device."""
-    parameters, multiply_adds = costs.tolist()
-    return {"parameters": parameters, "multiply_adds": multiply_adds / n_examples}
+    named = zip(COSTS, costs.tolist(), strict=True)
+    return {name: cost / count_rows(name, n_examples) for name, cost in named}
 
 
 def _best_partition(change: Tensor, table: Tensor, longest: int) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from archlearn.errors import InputError, lies_in
 from archlearn.gating.container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
+from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.budgets import (
     Budget,
@@ -31,7 +32,7 @@ from archlearn.optim.budgets import (
     rank_gates,
     read_budget,
 )
-from archlearn.optim.cost_function import COSTS, CostFunction, name_costs
+from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import unwrap
@@ -82,7 +83,7 @@ class GateSchedule:
     patience: int = 20
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.0
+    cost_power: float = 1.5
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -367,13 +368,13 @@ class GateOptimizer(torch.optim.Optimizer):
         What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
-        rows = {"parameters": 1, "multiply_adds": self._n_examples}
+        trained = self._computed.items()
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
         return {
             "budget_path": path,
             "price": 0.0 if price is None else price.item(),
-            "trained": {name: cost / rows[name] for name, cost in self._computed.items()},
+            "trained": {name: n / count_rows(name, self._n_examples) for name, n in trained},
         }
 
     def fits(self) -> bool:
@@ -727,6 +728,7 @@ def _least_widths(
     blueprint = store.choice.blueprint
     sizes = blueprint.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
+    least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
     for pattern in [protect] if isinstance(protect, str) else protect:
         rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
         held = [blueprint.count_by_group(channels) > 0 for channels in rows]

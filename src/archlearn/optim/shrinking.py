@@ -130,7 +130,8 @@ def _find_kept(
         can_go = find_sliceable(owner, store.choice.blueprint)
         groups, gates = store.choice.blueprint.groups, store.width_gates()
         closed = {
-            group.name: (open_gates(gates[group.name]).cpu() < 0.5) & can_go[group.channels]
+            group.name: (open_gates(gates[group.name], group.least).cpu() < 0.5)
+            & can_go[group.channels]
             for group in groups
         }
     return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}

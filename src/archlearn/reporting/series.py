@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from archlearn.gating.strengths import COSTS
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,
@@ -99,9 +100,6 @@ def _bin(gates: NDArray[np.float64]) -> tuple[int, ...]:
 AxisScale = Literal["share", "accuracy", "log", "linear", "count"]
 
 
-_COSTS = ("parameters", "multiply_adds")
-
-
 STRETCHED_FROM = 0.9
 
 
@@ -174,7 +172,7 @@ def parameter_lines(run: RunRecord) -> FigureData:
 
 def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
-    names = [name for name in _COSTS if any(name in epoch.budget_path for epoch in run.epochs)]
+    names = [name for name in COSTS if any(name in epoch.budget_path for epoch in run.epochs)]
     lines: list[Series] = []
     for name in names:
         start = getattr(run.before, name) or 1

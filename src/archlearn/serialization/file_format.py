@@ -3,7 +3,7 @@
 import json
 import os
 import struct
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -21,9 +21,10 @@ from archlearn.serialization.values import decode, encode, shorten
 from archlearn.verification.certificate import Certificate
 
 FORMAT = "archlearn"
-
-
-VERSION = 1
+Metadata = dict[str, str]
+MIGRATIONS: tuple[Callable[[Metadata], Metadata], ...] = ()
+"""Turn the metadata of a file of version 1 into those of version 2, and so on."""
+VERSION = 1 + len(MIGRATIONS)
 
 
 # By descending alignment, the order in which safetensors itself lays tensors out.
@@ -78,10 +79,10 @@ class ModelFile:
 
     def __init__(self, handle: safetensors.safe_open) -> None:
         self._handle = handle
-        self.metadata: dict[str, str] = handle.metadata() or {}
+        self.metadata: Metadata = handle.metadata() or {}
 
-    def check_version(self) -> None:
-        """Raise unless this package wrote the file, in a format that it can read."""
+    def migrate(self) -> None:
+        """Turn the metadata into those of this version; raise if this package cannot read them."""
         found = self.metadata.get("format")
         if found != FORMAT:
             raise FileError(
@@ -96,6 +97,8 @@ class ModelFile:
                 f"its format is version {version}, and this archlearn reads up to {VERSION}; "
                 "install a later archlearn"
             )
+        for migrate in MIGRATIONS[max(int(version), 1) - 1 :]:
+            self.metadata = migrate(self.metadata)
 
     def check_tensors(self, entries: list[TensorEntry]) -> None:
         """Raise unless the file holds exactly these tensors, in these shapes and dtypes."""

@@ -442,7 +442,7 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
 def _load(path: Path, modules: Mapping[str, type[Any]]) -> nn.Module:
     with open_safetensors(path) as handle:
         file = ModelFile(handle)
-        file.check_version()
+        file.migrate()
         description = Description.from_json(file.metadata.get("description", ""))
         file.check_tensors(description.tensors)
         model = rebuild(description, modules)

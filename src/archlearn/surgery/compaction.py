@@ -12,6 +12,7 @@ from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_lin
 from archlearn.gating.container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks
 from archlearn.gating.l0_folding import fold_gates_into_weights
+from archlearn.gating.strengths import count_rows
 from archlearn.module_utils import (
     copy_model,
     evaluating,
@@ -115,7 +116,7 @@ def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: Example
     for name, limit in budget.items():
         found = getattr(plan.after, name)
         if found > limit:
-            n_rows = count_examples(inputs) if name == "multiply_adds" else 1
+            n_rows = count_rows(name, count_examples(inputs))
             logger.warning(
                 "a budget of %s %s was asked for, but the compact model has %s; call "
                 "gates.finish() before compact where a run ends before its total_steps",

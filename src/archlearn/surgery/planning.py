@@ -15,6 +15,7 @@ from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.container import STORE, GateContainer, find_store
 from archlearn.gating.selection import LearnableSites, choose_by_hand
+from archlearn.gating.strengths import COSTS
 from archlearn.module_utils import evaluating, find_module, find_tensor, first_names
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate import TriState, check_gate
@@ -85,7 +86,7 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     blueprint = store.choice.blueprint
     dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
     for group, gate in zip(blueprint.groups, widths.values(), strict=True):
-        dropped[group.channels] = open_gates(gate) < 0.5
+        dropped[group.channels] = open_gates(gate, group.least) < 0.5
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
     closed = tuple(name for name, gate in branches.items() if not bool(is_open(gate)))
     decision = Decision(store.choice, dropped, linear, closed)
@@ -159,9 +160,6 @@ def _check_by_hand(
         raise SurgeryError(f"a channel that {closed_by[channel]!r} drops cannot go: {why}")
 
 
-PAYS = ("parameters", "multiply_adds")
-
-
 @torch.inference_mode(False)
 def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "parameters") -> Plan:
     """Return what `compact` would do to a model with gates. The model is not changed.
@@ -177,8 +175,8 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
         SurgeryError: If a gate placed by hand drops a channel that something still reads.
     """
     model = unwrap(model)
-    if pay not in PAYS:
-        raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(PAYS)}")
+    if pay not in COSTS:
+        raise InputError(f"pay is {pay!r}; say what a merge must lower: {' or '.join(COSTS)}")
     check_forwards(model, "plan")
     with class_forwards(model), evaluating(model):
         return write_plan(model, decide(model, example_inputs), pay)

@@ -2,17 +2,17 @@
 
 import dataclasses
 import difflib
-import math
 import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import tomli_w
+
 from archlearn.errors import SettingsError
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import Range, RunSettings
 
 S = TypeVar("S")
 
@@ -137,41 +137,7 @@ _BETWEEN_NAMES = re.compile(r"[^\w.\"'\- \t]")
 
 def format_settings(settings: RunSettings) -> str:
     """Return settings as TOML."""
-    return format_table(to_table(settings))
-
-
-def format_table(table: Mapping[str, Any]) -> str:
-    """Return one level of tables as TOML: plain values first, then each table."""
-    lines = [_line(key, value) for key, value in table.items() if not isinstance(value, Mapping)]
-    for name, inner in table.items():
-        if isinstance(inner, Mapping):
-            lines += ["", f"[{name}]"]
-            lines += [_line(key, value) for key, value in inner.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _line(key: str, value: Any) -> str:
-    return f"{key} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case list():
-            return "[" + ", ".join(_value(item) for item in value) + "]"
-        case _:
-            return '"' + "".join(_escape(character) for character in str(value)) + '"'
-
-
-def _escape(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if ord(character) < 0x20 or ord(character) == 0x7F:
-        return f"\\u{ord(character):04x}"
-    return character
+    return tomli_w.dumps(to_table(settings))
 
 
 def parse_settings(text: str, where: str) -> RunSettings:
@@ -223,74 +189,18 @@ def read_settings(path: Path) -> RunSettings:
     return parse_settings(text, str(path))
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from `least` to `most`, and how to say so."""
-
-    text: str
-    least: float = 0.0
-    most: float = math.inf
-    least_is_in: bool = True
-    most_is_in: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Return whether a number lies inside; what is no number never does."""
-        above = value >= self.least if self.least_is_in else value > self.least
-        return above and (value <= self.most if self.most_is_in else value < self.most)
-
-
-_COUNT = Range("a whole number from 1 on", least=1)
-
-
-_POSITIVE = Range("a number above 0", least_is_in=False)
-
-
-_FROM_ZERO = Range("a number from 0 on")
-
-
-_BELOW_ONE = Range("a number from 0 to below 1", most=1.0)
-
-
-_UP_TO_ONE = Range("a number from 0 to 1", most=1.0, most_is_in=True)
-
-
-RANGES = {
-    "epochs": _COUNT,
-    "batch_size": _COUNT,
-    "validation": _BELOW_ONE,
-    "limit": _COUNT,
-    "learning_rate": _POSITIVE,
-    "momentum": _BELOW_ONE,
-    "weight_decay": _FROM_ZERO,
-    "clip_norm": _FROM_ZERO,
-    "warmup_epochs": _FROM_ZERO,
-    "gate_rate": _FROM_ZERO,
-    "largest_step": _FROM_ZERO,
-    "start_after": _UP_TO_ONE,
-    "freeze_for": _UP_TO_ONE,
-    "width_start": _UP_TO_ONE,
-    "width_spread": _UP_TO_ONE,
-    "depth_start": _UP_TO_ONE,
-    "travel": _FROM_ZERO,
-    "width_cost": _FROM_ZERO,
-    "depth_share": _FROM_ZERO,
-    "accumulate": _COUNT,
-    "threads": _COUNT,
-    "checkpoint_seconds": _FROM_ZERO,
-}
-
-
 def check_ranges(settings: RunSettings) -> None:
     """Refuse numbers with which no run can go well.
 
     Raises:
         SettingsError: If a number lies outside its range, or gates could never move.
     """
-    for section, name, _ in flat_settings():
+    for section, name, item in flat_settings():
         value = getattr(getattr(settings, section) if section else settings, name)
-        if name in RANGES and value is not None and not RANGES[name].holds(value):
+        within: Range | None = item.metadata["within"]
+        if within is not None and value is not None and not within.holds(value):
             option = name.replace("_", "-")
-            raise SettingsError(f"{name} is {value}; give --{option} {RANGES[name].text}")
+            raise SettingsError(f"{name} is {value}; give --{option} {within.text}")
     gates = settings.gates
     if gates.learn != "nothing" and gates.start_after + gates.freeze_for >= 1:
         raise SettingsError(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
+from archlearn.models import CaffeNet, CaffeNetSizes
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew

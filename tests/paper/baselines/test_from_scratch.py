@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from archlearn_paper.baselines.from_scratch import start_anew
 
 DIGITS = torch.zeros(1, 1, 28, 28)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.lenet import ConvNet, LeNet
+from archlearn.models import ConvNet, LeNet
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.l1_diagonal import (
     Scaled,

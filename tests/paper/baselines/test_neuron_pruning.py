@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.neuron_pruning import Neurons, merge_to_widths, reduce_by_merging
 

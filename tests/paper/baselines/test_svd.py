@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.baselines.svd import (
     choose_ranks,

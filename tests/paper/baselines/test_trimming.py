@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models.lenet import LeNet
+from archlearn.models import LeNet
 from archlearn_paper.baselines.budget import (
     BudgetError,
     ParameterCounts,

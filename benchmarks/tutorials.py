@@ -1,0 +1,65 @@
+"""Run the blocks of code on the tutorial pages and write down what they print.
+
+`python -m benchmarks.tutorials` rewrites each ```text block that follows a block of code, and puts
+the pictures that a page draws into `docs/figures`.
+"""
+
+import contextlib
+import io
+import linecache
+import os
+import re
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.torchvision_import import import_models
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("tutorial-cnn.md", "your-own-model.md", "training-loops.md", "export.md")
+_BLOCK = re.compile(r"^```python\n(.*?)^```$(\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+
+def run_page(text: str) -> str:
+    """Return a page with what its blocks print now; they run one after the other."""
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "net"}
+
+    def run(found: re.Match[str]) -> str:
+        # `inspect` tells where in the source a call stands.
+        lines = found[1].splitlines(keepends=True)
+        linecache.cache["net.py"] = (len(found[1]), None, lines, "net.py")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(found[1], "net.py", "exec"), names)
+        if found[2] is None:
+            return found[0]
+        said = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+        return f"```python\n{found[1]}```\n\n```text\n{said}\n```"
+
+    return _BLOCK.sub(run, text)
+
+
+def main() -> None:
+    if find_spec("torchvision") is not None:
+        import_models()  # which others import in their turn
+    home = Path.cwd()
+    for name in PAGES:
+        page = DOCS / name
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                page.write_text(run_page(page.read_text("utf-8")), "utf-8")
+                for picture in Path(folder).glob("*.svg"):
+                    shutil.copyfile(picture, DOCS / "figures" / picture.name)
+            finally:
+                os.chdir(home)
+        print(page)
+
+
+if __name__ == "__main__":
+    main()
