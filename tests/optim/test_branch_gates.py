@@ -75,7 +75,7 @@ def test_branches_that_hardly_matter_go_first_and_the_budget_holds() -> None:
 
 def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows() -> None:
     model = al.add_gates(Net(1.0, 0.0, 1.0, 1.0), draw(0)[0])
-    learn(model, 400, "75%", upto=64, rate=0.003)  # gates decide from step 40 on
+    learn(model, 400, "75%", upto=64, rate=0.02)  # gates decide from step 40 on
     assert "blocks.1" not in closed(model)
     idle = al.add_gates(Net(1.0, 1e-3, 1.0, 1.0), draw(0)[0])
     learn(idle, 400, "75%", upto=64)  # nothing grows without a rate

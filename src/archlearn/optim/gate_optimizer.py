@@ -46,7 +46,7 @@ _LOOKS = 40
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 _GROWTH = 2.0
-"""A branch is growing while it earns so many times what it earned half the time ago."""
+"""A branch has grown once it no longer earns so many times what it earned in half the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -439,27 +439,33 @@ class GateOptimizer(torch.optim.Optimizer):
         return Holds(group, self._least, self._inner, branches)
 
     def _is_growing(self) -> Tensor:
-        """Return which branches earn far more than in half the time, or nothing yet.
+        """Return which branches have not been seen yet to have grown.
 
         A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
         nothing; what it will be worth is seen when it has grown.
         """
-        pairs = [(self._mean_of(gate), self.state[gate].get("earlier")) for gate in self._branches]
+        if self.schedule.signal == "signed":
+            return torch.zeros_like(self._protected)
+        states = [self.state[gate] for gate in self._branches]
         growing = [
-            torch.zeros_like(self._protected[0])
-            if now is None or self.schedule.signal == "signed"
-            else (now == 0) | (now > _GROWTH * (0.0 if earlier is None else earlier))
-            for now, earlier in pairs
+            state["grown"] == 0 if "grown" in state else torch.full_like(gate, "mean" in state) > 0
+            for state, gate in zip(states, self._branches, strict=True)
         ]
         return torch.stack(growing) if growing else self._protected
 
     def _note_growth(self) -> None:
-        """Remember what branches earn now, and what they earned in half the time."""
+        """Take down which branches earn something, and not far more than in half the time.
+
+        That is looked at from half of the time on before which no gate may close.
+        """
         for gate in self._branches:
             state, mean = self.state[gate], self._mean_of(gate)
-            if mean is not None:
-                state["earlier"] = state.get("later", torch.zeros_like(mean))
-                state["later"] = mean.clone()
+            if mean is None:
+                continue
+            if "later" in state and 2 * self.param_groups[0]["step"] >= self._begin:
+                grown = ((mean > 0) & (mean <= _GROWTH * state["later"])).to(mean.dtype)
+                state["grown"] = torch.maximum(grown, state.get("grown", grown))
+            state["later"] = mean.clone()
 
     def _mean_of(self, gate: Tensor) -> Tensor | None:
         """Return the mean that is known of a gate, as if it had not begun at zero."""
