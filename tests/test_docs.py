@@ -23,6 +23,8 @@ def test_the_example_of_the_readme_runs_and_keeps_its_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (block,) = python_blocks(README)
+    packages = set(re.findall(r"^(?:import|from) (\w+)", block, flags=re.MULTILINE))
+    assert packages == {"archlearn", "torch"}  # what a plain install has
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, Any] = {}

@@ -3,6 +3,8 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +85,10 @@ def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     assert al.__version__ == version("archlearn")
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    assert al.__file__ is not None
+    files = Counter(path.name for path in Path(al.__file__).parent.rglob("*.py"))
+    counted = {name for name, count in files.items() if count > 1}
+    assert counted == {"__init__.py", "__main__.py"}

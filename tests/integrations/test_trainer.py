@@ -14,7 +14,7 @@ if find_spec("transformers") is None:
     pytest.skip("transformers is not installed", allow_module_level=True)
 if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
-from archlearn.integrations.transformers import TrainerGateCallback
+from archlearn.integrations.trainer_callback import TrainerGateCallback
 from tests.integrations.processes import check_same, run_two
 from tests.integrations.trainer_runs import BUDGET, accelerate_run, example, hf, make_trainer
 

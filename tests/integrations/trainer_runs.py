@@ -19,7 +19,7 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
-from archlearn.integrations.transformers import TrainerGateCallback
+from archlearn.integrations.trainer_callback import TrainerGateCallback
 
 hf: Any = transformers
 BUDGET = {"multiply_adds": "80%"}

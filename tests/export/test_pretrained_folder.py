@@ -17,7 +17,7 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
-from archlearn.export.huggingface import save_pretrained
+from archlearn.export.pretrained_folder import save_pretrained
 
 hf: Any = transformers
 TOKENS = torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))
