@@ -231,8 +231,8 @@ NOT_RUN = (
     "uncompiled ones, and was stopped; a guess that was not looked into is that cuDNN tried out "
     "its convolutions on a GPU that others filled. Of DenseNet-40 the learnt row ran out of the "
     "GPU's memory, and the plain one was stopped: one process held 58 GiB, by our guess, which was "
-    "not looked into either, that row. Earlier rows of resnet20-hard, mobilenet, lenet and landing, "
-    "by the old default and with images zoomed instead of shifted, are in `learning-f2ed5ed.md`."
+    "not looked into either, that row. Rows of resnet20-hard, mobilenet, lenet and landing by the "
+    "old default, with images zoomed instead of shifted, are in `learning-f2ed5ed.md`."
 )
 
 
