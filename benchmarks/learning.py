@@ -9,6 +9,7 @@ the test set is read once, at the end of each run.
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -186,6 +187,10 @@ GROUPS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+_STARTED_AGAIN = (
+    "Runs that ran out of the GPU's memory, or were stopped before their end, were started again "
+    "with the same settings and seeds; none of them had been finished."
+)
 NOTES = {
     "grid": "Powers of the cost by two ends of the time in which gates decide, on a fifth of the "
     "train images (10,000) set apart, with seeds that no other row has. The rule was fixed before: "
@@ -212,6 +217,8 @@ NOTES = {
     "depth": "ResNet-56 with gates on its residual branches (learnt) and without (width only), "
     "and with earnings of branches divided by 4 and 16, so that blocks go sooner. "
     "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
+    "mixer": _STARTED_AGAIN,
+    "gpt": _STARTED_AGAIN,
     "long": "All 50,000 images, nothing to validate on, one seed.",
     "landing": "Short runs (6,000 images, 6 epochs) that show where the cost lands, not how well a "
     "network may learn. The ViT, whose attention is not learnt, is refused 10 and 20 % before "
@@ -220,11 +227,12 @@ NOTES = {
 
 
 NOT_RUN = (
-    "MobileNetV2 had not begun its first epoch after eight minutes of compiling, nor uncompiled "
-    "after three (its convolutions are tried out on a GPU that others fill), and was stopped; "
-    "DenseNet-40 took 58 GiB of the GPU's memory for one run and was stopped, too. Earlier rows "
-    "of these and of LeNet, by the old default and with images zoomed instead of shifted, are in "
-    "`learning-f2ed5ed.md`."
+    "MobileNetV2 had finished no row after eight minutes of compiled steps, nor after three of "
+    "uncompiled ones, and was stopped; a guess that was not looked into is that cuDNN tried out "
+    "its convolutions on a GPU that others filled. Of DenseNet-40 the learnt row ran out of the "
+    "GPU's memory, and the plain one was stopped: one process held 58 GiB, by our guess, which was "
+    "not looked into either, that row. Rows of resnet20-hard, mobilenet, lenet and landing by the "
+    "old default, with images zoomed instead of shifted, are in `learning-f2ed5ed.md`."
 )
 
 
@@ -338,13 +346,13 @@ def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
         f"On {', '.join(hardware)}; commits {', '.join(commits)}.",
         "",
     ]
-    absent = [group for group, members in GROUPS.items() if not members.keys() & rows.keys()]
+    absent = [group for group in GROUPS if not _own_rows(group) & rows.keys()]
     if absent:
         lines += [f"Not run: {', '.join(absent)}. {NOT_RUN}", ""]
     for group, members in GROUPS.items():
-        found = {name: rows[name] for name in members if name in rows}
-        if not found:
+        if group in absent:
             continue
+        found = {name: rows[name] for name in members if name in rows}
         lines += [f"## {group}", "", NOTES.get(group, ""), ""]
         head = "| run | seeds | multiply-adds left | parameters left | validation | test | loss |"
         lines += [head, "|---|---|---|---|---|---|---|"]
@@ -357,6 +365,12 @@ def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
         missing = len(members) - len(found)
         lines += [f"\n{missing} of {len(members)} rows were not run.", ""] if missing else [""]
     return lines
+
+
+def _own_rows(group: str) -> set[str]:
+    """Return the rows of a group that no group in front of it has."""
+    before = itertools.takewhile(lambda other: other != group, GROUPS)
+    return GROUPS[group].keys() - {name for other in before for name in GROUPS[other]}
 
 
 def _table_row(kind: str, rows: list[dict[str, Any]]) -> str:

@@ -217,7 +217,7 @@ def fill_up(
     Those that earn most for what they cost come first; a channel that earns nothing stays closed,
     and so does one that costs nothing, for its branch is closed.
     """
-    weights = torch.eye(2, dtype=limits.dtype, device=limits.device)
+    weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
     for _ in range(_FILLS):
         room = limits - cost(is_open[None], is_gone[None])[0]
         prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
