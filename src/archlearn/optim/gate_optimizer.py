@@ -45,6 +45,10 @@ _LOOKS = 40
 """How often it is looked whether a cut pays."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
+_FOR_GOOD = 2**24
+"""Stands for the number of decisions since a gate closed when it never opens again."""
+_RESERVE = 4
+"""How many channels of each group, the last that closed, are never closed for good."""
 _GROWTH = 2.0
 """A branch has grown once it no longer earns so many times what it earned in half the time."""
 
@@ -309,7 +313,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._follow_device(opened.device)
         closed = torch.cat([opened == 0, gone[self._cost.n_depth :] > 0])
         if not self.param_groups[0]["frozen"]:
-            closed &= self._times_closed() >= self.schedule.patience
+            closed &= self._times_closed() == _FOR_GOOD
         closed, branches = closed.tensor_split([len(opened)])
         closed |= (branches[:, None] & self._inner).any(0)
         closed &= self._can_go.to(opened.device)
@@ -483,13 +487,28 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
-        is_long = self._times_closed() >= self.schedule.patience
-        widths, branches = is_long.tensor_split([self._cost.n_width])
+        widths, branches = (self._times_closed() == _FOR_GOOD).tensor_split([self._cost.n_width])
         return widths, branches
 
     def _count_closed_(self, is_open: Tensor) -> None:
+        """Count at how many decisions in a row gates have been closed, until it is for good.
+
+        The last few of each group that closed may always come back: what fits of the budget in the
+        end is filled up with them.
+        """
         gates = [*self.param_groups[0]["params"][: self._n_groups()], *self._branches]
-        counts = torch.where(is_open > 0, 0, self._times_closed() + 1)
+        times, n_width = self._times_closed(), self._cost.n_width
+        counts = torch.where(is_open > 0, 0, (times + 1).clamp(max=_FOR_GOOD - 1))
+        group = self._store.group_of_gate[:n_width].long()
+        recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
+        order = torch.argsort(group * (_FOR_GOOD + 1) + recent, stable=True)
+        first = torch.searchsorted(group[order], group[order])
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device) - first
+        may_return = torch.zeros_like(counts, dtype=torch.bool)
+        may_return[:n_width] = place < _RESERVE
+        is_long = (counts >= self.schedule.patience) & ~may_return
+        counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
         for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):
             self.state[gate]["closed"] = count.view(gate.shape).clone()
 
