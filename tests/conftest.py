@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,14 @@ settings.register_profile("thorough", common, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # Tiny tensors gain nothing from threads, and the workers of pytest share the cores.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """Accelerate keeps the precision of the first `Accelerator` of a process; forget it."""
+    yield
+    if "accelerate" in sys.modules:
+        sys.modules["accelerate"].state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

@@ -375,6 +375,22 @@ def test_finish_without_any_gradient_goes_by_the_gates(digits: Any) -> None:
     assert kept.tolist() == list(range(60 - len(kept), 60))
 
 
+def test_what_is_closed_for_good_stays_closed_when_there_is_room_again(digits: Any) -> None:
+    """Where it has been cut out it cannot come back, so a run would depend on when that was."""
+    model = al.add_gates(chain(), digits[0][:2])
+    schedule = al.GateSchedule(patience=3)
+    gates = al.GateOptimizer(model, STEPS, budget={"multiply_adds": "30%"}, schedule=schedule)
+    train(model, gates, digits, STEPS // 4)
+    for_good = torch.cat(list(gates.closed_for_good().values()))
+    before = torch.cat(list(al.width_gates(model).values())) < 0.5
+    roomy = al.GateOptimizer(model, STEPS, budget={"multiply_adds": "100%"}, schedule=schedule)
+    roomy.load_state_dict(gates.state_dict())
+    train(model, roomy, digits, 1)
+    after = torch.cat(list(al.width_gates(model).values())) < 0.5
+    assert 0 < int(for_good.sum()) < int(before.sum())
+    assert torch.equal(after, for_good)
+
+
 def test_compact_says_when_a_budget_was_missed(
     digits: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,7 +147,13 @@ KINDS: tuple[Kind, ...] = (
     ),
     kind("method_relu_as_statement", _functional(MethodAsStatement), IMAGE, (5, 7)),
     kind("inplace_relu", _functional(InplaceReLU), IMAGE, (5, 7)),
-    kind("clamp_as_relu", _functional(ClampAsReLU), IMAGE, (7,), note="clamp is no activation"),
+    kind(
+        "clamp_as_relu",
+        _functional(ClampAsReLU),
+        IMAGE,
+        (5, 7),
+        note="clamp is no activation: its channels are gated where they are read",
+    ),
     kind("swish_by_hand", _functional(Swish), IMAGE, (5, 7)),
     kind(
         "one_relu_called_three_times",
@@ -179,8 +185,8 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         VECTOR,
-        (7,),
-        note="the first layer's rows must stay for the second reader",
+        (5, 7),
+        note="the second reader reads the first layer without an activation",
     ),
     kind(
         "activation_on_the_input",

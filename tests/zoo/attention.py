@@ -186,7 +186,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(5, 3),
         ),
         IMAGE,
-        (11,),
+        (5, 11),
         (11,),
     ),
     kind(

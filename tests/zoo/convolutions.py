@@ -131,7 +131,7 @@ KINDS: tuple[Kind, ...] = (
         (5, 7),
         (5,),
     ),
-    kind("inverted_residual", _inverted, IMAGE, (7, 11)),
+    kind("inverted_residual", _inverted, IMAGE, (5, 7, 11)),
     kind(
         "depthwise_without_activation",
         parts(

@@ -193,7 +193,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         lambda: torch.randint(0, 9, (4, 5)),
-        (5, 7),
+        (5, 6, 7),
         (5, 7),
     ),
     kind("nested_containers", _nested, VECTOR, (5, 7), (5, 7)),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import archlearn as al
 from tests.zoo.kinds import Kind, Net, batch, kind, parts
@@ -46,16 +46,6 @@ class AsksForTheBatch(Net):
         return self.head(x if x.shape[0] > 1 else x * 2)
 
 
-class NoActivation(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.first(x))
-
-
-class OnlyNormed(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(F.relu(self.first(x))))
-
-
 class Softened(Net):
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(F.relu(self.first(x)), dim=1)
@@ -73,18 +63,8 @@ REFUSED: tuple[Refused, ...] = (
         error=al.TracingError,
         match=r"if x\.shape\[0\] > 1.*depends on the size of the batch",
     ),
-    Refused(kind=_two(NoActivation), error=al.InputError, match="nothing"),
     Refused(
         kind=kind("linear_alone", chain(linear(6, 3)), VECTOR),
-        error=al.InputError,
-        match="nothing",
-    ),
-    Refused(
-        kind=kind(
-            "OnlyNormed",
-            parts(OnlyNormed, first=linear(6, 5), norm=lambda: nn.LayerNorm(5), head=linear(5, 3)),
-            VECTOR,
-        ),
         error=al.InputError,
         match="nothing",
     ),

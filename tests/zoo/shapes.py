@@ -156,8 +156,8 @@ KINDS: tuple[Kind, ...] = (
         "pad_constant",
         parts(PadConstant, first=conv(3, 5), second=lambda: nn.Conv2d(5, 7, 3), head=conv(7, 4)),
         IMAGE,
-        (7,),
-        note="the border of a dropped channel would not be zero",
+        (5, 7),
+        note="the border of a dropped channel is not zero: it is gated where it is read",
     ),
     kind(
         "pad_channels",

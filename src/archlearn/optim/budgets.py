@@ -110,7 +110,8 @@ class Ranking:
     """Everything that could go, by what it earns for what it costs.
 
     Attributes:
-        ratio: Earnings over cost of each gate; infinite where nothing is to be gained.
+        ratio: Earnings over cost of each gate; infinite where nothing is to be gained, and minus
+            infinite where a gate is closed for good.
         rank: The place of each gate in the line of those to go, from 0.
     """
 
@@ -119,7 +120,7 @@ class Ranking:
 
     def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone, then."""
-        is_gone = (self.rank < counts[:, None]) & self.ratio.isfinite()
+        is_gone = (self.rank < counts[:, None]) & (self.ratio < torch.inf)
         gone = is_gone.double()
         return 1.0 - gone[:, :n_width], gone[:, n_width:]
 
@@ -145,7 +146,8 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
     """Return all gates by what they earn for what they cost.
 
     Args:
-        earned: What each gate earns: first those of widths, then those of depth, then branches.
+        earned: What each gate earns: first those of widths, then those of depth, then branches;
+            minus infinity where it is closed for good.
         cost: What the network saves without it; at most 0 where that is nothing.
         is_kept: Whether it is open now (a depth gate: not linear).
         holds: What must stay.
@@ -183,13 +185,15 @@ def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> Tensor:
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
     """Return how many gates must go, in the order of their ranks, for the network to fit.
 
+    Those that are closed for good are the first of them, and go whether there is room or not.
+
     Args:
         ranking: The order.
         cost: What a state of the gates costs.
         limits: The most that each cost may be.
     """
     device = ranking.rank.device
-    low = torch.full((), -1, device=device)
+    low = (ranking.ratio == -torch.inf).sum() - 1
     high = torch.full((), len(ranking.rank), device=device)
     steps = torch.arange(1, _AT_ONCE + 1, device=device)
     span = len(ranking.rank) + 1

@@ -413,7 +413,7 @@ class GateOptimizer(torch.optim.Optimizer):
         widths, branches = self._for_good()
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
         for_good = torch.cat([widths, depths, branches])
-        earned.masked_fill_(for_good, -1.0)  # first to go, and never to come back
+        earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
         ranking = rank_gates(earned, prices, kept, self._find_holds(last=last), schedule.stay)
