@@ -175,6 +175,22 @@ def test_a_certificate_with_other_entries_is_shown_whole(tmp_path: Path) -> None
     assert "the model's own 0.5 –" in page.text
 
 
+def test_a_run_with_a_budget_has_no_penalty_and_tells_of_its_cuts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    before = report([folder]).text
+    assert "Loss. The penalty comes on top in training." in before
+    assert "What was dropped and merged: the plan" in before
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**row, "penalty": 0.0}) + "\n" for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["shrinking"] = {"epochs": [2, 3], "multiply_adds": 0.7}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = report([folder])
+    assert "Loss. Of the task alone." in page.text
+    assert "What was dropped and merged behind the last cut in training: the plan" in page.text
+
+
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / "a"),

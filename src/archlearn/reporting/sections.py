@@ -106,6 +106,7 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
         "gates": list(_gates(run)),
         "certificate": _certificate(as_table(run.summary.get("certificate"))),
         "plan": as_text(run.summary.get("plan")),
+        "cut": bool(as_table(run.summary.get("shrinking"))),
         "compact": _compact(run),
         "normalisation": list(_normalisation(numbers)),
         "configuration": list(_configuration(run)),
@@ -223,7 +224,9 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     """Yield the figures over epochs; None for what was not measured."""
     name = run.score_name.capitalize()
     yield _over_epochs("score", f"{name}.", "On validation data.", score_lines(run))
-    yield _over_epochs("loss", "Loss.", "The penalty comes on top in training.", loss_lines(run))
+    has_penalty = any(epoch.penalty for epoch in run.epochs)
+    caption = "The penalty comes on top in training." if has_penalty else "Of the task alone."
+    yield _over_epochs("loss", "Loss.", caption, loss_lines(run))
     caption = "Layers that never change are left out."
     yield _over_epochs("widths", "Widths.", caption, width_lines(run))
     depth = depth_lines(run)
