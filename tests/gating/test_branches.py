@@ -274,3 +274,16 @@ def test_a_bert_keeps_the_norms_behind_its_additions() -> None:
     assert "bert.encoder.layer.0.output.LayerNorm.weight" in left
     assert not any(".intermediate." in name or ".output.dense" in name for name in left
                    if ".attention." not in name)  # fmt: skip
+
+
+def test_a_block_in_front_of_padded_channels_goes_together_with_channels() -> None:
+    """The call that pads then reads the stream itself, of which it must know what stays."""
+    net = build_network("resnet20", (3, 32, 32), 10).double().eval()
+    gated = al.add_gates(net, torch.randn(2, 3, 32, 32, dtype=torch.float64))
+    with torch.no_grad():
+        al.branch_gates(gated)["layer1.2"].fill_(0.1)
+        for gate in al.width_gates(gated).values():
+            gate[::3] = 0.1
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    small = al.compact(gated)
+    torch.testing.assert_close(small(images), gated.eval()(images), rtol=0, atol=1e-10)

@@ -200,15 +200,18 @@ class Rewriter:
             if isinstance(self.narrowed.get(source), DeferredPermutation):
                 raise SurgeryError(cannot_narrow(source))
         self._bake_numbers(old, node)
-        return self.cuts.reduce_all(full) if self._is_looked_at(old) else None
+        return self.cuts.reduce_all(full) if self._is_looked_at(old, node) else None
 
     def _is_indexed(self, old: fx.Node) -> bool:
         """Return whether a call is x[index] with a tensor as index, which no channel lies along."""
         index = old.args[1] if old.target is operator.getitem else None
         return isinstance(index, fx.Node) and isinstance(self.values[index.name], Labels)
 
-    def _is_looked_at(self, old: fx.Node) -> bool:
+    def _is_looked_at(self, old: fx.Node, node: fx.Node) -> bool:
         """Return whether what stays of a tensor must be known: something moves or measures it."""
+        before = {self.nodes.get(user.name) for user in old.users}
+        if not before.issuperset(node.users):  # it took the place of the sum of a closed branch
+            return True
         return any(
             rule_for(user, self.net) in _MOVES or not isinstance(self.values[user.name], Labels)
             for user in old.users
