@@ -276,14 +276,27 @@ def test_a_bert_keeps_the_norms_behind_its_additions() -> None:
                    if ".attention." not in name)  # fmt: skip
 
 
-def test_a_block_in_front_of_padded_channels_goes_together_with_channels() -> None:
+class PadsASum(nn.Module):
+    """A residual block whose sum is padded with channels of zeros, as option-A shortcuts are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = (nn.Conv2d(4, n, 1) for n in (4, 4, 8))
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = x + self.first(F.relu(x))
+        x = F.pad(x, (0, 0, 0, 0, 2, 2)) + self.second(x)
+        return self.head(F.relu(x))
+
+
+def test_a_closed_block_in_front_of_padded_channels_goes_together_with_channels() -> None:
     """The call that pads then reads the stream itself, of which it must know what stays."""
-    net = build_network("resnet20", (3, 32, 32), 10).double().eval()
-    gated = al.add_gates(net, torch.randn(2, 3, 32, 32, dtype=torch.float64))
+    images = torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    gated = al.add_gates(PadsASum().double().eval(), images)
     with torch.no_grad():
-        al.branch_gates(gated)["layer1.2"].fill_(0.1)
-        for gate in al.width_gates(gated).values():
-            gate[::3] = 0.1
-    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+        for gate in (*al.branch_gates(gated).values(), *al.width_gates(gated).values()):
+            gate.view(-1)[0] = 0.1
     small = al.compact(gated)
-    torch.testing.assert_close(small(images), gated.eval()(images), rtol=0, atol=1e-10)
+    torch.testing.assert_close(small(images), gated(images), rtol=0, atol=1e-10)
