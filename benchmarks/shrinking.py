@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
 
-ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"]',
+ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"] shrink=true',
         "whole": 'budget=["{budget}"] shrink=false'}  # fmt: skip
 HEAD = """\
 | case | budget | plain, s | shrinking / plain | bound | whole process | without shrinking / plain \

@@ -159,8 +159,10 @@ class HardwareSettings:
     compile: bool = setting(
         False, "Compile the step before it is captured: faster steps, a later start."
     )
-    shrink: bool = setting(
-        True, "Cut out channels that are closed for good while a budget is learnt: faster steps."
+    shrink: bool | None = setting(
+        None,
+        "Cut out channels that are closed for good while a budget is learnt: faster steps. "
+        "[default: on a CPU]",
     )
 
 

@@ -248,7 +248,10 @@ class TrainingLoop:
         """Cut out what is closed for good, where that pays."""
         session = self._session
         gates = session.work.gate_optimizer
-        if gates is None or not session.settings.hardware.shrink or not gates.can_shrink():
+        asked = session.settings.hardware.shrink
+        # Steps that are captured anew behind a cut have not been tried on a GPU yet.
+        is_wanted = session.fabric.device.type == "cpu" if asked is None else asked
+        if gates is None or not is_wanted or not gates.can_shrink():
             return
         try:
             shrink_(session.work.model, *session.work.optimisers)
