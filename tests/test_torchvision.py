@@ -40,11 +40,11 @@ def test_half_of_every_group_goes_and_the_function_stays(name: str) -> None:
     small = al.compact(gated)
     assert al.width_gates(gated)
     assert n_parameters(small) < n_parameters(net)
-    images = example(name)
+    images = 10 * example(name)  # of small ones, half of a bottleneck leaves little that differs
     with torch.no_grad():
         expected, found = gated.eval()(images), small.eval()(images)
     assert relative_difference(expected, found) <= 1e-10
-    assert spread(expected) > 1e-4  # half of a bottleneck leaves little that differs
+    assert spread(expected) > 1e-3
 
 
 def test_user_keeps_the_class_and_the_names() -> None:
