@@ -1,7 +1,9 @@
 """What Python draws by chance while a model is traced does not become a constant."""
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -59,3 +61,43 @@ def test_a_number_that_becomes_one_of_pythons_makes_a_leaf() -> None:
 def test_a_model_that_draws_itself_is_refused() -> None:
     with pytest.raises(al.TracingError, match="draws random numbers"):
         al.add_gates(Jittered(random.random), X)
+
+
+@contextmanager
+def another_thread_drawing() -> Generator[None]:
+    """Let another thread draw from torch's generator all the time."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        while not ended.is_set():
+            torch.rand(3)
+            begun.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_what_another_thread_draws_is_not_the_models() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 2))
+    with another_thread_drawing():
+        found = [al.inspect(net, X).opaque for _ in range(10)]
+    assert not any(found)
+
+
+def test_a_part_that_draws_is_found_beside_another_thread() -> None:
+    net = nn.Sequential(Jittered(DRAWS[0]), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    with another_thread_drawing():
+        assert list(al.inspect(net, X).opaque) == ["0"]
+
+
+def test_a_rehearsal_is_not_misled_by_what_another_thread_draws() -> None:
+    net = nn.Sequential(Jittered(DRAWS[0]), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    with another_thread_drawing():
+        for _ in range(40):
+            al.add_gates(net, X)

@@ -198,9 +198,6 @@ def test_a_model_that_asks_for_limits_of_a_type_can_be_pickled() -> None:
     assert al.compact(again).certificate is not None
 
 
-ELSEWHERE = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-
-
 class CallsElsewhere(Base):
     """While it is traced, another thread calls a module without gradients."""
 
@@ -209,7 +206,7 @@ class CallsElsewhere(Base):
 
         def call() -> None:
             with torch.no_grad():
-                found.append(ELSEWHERE(torch.ones(1, 2)))
+                found.append(nn.Sequential(nn.Linear(2, 3), nn.ReLU())(torch.ones(1, 2)))
 
         thread = threading.Thread(target=call)
         thread.start()
