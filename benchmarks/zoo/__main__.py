@@ -4,7 +4,7 @@ Each model and side runs in a process of its own under a limit of time and of me
 rows are appended to a file as they come, what is in the file is not run again, and the page is
 written beside it.
 
-    python -m benchmarks.zoo --torch-pruning --jobs 2 --out results/zoo.jsonl
+    python -m benchmarks.zoo --sides archlearn torch-pruning --jobs 2 --out results/zoo.jsonl
 """
 
 import argparse
@@ -31,10 +31,9 @@ def main() -> None:
     options = _options()
     _context.set_forkserver_preload(["benchmarks.zoo.preload"])
     names = [name for name in read_entries() if fnmatch(name, options.only)]
-    sides = list(SIDES) if options.torch_pruning else ["archlearn"]
     rows = _read(options.out) if options.out else []
     done = {(row["model"], row["side"]) for row in rows}
-    todo = [(name, side) for name in names for side in sides if (name, side) not in done]
+    todo = [(name, side) for name in names for side in options.sides if (name, side) not in done]
     circumstances = describe(*PACKAGES)
 
     def run(number: int, name: str, side: str) -> Row:
@@ -90,7 +89,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", default="*", metavar="GLOB", help="names of models, such as 'hf/*'"
     )
-    parser.add_argument("--torch-pruning", action="store_true", help="measure it beside archlearn")
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=["archlearn"], help="who compacts the models"
+    )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="JSON lines; the page is beside it"
     )
