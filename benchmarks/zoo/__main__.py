@@ -10,6 +10,7 @@ written beside it.
 import argparse
 import json
 import multiprocessing
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
@@ -54,18 +55,19 @@ def main() -> None:
 
 def _in_own_process(name: str, side: str, options: argparse.Namespace) -> Row:
     receiver, sender = _context.Pipe(duplex=False)
-    process = _context.Process(target=send_row, args=(sender, name, side, options.memory))
+    given = (sender, name, side, options.memory, options.limit)
+    process = _context.Process(target=send_row, args=given)
     process.start()
     sender.close()
     failed: Row = {"model": name, "side": side, "result": "crashed"}
     try:
-        if not receiver.poll(options.limit):
-            return {**failed, "result": "too slow", "said": f"not done after {options.limit:g} s"}
         row = receiver.recv()
         process.join(5)
         return row
     except EOFError:
         process.join()
+        if process.exitcode == -signal.SIGXCPU:
+            return {**failed, "result": "too slow", "said": f"not done after {options.limit} s"}
         return {**failed, "said": f"the process ended with {process.exitcode}"}
     finally:
         process.kill()
@@ -96,7 +98,9 @@ def _options() -> argparse.Namespace:
         "--out", type=Path, metavar="FILE", help="JSON lines; the page is beside it"
     )
     parser.add_argument("--jobs", type=int, default=1, help="models measured at the same time")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for a model and side")
+    parser.add_argument(
+        "--limit", type=int, default=300, help="seconds of a processor for a model and side"
+    )
     parser.add_argument("--memory", type=float, default=12.0, help="GiB for a model and side")
     return parser.parse_args()
 

@@ -31,11 +31,12 @@ _KEYS_AND_VALUES = (
 Row = dict[str, Any]
 
 
-def send_row(sender: Connection, name: str, side: str, memory: float) -> None:
-    """Measure one model and side within so many GiB of memory; for a process of its own."""
+def send_row(sender: Connection, name: str, side: str, memory: float, seconds: int) -> None:
+    """Measure one model and side within GiB of memory and seconds; for a process of its own."""
     torch.set_num_threads(1)
     n_bytes = int(memory * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     sender.send(measure(name, read_entries()[name], side))
 
 
