@@ -114,8 +114,8 @@ class Inner(nn.Module):
 
 
 ASKING = [
-    ByMethod, ByAttribute, ByLength, ByRows, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts, ByKind,
-    Inner,
+    ByMethod, ByAttribute, ByLength, ByRows, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts,
+    ByKind, Inner,
 ]  # fmt: skip
 
 
