@@ -103,7 +103,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._units = count_units(choice)
         self._protected = find_protected(choice, protect)
         n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
-        self._branches: list[Tensor] = gates[n_groups + self._cost.n_depth :]
+        self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
         window = self.schedule
