@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn.analysis.cost_model import CostTable
 from archlearn.costs import Costs, count_layer_costs
-from archlearn.gating.strengths import COSTS, PriceName
+from archlearn.gating.penalty_prices import COSTS, PriceName
 from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)

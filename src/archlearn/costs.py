@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.transformer_blocks import unfused
 from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 

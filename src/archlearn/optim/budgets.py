@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import InputError, with_article
-from archlearn.gating.strengths import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.optim.cost_function import CostFunction
 
 Budget = Mapping[str, "float | str"]

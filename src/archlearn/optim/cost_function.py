@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.analysis.branches import Closings
+from archlearn.analysis.channel_labels import CONSTANT, Labels, core
 from archlearn.analysis.cost_model import count_positions_by_call
-from archlearn.analysis.labels import CONSTANT, Labels, core
-from archlearn.analysis.layer_pairs import MergeablePair
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.mergeable_layers import MergeablePair
+from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.gating.selection import LearnableSites
-from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merge_planning import chain_links, merged_kernel
 from archlearn.surgery.planning import PlannedSizes

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in
-from archlearn.gating.container import STORE, GateContainer
+from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.gating.selection import LearnableSites
-from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.budgets import (
     Budget,

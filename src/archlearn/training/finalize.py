@@ -15,7 +15,7 @@ from torch import nn
 import archlearn
 from archlearn.costs import count_costs, count_layer_costs
 from archlearn.errors import FileError, InputError
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
