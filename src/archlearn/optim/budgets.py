@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from archlearn.errors import InputError, with_article
-from archlearn.gating.strengths import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, count_rows
 
 Budget = Mapping[str, "float | str"]
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")

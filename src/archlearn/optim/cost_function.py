@@ -8,8 +8,8 @@ need. Nothing is read back, so no device is waited for.
 import torch
 from torch import Tensor, nn
 
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.gating.selection import LearnableSites
-from archlearn.gating.strengths import COSTS, count_rows
 from archlearn.optim.cost_terms import CostTerms
 from archlearn.optim.merge_costs import add_up, merge_savings, merge_tables
 

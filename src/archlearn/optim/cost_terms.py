@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.analysis.branches import Closings
+from archlearn.analysis.channel_labels import CONSTANT, Labels, core
 from archlearn.analysis.cost_model import count_positions_by_call
-from archlearn.analysis.labels import CONSTANT, Labels, core
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor

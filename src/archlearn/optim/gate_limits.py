@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in
-from archlearn.gating.container import STORE, GateContainer
+from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.tracing.generated_forward import unwrap
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.gating.container import STORE, GateContainer
-from archlearn.gating.strengths import COSTS, count_rows
+from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.budgets import Budget, check_reachable, read_budget
 from archlearn.optim.closing_history import count_closed_, find_closed_for_good

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.layer_pairs import MergeablePair
+from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.module_utils import find_module
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
 from archlearn.surgery.merge_planning import chain_links, merged_kernel

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
-from archlearn.gating.container import STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
 from archlearn.nn.functional import open_gates
