@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from archlearn.analysis.channel_labels import Labels, SiteChannels, fixed_like
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import Labels, SiteChannels, fixed_like
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.fx_utils import call_node, leaves_of
 from archlearn.tracing.source_location import source_of
