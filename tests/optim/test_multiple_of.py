@@ -18,12 +18,12 @@ NETWORKS = {
 }
 
 
-def learn(name: str, n_steps: int = 12, **options: Any) -> tuple[nn.Module, nn.Module]:
+def learn(name: str, n_steps: int = 12, **options: Any) -> tuple[nn.Module, Any]:
     """Return a gated network behind a few steps on random images, and its gates' optimiser."""
     torch.manual_seed(0)
     x, y = torch.randn(4, *NETWORKS[name]), torch.randint(10, (4,))
     model = al.add_gates(build_network(name, NETWORKS[name], 10), x[:1])
-    gates = al.GateOptimizer(model, n_steps, multiple_of=8, **options)
+    gates: Any = al.GateOptimizer(model, n_steps, multiple_of=8, **options)
     for _ in range(n_steps):
         cross_entropy(model(x), y).backward()
         with torch.no_grad():
@@ -59,7 +59,7 @@ def test_widths_are_multiples_of_eight_or_whole(name: str, share: int) -> None:
     if name.startswith("vit"):
         share += 30  # its attention stays
     model, gates = learn(name, budget={cost: f"{share}%"})
-    small = al.compact(model)
+    small: Any = al.compact(model)
     plan = al.plan(model)
     limit = share / 100 * getattr(plan.before, cost)
     assert 0.8 * limit <= getattr(plan.after, cost) <= limit
@@ -69,7 +69,7 @@ def test_widths_are_multiples_of_eight_or_whole(name: str, share: int) -> None:
 
 
 def test_least_widths_and_protected_layers_are_rounded_up() -> None:
-    options = {"least_width": 9, "protect": ["conv1"]}
+    options: dict[str, Any] = {"least_width": 9, "protect": ["conv1"]}
     model, _ = learn("lenet", budget={"parameters": "10%"}, **options)
     counts = {name: int((gate >= 0.5).sum()) for name, gate in al.width_gates(model).items()}
     assert min(counts.values()) == 16
@@ -90,10 +90,11 @@ def test_widths_are_multiples_where_the_network_shrinks_while_it_learns() -> Non
     budget = {"multiply_adds": "40%"}
     gates = al.GateOptimizer(model, 60, budget=budget, multiple_of=8, schedule=schedule)
     optimiser = torch.optim.SGD(al.weights(model), lr=0.05)
+    both: tuple[Any, Any] = (optimiser, gates)
     n_cuts = 0
     for _ in range(60):
         cross_entropy(model(data[0]), data[1]).backward()
-        for each in (optimiser, gates):
+        for each in both:
             each.step()
             each.zero_grad()
         if gates.can_shrink():
