@@ -13,6 +13,7 @@ from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.rules.embedding import embedding
 from archlearn.analysis.rules.normalization import across_channels, local_response
+from archlearn.analysis.rules.pooling import mean
 from archlearn.analysis.rules.registry import rule_for
 from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
 from archlearn.module_utils import evaluating
@@ -357,11 +358,11 @@ def _not_asked_for(stream: Stream) -> Reason:
 def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
-    """Return whether a norm takes its statistics over each channel."""
+    """Return whether a norm, or a mean in one by hand, is taken over each channel."""
     normed = torch.zeros(len(root), dtype=torch.bool)
     for graph, each in zip(traces.graphs, followed, strict=True):
         for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) is across_channels:
+            if node.name in each.reads and rule_for(node, net) in (across_channels, mean):
                 normed[root[each.reads[node.name].ids]] = True
     return normed
 
