@@ -286,6 +286,49 @@ def test_two_channels_stay_in_a_norm_by_hand() -> None:
     assert al.read_architecture(model).widths == (2, 2)
 
 
+class Positions(nn.Module):
+    """A leaf: it is given a stream, and may read of it more or less."""
+
+    table: Tensor
+
+    def __init__(self, reading: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(6, 1))
+        self.reading = reading
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.table[: x.shape[1]] * self.reading(x)).to(x.dtype)
+
+
+class Positioned(nn.Module):
+    def __init__(self, reading: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.stem, self.positions, self.head = nn.Linear(5, 8), Positions(reading), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x) * self.positions(x)
+
+
+def test_a_leaf_that_asks_for_a_type_alone_reads_no_channels() -> None:
+    small: Any = check_exact(Positioned(lambda x: 1), draw(2, 4, 5), draw(3, 6, 5))
+    assert small.stem.out_features == 4
+
+
+READINGS: dict[str, Callable[[Tensor], Any]] = {
+    "numbers": lambda x: x.mean(),
+    "how many there are": lambda x: x.shape[-1],
+    "whether they are finite": lambda x: float(x.isfinite().all()),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_leaf_that_reads_more_keeps_channels(name: str) -> None:
+    with pytest.raises(al.InputError, match="nothing can be learnt"):
+        al.add_gates(Positioned(READINGS[name]), torch.randn(2, 4, 5))
+
+
 def test_tied_embeddings_lose_the_same_columns() -> None:
     torch.manual_seed(0)
     net = Encoder(NORMS["layer"])

@@ -412,7 +412,7 @@ def _find_first_writers(
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
-            names.append(layer_of(node) if is_linear_op(node, net) else str(node.target))
+            names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[root[without_repeats(labels.ids)]] = len(names) - 1
     return names, first
 
