@@ -6,7 +6,7 @@ They were settled on validation data; the test data had no part in it.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from archlearn.gating.strengths import PriceName
+from archlearn.gating.penalty_prices import PriceName
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.settings import (
     GateSettings,

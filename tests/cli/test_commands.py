@@ -44,6 +44,9 @@ def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
     assert "epochs = 30" in (run_folder / "config.toml").read_text()
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["before"]["architecture"] == "40-30-10"
+    for when in ("before", "after"):
+        layers = summary[when]["layers"]
+        assert sum(layer["multiply_adds"] for layer in layers) == summary[when]["multiply_adds"]
     assert summary["after"]["parameters"] < summary["before"]["parameters"]
     assert summary["test_accuracy"] > 0.9
     assert summary["certificate"]

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, without_repeats
+from archlearn.analysis.gate_sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
-from archlearn.analysis.rules.embedding import embedding
-from archlearn.analysis.rules.normalization import across_channels, local_response
-from archlearn.analysis.rules.pooling import mean
-from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
+from archlearn.analysis.propagation_rules.embedding import embedding
+from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.pooling import mean
+from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import evaluating
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.source_location import source_of
-from archlearn.tracing.traces import ExampleInputs, Leaf, Traces, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.labels import Labels, without_repeats
+from archlearn.analysis.channel_labels import Labels, without_repeats
+from archlearn.analysis.propagation_rules import elementwise, reshape
+from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.analysis.rule_api import opaque
-from archlearn.analysis.rules import elementwise, reshape
-from archlearn.analysis.rules.registry import rule_for
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
     Cuts,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from archlearn.gating.strengths import CostName, PriceName
+from archlearn.gating.penalty_prices import CostName, PriceName
 
 
 @dataclass(frozen=True, slots=True)

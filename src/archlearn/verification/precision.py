@@ -77,12 +77,12 @@ class _Widening(TorchFunctionMode):
 def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
     """Let tensors hold other numbers for a while, and casts to their precision be none."""
     own = {tensor: tensor.data for tensor in numbers}
-    dtypes = frozenset(data.dtype for data in own.values()) or frozenset({torch.float32})
+    dtypes = frozenset(data.dtype for data in own.values())
     EXCHANGES_UNDER_WAY[0] += 1
     try:
         for tensor, other in numbers.items():
             tensor.data = other
-        with _Widening(dtypes):
+        with _Widening(dtypes | {torch.float32}):  # a model in float64 may have such parts
             yield
     finally:
         EXCHANGES_UNDER_WAY[0] -= 1
