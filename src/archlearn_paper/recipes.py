@@ -7,7 +7,7 @@ penalty at a price, `learn_to_budget` is the library's `GateOptimizer` at a numb
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from archlearn.gating.strengths import PriceName
+from archlearn.gating.penalty_prices import PriceName
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.settings import (
     GateSettings,

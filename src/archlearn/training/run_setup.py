@@ -16,11 +16,12 @@ from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.gating.strengths import Price, Strengths
-from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+from archlearn.gating.penalty_prices import Price, Strengths
+from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.training.checkpoint import (
     OPTIMISER,
     Position,

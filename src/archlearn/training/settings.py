@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from archlearn.gating.strengths import CostName, PriceName
+from archlearn.gating.penalty_prices import CostName, PriceName
+
+LoggerName = Literal["csv", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,11 @@ class RecordSettings:
     checkpoint_seconds: float = setting(
         20.0, "Least time between two checkpoints.", within=_FROM_ZERO
     )
-    tensorboard: bool = setting(False, "Write TensorBoard logs too (archlearn[tensorboard]).")
+    logger: LoggerName | None = setting(  # noqa: RUF009
+        None,
+        "Write the numbers of each epoch for other tools, too: csv, tensorboard "
+        "(archlearn[tensorboard]) or wandb (archlearn[wandb]).",
+    )
     report: bool = setting(True, "Write report.html at the end.")
 
 
