@@ -52,7 +52,7 @@ def check_arguments(
         raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
     for name, count in counts.items():
         if not lies_in(count, 1, math.inf) or count != int(count):
-            raise InputError(f"{name} is {count!r}; give a number of channels from 1 on")
+            raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
     if not lies_in(largest_cut, 0, 1):
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
 
