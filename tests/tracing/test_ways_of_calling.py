@@ -221,8 +221,8 @@ class OwnLinear(nn.Linear):
 
 
 class OwnConv(nn.Conv2d):
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return super()._conv_forward(2 * input, weight, bias)
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore
+        return super()._conv_forward(2 * x, weight, bias)
 
 
 def test_layers_of_a_class_of_the_users_are_learnt() -> None:
