@@ -18,7 +18,7 @@ from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument
 from archlearn.tracing.example_inputs import values_for as values_for
-from archlearn.tracing.graph_pickling import Packed, pack_graph, unpack_graph
+from archlearn.tracing.fx_utils import Packed, pack_graph, unpack_graph
 from archlearn.tracing.module_state import look_at, preserve_state
 from archlearn.tracing.rng import RngState, check_draws, counting_draws, putting_back
 from archlearn.tracing.shape_guards import Refusal
