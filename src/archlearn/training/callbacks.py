@@ -1,9 +1,9 @@
-"""Callback protocol of a training run, and TensorBoard."""
+"""Callbacks of a training run, and TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from archlearn.errors import SettingsError
 from archlearn.training.settings import RunSettings
@@ -48,40 +48,23 @@ class EpochEnd:
     seconds_left: float
 
 
-class Callback(Protocol):
-    """Watches a run."""
+class Callback:
+    """Watches a run; what is not overridden does nothing."""
 
     def started(self, start: RunStart) -> None:
         """Take note of the start."""
-        ...
 
     def stepped(self, step: int) -> None:
         """Take note of finished steps."""
-        ...
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Take note of a finished epoch."""
-        ...
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Take note of the end."""
-        ...
 
 
-class SilentCallback:
-    """Watches and says nothing."""
-
-    def started(self, start: RunStart) -> None:
-        """Say nothing."""
-
-    def stepped(self, step: int) -> None:
-        """Say nothing."""
-
-    def epoch_ended(self, end: EpochEnd) -> None:
-        """Say nothing."""
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        """Say nothing."""
+SilentCallback = Callback
 
 
 FOLDER = "tensorboard"
@@ -101,7 +84,7 @@ _SCALARS = (
 )
 
 
-class TensorBoard:
+class TensorBoard(Callback):
     """Writes one point an epoch for each number."""
 
     def __init__(self) -> None:
@@ -120,9 +103,6 @@ class TensorBoard:
         folder = Path(start.folder) / FOLDER
         self._writer = self._make(str(folder), purge_step=start.first_epoch + 1)
 
-    def stepped(self, step: int) -> None:
-        """Write nothing for single steps."""
-
     def epoch_ended(self, end: EpochEnd) -> None:
         """Write the numbers of an epoch."""
         row, epoch = end.row, end.row["epoch"]
@@ -139,7 +119,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Several:
+class Several(Callback):
     """Tells several observers, in order."""
 
     def __init__(self, observers: Sequence[Callback]) -> None:
