@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from archlearn.gating.penalty_prices import Price, Strengths
     from archlearn.inspection import inspect
     from archlearn.nn.tristate_activation import Gate, TriState
-    from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.optim.gate_optimizer import GateOptimizer
+    from archlearn.optim.gate_schedule import GateSchedule
     from archlearn.optim.shrinking import shrink_
     from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
@@ -66,7 +67,8 @@ _HOMES = {
     "archlearn.inspection": "inspect",
     "archlearn.original_channels": "kept_channels",
     "archlearn.nn.tristate_activation": "Gate TriState",
-    "archlearn.optim.gate_optimizer": "GateOptimizer GateSchedule",
+    "archlearn.optim.gate_optimizer": "GateOptimizer",
+    "archlearn.optim.gate_schedule": "GateSchedule",
     "archlearn.optim.shrinking": "shrink_",
     "archlearn.serialization": "load save",
     "archlearn.surgery.architecture": "Architecture read_architecture",

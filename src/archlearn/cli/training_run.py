@@ -13,7 +13,7 @@ from typing import Any
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.downloads import DownloadProgress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Callback, Several, TensorBoard
+from archlearn.training.callbacks import Callback, EpochLogger, Several
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
@@ -23,7 +23,7 @@ from archlearn.training.run_directory import (
     how_to_go_on,
     read_run_settings,
 )
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import LoggerName, RunSettings
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ def _watch(
 ) -> Mapping[str, Any]:
     _need_reports(settings)
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        summary = run(_audience(display, progress, tensorboard=settings.record.tensorboard))
+        summary = run(_audience(display, progress, settings.record.logger))
     return _conclude(folder, summary, report=settings.record.report)
 
 
@@ -63,10 +63,10 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _audience(display: Callback, progress: DownloadProgress, *, tensorboard: bool) -> Audience:
+def _audience(display: Callback, progress: DownloadProgress, logger: LoggerName | None) -> Audience:
     observers = [display]
-    if tensorboard and os.environ.get("RANK", "0") == "0":
-        observers.append(TensorBoard())
+    if logger is not None and os.environ.get("RANK", "0") == "0":
+        observers.append(EpochLogger(logger))
     command = shlex.join(["archlearn", *sys.argv[1:]])
     return Audience(observer=Several(observers), progress=progress, command=command)
 

@@ -28,7 +28,7 @@ from archlearn.module_utils import find_module
 from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
-from archlearn.tracing.block_hooks import mark_blocks_
+from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
 from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
@@ -269,10 +269,15 @@ class _Writer:
         groups, index = self.store.find(channels)
         if not groups:
             return
+        x, call = node.all_input_nodes[0], self.graph.call_function
         with self.graph.inserting_before(node):
             width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
-            made = self.graph.call_function(function, (node.all_input_nodes[0], width, *arguments))
+            if node.op == "call_module":  # it is not called any more, but its hooks are
+                call(begin_block, (node.name, node.target, (x,), {}, ()))
+            made = call(function, (x, width, *arguments))
+            if node.op == "call_module":
+                call(end_block, (node.name, node.target, made, ()))
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 

@@ -24,7 +24,8 @@ from archlearn.module_utils import evaluating, find_module, find_tensor, modes_o
 from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
-from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
+from archlearn.optim.gate_limits import find_gated
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept

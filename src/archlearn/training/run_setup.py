@@ -20,7 +20,8 @@ from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalty_prices import Price, Strengths
-from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.training.checkpoint import (
     OPTIMISER,
     Position,

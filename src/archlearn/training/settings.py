@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from archlearn.gating.penalty_prices import CostName, PriceName
 
+LoggerName = Literal["csv", "tensorboard", "wandb"]
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -173,7 +175,11 @@ class RecordSettings:
     checkpoint_seconds: float = setting(
         20.0, "Least time between two checkpoints.", within=_FROM_ZERO
     )
-    tensorboard: bool = setting(False, "Write TensorBoard logs too (archlearn[tensorboard]).")
+    logger: LoggerName | None = setting(  # noqa: RUF009
+        None,
+        "Write the numbers of each epoch for other tools, too: csv, tensorboard "
+        "(archlearn[tensorboard]) or wandb (archlearn[wandb]).",
+    )
     report: bool = setting(True, "Write report.html at the end.")
 
 

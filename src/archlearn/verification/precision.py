@@ -4,7 +4,7 @@ Only the numbers are exchanged: no module is copied, and whoever holds a paramet
 """
 
 from collections.abc import Container, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
     try:
         for tensor, other in numbers.items():
             tensor.data = other
-        with _Widening(dtypes) if dtypes else nullcontext():
+        with _Widening(dtypes | {torch.float32}):  # a model in float64 may have such parts
             yield
     finally:
         EXCHANGES_UNDER_WAY[0] -= 1
