@@ -35,7 +35,7 @@ def images(height: int) -> Tensor:
 
 
 class Stacked(nn.Module):
-    """Feature maps that are summed as one tensor, as the FPN of segmentation_models_pytorch does."""
+    """Feature maps that are summed as one tensor, as in segmentation_models_pytorch's FPN."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__()

@@ -73,8 +73,9 @@ def test_branches_that_hardly_matter_go_first_and_the_budget_holds() -> None:
         assert (small(draw(1)[0]) - model(draw(1)[0])).abs().max() < 1e-5
 
 
-def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows() -> None:
-    model = al.add_gates(Net(1.0, 0.0, 1.0, 1.0), draw(0)[0])
+@pytest.mark.parametrize("scale", [0.0, 1e-6])  # of a norm's weight, of LayerScale
+def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows(scale: float) -> None:
+    model = al.add_gates(Net(1.0, scale, 1.0, 1.0), draw(0)[0])
     learn(model, 400, "75%", upto=64, rate=0.02)  # gates decide from step 40 on
     assert "blocks.1" not in closed(model)
     idle = al.add_gates(Net(1.0, 1e-3, 1.0, 1.0), draw(0)[0])
