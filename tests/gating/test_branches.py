@@ -89,7 +89,7 @@ class AskingBlock(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        if y.shape[0] > 1:
+        if y.dim() > 1:
             y = F.relu(y)
         return self.shortcut(x) + self.second(y)
 
