@@ -298,10 +298,10 @@ class _Writer:
             width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
             if node.op == "call_module":  # it is not called any more, but its hooks are
-                call(begin_block, (node.name, node.target, (x,), {}, ()))
+                call(begin_block, (node.name, str(node.target), (x,), {}, ()))
             made = call(function, (x, width, *arguments))
             if node.op == "call_module":
-                call(end_block, (node.name, node.target, made, ()))
+                call(end_block, (node.name, str(node.target), made, ()))
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
