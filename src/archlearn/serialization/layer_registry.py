@@ -19,22 +19,14 @@ from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
 
 LayerClass = type[nn.Module]
-
-
 MAX_ITEMS = 16
-
-
 MAX_NUMBER = 2**31 - 1
-
-
 CONTAINERS: dict[str, LayerClass] = {
     "container": nn.Module,
     "torch.nn.Sequential": nn.Sequential,
     "torch.nn.ModuleList": nn.ModuleList,
     "torch.nn.ModuleDict": nn.ModuleDict,
 }
-
-
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
 
 
@@ -206,14 +198,8 @@ def _refuse_node(name: str) -> object:
 
 
 _OWN = frozenset(vars(nn.Module())) | {"training"}
-
-
 _MARK = "_archlearn_opaque"
-
-
 _OBJECT = "object"
-
-
 _COMPOSITE_NAMES = """
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
 """
@@ -353,8 +339,6 @@ def _refuse_composite(name: str) -> object:
 
 # The class that computes each norm, by the name of the function that puts it there.
 _NORMS = {"weight_norm": "_WeightNorm", "spectral_norm": "_SpectralNorm"}
-
-
 _SETTINGS = {"weight_norm": ("dim",), "spectral_norm": ("n_power_iterations", "eps", "dim")}
 
 
