@@ -2,14 +2,13 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from torch.overrides import TorchFunctionMode
 
 from archlearn.errors import FileError, InputError
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
@@ -90,29 +89,12 @@ def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
     if known[kind] is TriState:
         values = _prepare_tristate(values)
     try:
-        with torch.device("meta"), _SkipInit(), warnings.catch_warnings(action="ignore"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             return known[kind](**values)
     except Exception as error:
         raise FileError(
             f"the layer {kind} does not take the arguments {shorten(values)}: {error}"
         ) from error
-
-
-class _SkipInit(TorchFunctionMode):
-    """Skips torch.nn.init, which takes half of the time and has nothing to fill on meta."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Return the tensor as it is, or call any other function."""
-        given = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init" and "tensor" in given:
-            return given["tensor"]
-        return func(*args, **given)
 
 
 @cache
