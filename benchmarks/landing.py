@@ -3,7 +3,8 @@
     python -m benchmarks.landing --out results/landing.jsonl --page results/landing.md
 
 Short runs on real images: they show where the cost lands, not how well a network can learn. Rows
-are appended as they come; a second call makes those that are missing.
+are appended as they come; a second call makes those that are missing, and `--networks` without
+any writes the page alone.
 """
 
 import argparse
@@ -123,6 +124,8 @@ def write_page(rows: list[dict[str, Any]], page: Path, measured: str) -> None:
                 f"| {network} | {share} % | {landed} | {off:+.2f} % | {last:.2f} % "
                 f"| {'yes' if holds else '**no**'} |"
             )
+    missing = len(SUBJECTS) * len(SHARES) * len(SEEDS) - len(rows)
+    lines += [f"\n{missing} of the runs were not made."] if missing else []
     lines += ["", f"{n_held} of {n_asked} budgets hold with every seed that was run."]
     page.write_text("\n".join(lines) + "\n")
 
