@@ -236,10 +236,10 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If there are none.
         """
         group = self.param_groups[0]
+        if group["frozen"]:
+            return
         seen = [gate for gate in group["params"] if gate.grad is not None]
         if not seen:
-            if group["frozen"]:
-                return
             raise InputError(
                 "gates have no gradient: call gates.step() behind loss.backward() and in front of "
                 "zero_grad(), of the model's as well as of gates"
