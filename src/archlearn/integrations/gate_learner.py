@@ -1,6 +1,7 @@
 """`GateLearner`: what the callbacks of all trainers do at the start, at a step and at the end."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -52,8 +53,8 @@ class GateLearner:
     def prepare(self, model: nn.Module) -> None:
         """Let the checkpoint of a model that has shrunk be loaded into this one."""
         handle = model.register_load_state_dict_pre_hook(_cut_alike)
-        # In front of the hook that refuses such a checkpoint.
-        model._load_state_dict_pre_hooks.move_to_end(handle.id, last=False)
+        hooks = cast(OrderedDict[int, Any], model._load_state_dict_pre_hooks)
+        hooks.move_to_end(handle.id, last=False)  # in front of the one that refuses it
 
     def start(self, model: nn.Module, total_steps: float) -> None:
         """Make the optimiser of a model's gates, or go on with what a checkpoint held."""

@@ -80,7 +80,8 @@ class LightningGateCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Cut out what is closed for good, where that pays; averaged copies of the model follow."""
-        held = [value for each in trainer.callbacks for value in vars(each).values()]
+        callbacks: list[Any] = vars(trainer)["callbacks"]
+        held = [value for each in callbacks for value in vars(each).values()]
         copies = [value for value in held if isinstance(value, AveragedModel)]
         self._learner.shrink(trainer.optimizers, copies)
 

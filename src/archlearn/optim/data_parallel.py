@@ -30,8 +30,7 @@ def _renew_(wrapper: DistributedDataParallel) -> None:
     if "device_mesh" in options:
         del options["process_group"]
     module, is_training, hooks = wrapper.module, wrapper.training, held["_comm_hooks"]
-    del wrapper.reducer, wrapper.logger
-    gc.collect()  # their hooks on the parameters would fire still
+    del wrapper.reducer, wrapper.logger  # with their hooks on the parameters
     DistributedDataParallel.__init__(wrapper, module, **options)
     wrapper.training = is_training
     for hook, state in hooks:
