@@ -9,7 +9,8 @@ _HOW = """\
 Small configurations from the packages' own classes, random weights, none of them neutral (seed 0),
 float64. Half of every group of width gates is closed at random (seed 1); the compact model is
 compared with the gated one in evaluation mode on new inputs (seed 1). Exact: they differ by at most
-1e-10 of the largest output (float32: 1e-3). "left": share of the parameters that is left.
+1e-10 of the largest output (float32: 1e-3); what a model casts to float32 on the way is in float64
+there, too. "left": share of the parameters that is left.
 "types": the outputs of gated and compact model have the types of the user's model. "silent": groups
 of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
 at a ratio of one half by its plain call (layers that make the output are left alone), where that
@@ -66,15 +67,21 @@ def summary(rows: list[Row], names: list[str]) -> str:
 
 def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> str:
     """Return the whole page: what it is, with what it was made, and the table."""
-    commits = ", ".join(sorted({str(row["commit"]) for row in rows}))
+    commits = {side: _commits(rows, side) for side in ("archlearn", "torch-pruning")}
     return "\n\n".join(
         [
             f"# Zoo: {len(names)} real models",
-            f"Written by {as_markdown(circumstances)} Rows were measured at {commits}.",
+            f"Written by {as_markdown(circumstances)} Rows of archlearn were measured at "
+            f"{commits['archlearn']}, those of Torch-Pruning at {commits['torch-pruning']}.",
             _HOW,
             table(rows, names) + "\n",
         ]
     )
+
+
+def _commits(rows: list[Row], side: str) -> str:
+    found = {str(row["commit"]) for row in rows if row["side"].startswith(side)}
+    return ", ".join(sorted(found)) or "no commit"
 
 
 def _share(row: Row) -> str:

@@ -4,15 +4,16 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.downloads import DownloadProgress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Callback, Several, TensorBoard
+from archlearn.training.callbacks import Callback, EpochLogger, Several
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
@@ -22,27 +23,27 @@ from archlearn.training.run_directory import (
     how_to_go_on,
     read_run_settings,
 )
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import LoggerName, RunSettings
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
-    _need_reports(settings)
-    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
-        summary = learn(settings, folder, audience)
-    return _conclude(folder, summary, report=settings.record.report)
+    return _watch(folder, settings, partial(learn, settings, folder))
 
 
 def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
     settings = override(read_run_settings(folder), asked)
+    return _watch(folder, settings, partial(resume, folder, asked))
+
+
+def _watch(
+    folder: Path, settings: RunSettings, run: Callable[[Audience], Mapping[str, Any]]
+) -> Mapping[str, Any]:
     _need_reports(settings)
-    record = settings.record
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, tensorboard=record.tensorboard)
-        summary = resume(folder, asked, audience)
-    return _conclude(folder, summary, report=record.report)
+        summary = run(_audience(display, progress, settings.record.logger))
+    return _conclude(folder, summary, report=settings.record.report)
 
 
 def _need_reports(settings: RunSettings) -> None:
@@ -62,10 +63,10 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _audience(display: Callback, progress: DownloadProgress, *, tensorboard: bool) -> Audience:
+def _audience(display: Callback, progress: DownloadProgress, logger: LoggerName | None) -> Audience:
     observers = [display]
-    if tensorboard and os.environ.get("RANK", "0") == "0":
-        observers.append(TensorBoard())
+    if logger is not None and os.environ.get("RANK", "0") == "0":
+        observers.append(EpochLogger(logger))
     command = shlex.join(["archlearn", *sys.argv[1:]])
     return Audience(observer=Several(observers), progress=progress, command=command)
 

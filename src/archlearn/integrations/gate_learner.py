@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.container import STORE
+from archlearn.gating.gate_container import STORE
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization import save

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
-from archlearn.gating.container import STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
 from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
-from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
+from archlearn.optim.gate_limits import find_gated
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept
@@ -34,8 +35,8 @@ from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.weight_state import mutable_modules
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
@@ -197,7 +198,7 @@ def _prepare(
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
         movers = {name for name, module in owner.named_modules() if module._buffers}
-        movers = {*movers, *mutable_modules(blueprint.traces, owner)} - {STORE}
+        movers = {*movers, *mutable_modules(blueprint.traces.graphs, owner)} - {STORE}
         gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(

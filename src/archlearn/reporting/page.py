@@ -1,16 +1,16 @@
 """`write_report`: one HTML file without scripts, network or other files."""
 
-import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from archlearn.data.file_cache import write_whole
 from archlearn.errors import InputError
 from archlearn.reporting.colours import write_variables
 from archlearn.reporting.comparison import describe_comparison
+from archlearn.reporting.paper_table import read_paper_table, write_paper_table
 from archlearn.reporting.run_reader import read_run
 from archlearn.reporting.sections import describe_run
 
@@ -35,11 +35,14 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
             f"give a file, such as {str(out / 'report.html')!r}"
         )
     runs = [read_run(Path(folder)) for folder in run_folders]
-    _replace(out, render(describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)))
+    content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
+    table = read_paper_table(runs)
+    pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
+    write_whole(out, render(content | {"by_layer": table, "pasted": pasted}).encode())
     return out
 
 
-def render(content: dict[str, object]) -> str:
+def render(content: Mapping[str, object]) -> str:
     """Return the page that `template.html` makes of the data of a run or a comparison."""
     environment = Environment(
         loader=PackageLoader("archlearn.reporting", ""),
@@ -56,18 +59,3 @@ def render(content: dict[str, object]) -> str:
         light=write_variables(dark=False),
         dark=write_variables(dark=True),
     )
-
-
-def _replace(out: Path, text: str) -> None:
-    """Write beside the file first, so that a reader never sees half a page."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        part.chmod(0o644)
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -1,10 +1,10 @@
 """End of a run: compact, test once, save, and write the summary."""
 
 import copy
-import dataclasses
 import logging
 import platform
 import tempfile
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,32 @@ import torch
 from torch import nn
 
 import archlearn
+from archlearn.costs import count_costs, count_layer_costs
+from archlearn.data.dataset import Dataset
 from archlearn.errors import FileError, InputError
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
+from archlearn.speed import Speed, compare_speed
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.checkpoint import Position, capture_random_states, restore_random_states
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware
-from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
+from archlearn.training.initial_model import start_network
+from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
 from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines, write_json
+from archlearn.training.run_directory import (
+    COMPACT,
+    METRICS,
+    SPEED,
+    SUMMARY,
+    read_lines,
+    write_json,
+)
 from archlearn.training.run_setup import Session, gate_network, set_layout_
+from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
 
 logger = logging.getLogger(__name__)
@@ -148,18 +160,19 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
         return model, [], {"certificate": {}, "plan": ""}
     chosen = plan(model, session.example, pay=session.settings.strengths.pay)
     small = compact(model, chosen)
-    certificate = dataclasses.asdict(small.certificate)  # pyright: ignore[reportArgumentType]
+    certificate = asdict(small.certificate)  # pyright: ignore[reportArgumentType]
     merged = [site for merge in chosen.merges if merge.made for site in merge.sites]
     return small, merged, {"certificate": certificate, "plan": str(chosen)}
 
 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
-    costs = costs_of(network, session.example)
-    described: dict[str, Any] = {
-        "parameters": costs.parameters,
-        "multiply_adds": costs.multiply_adds,
-    }
+    example = in_format_of(network, session.example)
+    described: dict[str, Any] = asdict(per_example(count_costs(network, example), example))
+    described["layers"] = [
+        {"name": name, **asdict(per_example(costs, example))}
+        for name, costs in count_layer_costs(network, example).items()
+    ]
     if session.settings.gates.learn != "nothing" and network is session.network:
         gated = gate_network(network, session.example, session.settings)
         described |= _architecture(read_architecture(gated))
@@ -243,5 +256,26 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    table = dataclasses.asdict(settings)
+    table = asdict(settings)
     return {name: getattr(value, "value", value) for name, value in table.items()}
+
+
+def measure_run(
+    folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset
+) -> tuple[list[Speed], Score | None]:
+    """Return times and memory before and after, and the score that the network began with.
+
+    All of it is written into the run's folder, where the report finds it. A network that began
+    untrained has no score.
+    """
+    original = start_network(settings, dataset)
+    objective = objective_of(dataset)
+    score = evaluate(original, dataset.test, objective) if settings.start_from else None
+    example = in_format_of(original, objective.inputs(dataset.train.inputs[:64]))
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows: list[Speed] = []
+    for device in devices:
+        rows += compare_speed(original, compact, example, device=device)
+    before = None if score is None else score.error if score.accuracy is None else score.accuracy
+    write_json(folder / SPEED, {"rows": [asdict(row) for row in rows], "score_before": before})
+    return rows, score
