@@ -70,51 +70,6 @@ def test_killed_twice_and_resumed_is_identical(whole: Path, tmp_path: Path) -> N
     assert summary["command"].startswith("archlearn learn --model own_net:build")
 
 
-KILLER = """
-import os, signal, sys
-
-def watch(frame, event, value, seen=[]):
-    if event == "call" and frame.f_code.co_qualname == {function!r}:
-        seen.append(frame)
-        if len(seen) == {times}:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.setprofile(watch)
-"""
-"""Appended to the user's network: kills the process when it calls a function for the n-th time."""
-SHRINKING = [*LEARN, "--budget", "multiply_adds=30%", "--gate-schedule", "patience=5"]
-
-
-@pytest.fixture(scope="module")
-def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run that shrank and was never stopped."""
-    folder = tmp_path_factory.mktemp("shrunk")
-    write_network(folder)
-    code, output = run([*SHRINKING, "--out", "a"], folder)
-    assert code == 0, output
-    assert json.loads((folder / "a" / SUMMARY).read_text())["shrinking"]["times"] >= 3
-    return folder / "a"
-
-
-@pytest.mark.parametrize(
-    ("function", "times"),
-    [("_prepare", 1), ("_set_numbers_", 4), ("_transplant_", 3), ("GateOptimizer.follow_model", 2)],
-    ids=["before the first cut", "half of its weights cut", "in the third cut", "behind a cut"],
-)
-def test_killed_during_a_cut_and_resumed_is_identical(
-    shrunk: Path, tmp_path: Path, function: str, times: int
-) -> None:
-    write_network(tmp_path)
-    own, killer = tmp_path / "own_net.py", KILLER.format(function=function, times=times)
-    own.write_text(own.read_text() + killer)
-    code, output = run([*SHRINKING, "--out", "a"], tmp_path)
-    assert code == -signal.SIGKILL, output
-    write_network(tmp_path)
-    code, output = run(["learn", "--resume", "a"], tmp_path)
-    assert code == 0, output
-    assert_identical(shrunk, tmp_path / "a")
-
-
 def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_path: Path) -> None:
     write_network(tmp_path)
     with start([*LEARN, "--out", "a"], tmp_path) as process:
