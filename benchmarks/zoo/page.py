@@ -119,15 +119,21 @@ def _count(values: Iterable[int | None]) -> str:
 
 def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> str:
     """Return the whole page: what it is, with what it was made, and the table."""
-    commits = ", ".join(sorted({str(row["commit"]) for row in rows}))
+    commits = {side: _commits(rows, side) for side in ("archlearn", "torch-pruning")}
     return "\n\n".join(
         [
             f"# Zoo: {len(names)} real models",
-            f"Written by {as_markdown(circumstances)} Rows were measured at {commits}.",
+            f"Written by {as_markdown(circumstances)} Rows of archlearn were measured at "
+            f"{commits['archlearn']}, those of Torch-Pruning at {commits['torch-pruning']}.",
             _HOW,
             table(rows, names) + "\n",
         ]
     )
+
+
+def _commits(rows: list[Row], side: str) -> str:
+    found = {str(row["commit"]) for row in rows if row["side"].startswith(side)}
+    return ", ".join(sorted(found)) or "no commit"
 
 
 def _share(row: Row) -> str:

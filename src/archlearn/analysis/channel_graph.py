@@ -14,6 +14,7 @@ from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules.embedding import embedding
 from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.pooling import mean
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import evaluating
 from archlearn.tracing.module_state import preserve_state
@@ -357,11 +358,11 @@ def _not_asked_for(stream: Stream) -> Reason:
 def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
-    """Return whether a norm takes its statistics over each channel."""
+    """Return whether a norm, or a mean in one by hand, is taken over each channel."""
     normed = torch.zeros(len(root), dtype=torch.bool)
     for graph, each in zip(traces.graphs, followed, strict=True):
         for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) is across_channels:
+            if node.name in each.reads and rule_for(node, net) in (across_channels, mean):
                 normed[root[each.reads[node.name].ids]] = True
     return normed
 
@@ -411,7 +412,7 @@ def _find_first_writers(
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
-            names.append(layer_of(node) if is_linear_op(node, net) else str(node.target))
+            names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[root[without_repeats(labels.ids)]] = len(names) - 1
     return names, first
 

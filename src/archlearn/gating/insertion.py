@@ -25,7 +25,7 @@ from archlearn.analysis.propagation_rules.normalization import across_channels, 
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import find_module
-from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
+from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm, rescale_mean
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
@@ -185,6 +185,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
         channels = blueprint.root[read.ids]
         if rule_for(by_name[name], net) is across_channels:
             writer.gate_norm(nodes[name], channels)
+        elif rule_for(by_name[name], net) is pooling.mean:
+            writer.gate_mean(nodes[name], channels, read.dim)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
@@ -263,6 +265,19 @@ class _Writer:
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
         node.replace_input_with(source, self.read[key])
+
+    def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Let a mean be taken over the open channels."""
+        self.gate_read(node, channels, dim)
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        with self.graph.inserting_after(node):
+            scaled = self.graph.call_function(rescale_mean, (node,))
+        with self.graph.inserting_before(scaled):
+            width = self._assemble(groups, index)
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        scaled.args = (node, width)
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm or RMSNorm take its statistics over the open channels."""

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from archlearn.optim.gate_importance import State
+from archlearn.optim.gate_ranking import Holds
 
 _FOR_GOOD = 2**24
 """Stands for the number of decisions since a gate closed when it never opens again."""
 _RESERVE = 4
-"""How many channels of each group, the last that closed, are never closed for good."""
+"""At least so many channels of each group, the last that closed, are never closed for good."""
 
 
 def find_closed_for_good(gates: list[Tensor], state: State, device: torch.device) -> Tensor:
@@ -21,7 +22,7 @@ def find_closed_for_good(gates: list[Tensor], state: State, device: torch.device
 
 
 def count_closed_(
-    gates: list[Tensor], state: State, is_open: Tensor, group: Tensor, patience: int
+    gates: list[Tensor], state: State, is_open: Tensor, holds: Holds, patience: int
 ) -> None:
     """Count at how many decisions in a row gates have been closed, until it is for good.
 
@@ -32,9 +33,10 @@ def count_closed_(
         gates: Those of widths, then those of branches.
         state: What is known of them.
         is_open: 1 for those that are open now, in the same order.
-        group: The group of each width gate.
+        holds: The group of each width gate, and by how many gates a group may widen.
         patience: After how many decisions it is for good.
     """
+    group = holds.group
     times, n_width = _times_closed(gates, state, group.device), len(group)
     counts = torch.where(is_open > 0, 0, (times + 1).clamp(max=_FOR_GOOD - 1))
     recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
@@ -43,7 +45,7 @@ def count_closed_(
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device) - first
     may_return = torch.zeros_like(counts, dtype=torch.bool)
-    may_return[:n_width] = place < _RESERVE
+    may_return[:n_width] = place < holds.step[group].clamp(min=_RESERVE)
     is_long = (counts >= patience) & ~may_return
     counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
     for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):

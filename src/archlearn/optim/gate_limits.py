@@ -37,7 +37,7 @@ def find_gated(model: nn.Module) -> nn.Module:
 
 
 def check_arguments(
-    total_steps: Any, budget: Any, width_cost: Any, least_width: Any, largest_cut: Any
+    total_steps: Any, budget: Any, width_cost: Any, largest_cut: Any, **counts: Any
 ) -> None:
     """Raise if an argument of `GateOptimizer` means nothing.
 
@@ -50,16 +50,36 @@ def check_arguments(
         raise InputError("give a budget or a width_cost, not both: each says when to stop closing")
     if width_cost is not None and not lies_in(width_cost, 0, math.inf):
         raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
-    if not lies_in(least_width, 1, math.inf) or least_width != int(least_width):
-        raise InputError(f"least_width is {least_width!r}; a layer keeps 1 channel or more")
+    for name, count in counts.items():
+        if not lies_in(count, 1, math.inf) or count != int(count):
+            raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
     if not lies_in(largest_cut, 0, 1):
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
 
 
+def width_steps(store: GateContainer, multiple_of: int) -> Tensor:
+    """Return by how many gates each group may narrow, so that every width is a multiple.
+
+    Fewer than `multiple_of` where a gate stands for several channels of every layer.
+    """
+    blueprint = store.choice.blueprint
+    sizes = blueprint.group_sizes()
+    channels = torch.zeros_like(sizes)
+    for ids in blueprint.dims.values():
+        counts = blueprint.count_by_group(ids).long()
+        channels = torch.where(counts % sizes == 0, torch.gcd(channels, counts // sizes), 1)
+    common = torch.gcd(channels, torch.full_like(sizes, multiple_of))
+    return multiple_of // common.clamp(min=1)
+
+
 def least_widths(
-    store: GateContainer, protect: Iterable[str], least_width: int, largest_cut: float
+    store: GateContainer,
+    protect: Iterable[str],
+    least_width: int,
+    largest_cut: float,
+    steps: Tensor,
 ) -> Tensor:
-    """Return how many gates of each group must stay open.
+    """Return how many gates of each group must stay open, in steps of so many.
 
     Raises:
         InputError: If a protected layer is not there.
@@ -79,7 +99,7 @@ def least_widths(
                 f"protect names {pattern!r}, but no layer is called so; there are {known}"
             )
         least = torch.where(torch.stack(held).any(0), sizes, least)
-    return torch.minimum(least, sizes)
+    return torch.minimum((least + steps - 1) // steps * steps, sizes)
 
 
 def find_protected(choice: LearnableSites, protect: Iterable[str]) -> Tensor:

@@ -35,6 +35,7 @@ from archlearn.optim.gate_limits import (
     find_inside,
     find_protected,
     least_widths,
+    width_steps,
 )
 from archlearn.optim.gate_ranking import Holds, fill_up, find_savings, fit, rank_gates
 from archlearn.optim.gate_schedule import GateSchedule
@@ -66,6 +67,7 @@ class GateOptimizer(torch.optim.Optimizer):
         protect: Iterable[str] = (),
         least_width: int = 1,
         largest_cut: float = 1.0,
+        multiple_of: int = 1,
         schedule: GateSchedule | None = None,
         every: int = 1,
     ) -> None:
@@ -83,6 +85,7 @@ class GateOptimizer(torch.optim.Optimizer):
             protect: Layers (names or globs) that keep all their channels, and so their branches.
             least_width: The fewest channels that any group keeps, unless its branch is left out.
             largest_cut: The largest part of its channels that any group may lose, likewise.
+            multiple_of: The channels that a group keeps are a multiple of this, or all it had.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
 
@@ -91,14 +94,16 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         self._owner = find_gated(model)
         self._store: GateContainer = getattr(self._owner, STORE)
-        check_arguments(total_steps, budget, width_cost, least_width, largest_cut)
+        counts = {"least_width": least_width, "multiple_of": multiple_of}
+        check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self.schedule = schedule or GateSchedule()
         self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
-        self._least = least_widths(self._store, protect, least_width, largest_cut)
+        self._steps = width_steps(self._store, multiple_of)
+        self._least = least_widths(self._store, protect, least_width, largest_cut, self._steps)
         choice = self._store.choice
         self._units = count_units(choice)
         self._protected = find_protected(choice, protect)
@@ -123,6 +128,8 @@ class GateOptimizer(torch.optim.Optimizer):
         blueprint = self._store.choice.blueprint
         self._cost = CostFunction(self._owner, self._store.choice)
         self._computed, _ = self._cost.extremes()
+        sizes = [self._store.original_sizes[group.name] for group in blueprint.groups]
+        self._is_cut = blueprint.group_sizes() < torch.tensor(sizes, dtype=torch.long)
         can_go = find_sliceable(self._owner, blueprint)
         gates = [group.channels for group in blueprint.groups]
         self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
@@ -331,22 +338,24 @@ class GateOptimizer(torch.optim.Optimizer):
             prices = self._neurons(opened, gone)
         widths, branches = self._for_good()
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
-        for_good = torch.cat([widths, depths, branches])
+        for_good = torch.cat([widths, depths, branches]) | earned.isneginf()
         earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
-        ranking = rank_gates(earned, prices, kept, self._find_holds(last=last), schedule.stay)
+        holds = self._find_holds(last=last)
+        ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
             count = fit(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
-            is_open = fill_up(earned[:n_width], is_open, is_gone, cost, limits)
-        bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
+            is_open = fill_up(ranking, earned[:n_width], (is_open, is_gone), cost, limits)
+        bound = torch.where(ranking.rank >= count, ranking.ratio, torch.inf).amin()
+        bound = bound.nan_to_num(posinf=0.0)
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
         closable = torch.cat([is_open, 1.0 - is_gone[cost.n_depth :]])
-        count_closed_(self._closable, self.state, closable, self._group(), schedule.patience)
+        count_closed_(self._closable, self.state, closable, holds, schedule.patience)
         is_kept = torch.cat([is_open, 1.0 - is_gone])
         values = is_kept if last else ranking.distances(bound, is_kept)
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
@@ -358,10 +367,8 @@ class GateOptimizer(torch.optim.Optimizer):
         if self._branches and not last and self.schedule.signal != "signed":
             branches = branches | torch.stack(find_growing(self._branches, self.state))
         branches = branches & ~self._for_good()[1]
-        return Holds(self._group(), self._least, self._inner, branches)
-
-    def _group(self) -> Tensor:
-        return self._store.group_of_gate[: self._cost.n_width]
+        group = self._store.group_of_gate[: self._cost.n_width]
+        return Holds(group, self._least, self._steps, self._is_cut, self._inner, branches)
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
@@ -385,7 +392,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        for name in ("_limits", "_start", "_least", "_units", "_inner", "_protected"):
+        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner")
+        for name in (*names, "_protected"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:

@@ -28,11 +28,17 @@ class Ranking:
     Attributes:
         ratio: Earnings over cost of each gate; infinite where nothing is to be gained, and minus
             infinite where a gate is closed for good.
-        rank: The place of each gate in the line of those to go, from 0.
+        rank: The place of each gate in the line of those to go, from 0; all gates of a block have
+            that of the first.
+        block: One gate of each block, for each width gate: blocks of one group go as a whole, so
+            that the width stays a multiple.
+        is_rest: Whether a width gate is in the block of those that are too few: first to go.
     """
 
     ratio: Tensor
     rank: Tensor
+    block: Tensor
+    is_rest: Tensor
 
     def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone, then."""
@@ -54,12 +60,16 @@ class Holds:
     Attributes:
         group: The group of each width gate.
         least: How many gates of each group must stay open.
+        step: The width of each group is a multiple of so many gates, or all of them.
+        is_cut: Whether `shrink_` has cut gates of each group out.
         inner: For each branch, the width gates whose channels are all inside it.
         branches: Whether each branch must stay.
     """
 
     group: Tensor
     least: Tensor
+    step: Tensor
+    is_cut: Tensor
     inner: Tensor
     branches: Tensor
 
@@ -110,29 +120,47 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
     n_width = len(group)
     ratio = torch.where(cost > 0, earned / cost, torch.inf)
     ratio = torch.where(is_kept, ratio * stay, ratio)
+    places, order, starts = _places_within(ratio[:n_width], group, least)
+    step = holds.step[group]
+    block = order[starts[group] + places - places % step]
+    sizes = torch.zeros_like(group).index_add_(0, block, torch.ones_like(group))[block]
+    ratio[:n_width] = _join_blocks(ratio[:n_width], block, sizes)
+    is_rest = sizes < step
+    ratio[:n_width].masked_fill_(is_rest & holds.is_cut[group], -torch.inf)
     if len(inner):
         # The best channel inside is the last to go, and the branch goes with it.
         best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
         best = torch.where(inner.any(1), best, torch.inf)
         ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
-    ratio[:n_width].masked_fill_(
-        _places_within(ratio[:n_width], group, least) < least[group], torch.inf
-    )
-    order = ratio.argsort(stable=True)
+    ratio[:n_width].masked_fill_(places < least[group], torch.inf)
+    others = torch.arange(n_width, len(ratio), device=block.device)
+    first_of = torch.cat([block, others])
+    rest_first = torch.cat([~is_rest, others >= 0]).to(torch.uint8).argsort(stable=True)
+    order = rest_first[ratio[rest_first].argsort(stable=True)]
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
-    return Ranking(ratio, rank)
+    rank = rank.scatter_reduce(0, first_of, rank, "amin")[first_of]
+    return Ranking(ratio, rank, block, is_rest)
 
 
-def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> Tensor:
-    """Return the place of each gate within its group, the one that earns most first."""
+def _join_blocks(ratio: Tensor, block: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mean of each block for all its gates; none opens where one may not."""
+    mean = torch.zeros_like(ratio).index_add_(0, block, ratio)[block] / sizes
+    return mean.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the place of each gate within its group, the one that earns most first.
+
+    And all gates in that order, group by group, and where each group starts there.
+    """
     by_ratio = ratio.argsort(descending=True, stable=True)
     order = by_ratio[group[by_ratio].argsort(stable=True)]
     sizes = torch.zeros_like(least).index_add_(0, group, torch.ones_like(group))
     starts = sizes.cumsum(0) - sizes
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device) - starts[group[order]]
-    return places
+    return places, order, starts
 
 
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
@@ -146,7 +174,7 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
         limits: The most that each cost may be.
     """
     device = ranking.rank.device
-    low = (ranking.ratio == -torch.inf).sum() - 1
+    low = torch.where(ranking.ratio == -torch.inf, ranking.rank, -1).amax()
     high = torch.full((), len(ranking.rank), device=device)
     steps = torch.arange(1, _AT_ONCE + 1, device=device)
     span = len(ranking.rank) + 1
@@ -163,22 +191,33 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
 
 
 def fill_up(
-    earned: Tensor, is_open: Tensor, is_gone: Tensor, cost: CostFunction, limits: Tensor
+    ranking: Ranking,
+    earned: Tensor,
+    states: tuple[Tensor, Tensor],
+    cost: CostFunction,
+    limits: Tensor,
 ) -> Tensor:
-    """Return the width gates with some opened again, as far as the limits allow.
+    """Return the width gates with some blocks opened again, as far as the limits allow.
 
     Those that earn most for what they cost come first; a channel that earns nothing stays closed,
     and so does one that costs nothing, for its branch is closed.
     """
+    is_open, is_gone = states
+    block = ranking.block
+
+    def add_up(values: Tensor) -> Tensor:
+        return torch.zeros_like(values).index_add_(0, block, values)[block]
+
+    earned = add_up(torch.where((earned > 0) & ~ranking.is_rest, earned, -torch.inf))
     weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
     for _ in range(_FILLS):
         room = limits - cost(is_open[None], is_gone[None])[0]
         prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
+        prices = add_up(prices)
         may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
         worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
         best = worth.argmax()
-        opened = is_open.clone()
-        opened[best] = torch.where(may_open[best], 1.0, opened[best])
+        opened = torch.where((block == block[best]) & may_open[best], 1.0, is_open)
         fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
         is_open = torch.where(fits, opened, is_open)
     return is_open

@@ -34,8 +34,8 @@ from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.weight_state import mutable_modules
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
@@ -195,7 +195,7 @@ def _prepare(
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
         movers = {name for name, module in owner.named_modules() if module._buffers}
-        movers = {*movers, *mutable_modules(blueprint.traces, owner)} - {STORE}
+        movers = {*movers, *mutable_modules(blueprint.traces.graphs, owner)} - {STORE}
         gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(

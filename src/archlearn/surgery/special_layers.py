@@ -21,11 +21,16 @@ from archlearn.op_table import spec_of_class
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The labels of a call's input and output, before anything was dropped."""
+    """The labels of a call's input and output, before anything was dropped.
+
+    Attributes:
+        is_gated: Whether it reads its input through gates.
+    """
 
     source: Any
     out: Any
     root: Tensor
+    is_gated: bool = False
 
 
 def narrow_call_(
@@ -41,7 +46,7 @@ def narrow_call_(
     if is_local or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
     if node.target in (torch.mean, "mean"):
-        return _narrow_mean_(seen, node, dropped)
+        return not seen.is_gated and _narrow_mean_(seen, node, dropped)
     rule = rule_for(node, net)
     if rule is across_channels:
         ids = _line(seen.out.ids, seen.out.ids.dim() - 1)

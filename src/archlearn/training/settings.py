@@ -86,6 +86,12 @@ class GateSettings:
         "What the network may cost: multiply_adds=50%, parameters=10000, or both.",
         fixed=True,
     )
+    multiple_of: int = setting(
+        1,
+        "Under a budget, channels kept are a multiple of this, or all there were.",
+        fixed=True,
+        within=_COUNT,
+    )
     gate_optimiser: Literal["budget", "penalty"] | None = setting(
         None,
         "How gates learn: to a budget, or by the paper's penalty. "
