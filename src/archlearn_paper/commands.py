@@ -199,9 +199,14 @@ def draw_comparison_anew(setup: ComparisonSetup, folder: Path) -> None:
 
 
 def _show(experiment: Experiment, results: Results, folder: Path) -> None:
-    from archlearn_paper.plots.paper_figures import write_figure
+    drawn: list[Path] = []
+    try:
+        from archlearn_paper.plots.paper_figures import write_figure
 
-    drawn = write_figure(experiment.name, results.derived, folder)
+        drawn = write_figure(experiment.name, results.derived, folder)
+    except ImportError:
+        # A machine that is lent for its GPU may have little else.
+        sys.stdout.write("no figure: matplotlib is not installed; draw it elsewhere by --draw\n")
     page = write_page(experiment, results, folder)
     sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
     for path in (folder / f"{experiment.name}.json", page, *drawn):
