@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
