@@ -17,7 +17,7 @@ from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.traces import ExampleInputs
-from archlearn.tracing.transformer_blocks import unfused
+from archlearn.tracing.transformer_blocks import count_flops, unfused
 from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 
 EXAMPLE = "_archlearn_example"
@@ -64,7 +64,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     """Return the multiply-adds of one run in evaluation mode."""
-    counter: Any = FlopCounterMode(display=False)
+    counter = count_flops()
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)

@@ -262,7 +262,10 @@ class _Writer:
             with self.graph.inserting_before(node):
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
-        node.replace_input_with(source, self.read[key])
+        if source in node.args:  # once: a closed gate would have no gradient through its square
+            node.update_arg(node.args.index(source), self.read[key])
+        else:
+            node.replace_input_with(source, self.read[key])
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm or RMSNorm take its statistics over the open channels."""

@@ -1,5 +1,6 @@
 """Trace through torch's own transformer layers."""
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BLOCKS = (
@@ -49,6 +51,18 @@ def describe_fix(m: nn.Module) -> str:
 def has_blocks(net: nn.Module) -> bool:
     """Return whether some part of a model is a block."""
     return any(isinstance(module, BLOCKS) for module in net.modules())
+
+
+def count_flops() -> Any:
+    """Return a counter of operations, attention on a CPU among them, as a context to run in."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return FlopCounterMode(display=False, custom_mapping={attend: _count_attention})
+
+
+def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Count both products; each head of a query has one of keys and values."""
+    *batch, n_queries, size = q
+    return 2 * math.prod(batch) * n_queries * k[-2] * (size + v[-1])
 
 
 @contextmanager
