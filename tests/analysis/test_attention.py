@@ -342,3 +342,105 @@ class MaskedByHead(Attention):
 def test_heads_that_a_fixed_tensor_is_added_to_stay() -> None:
     rows = {row.name: row for row in al.inspect(add_gates(MaskedByHead)).rows}
     assert "query" not in rows or not rows["query"].width
+
+
+class Torch(nn.Module):
+    """Self-attention by `nn.MultiheadAttention` between layers that read and write a stream."""
+
+    def __init__(self, options: dict[str, Any], given: dict[str, Any]) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(5, WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, **options)
+        self.head, self.given = nn.Linear(WIDTH, 2), given
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(x)
+        y, _ = self.attention(y, y, y, **self.given)
+        return self.head(x + y)
+
+
+HIDDEN = torch.tensor([[False, False, False, False, True, True], [False] * 6])
+CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)
+TORCH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "weights": ({"batch_first": True}, {}),
+    "no weights": ({"batch_first": True}, {"need_weights": False}),
+    "no bias": ({"batch_first": True, "bias": False}, {"need_weights": False}),
+    "length first": ({}, {"need_weights": False}),
+    "causal": (
+        {"batch_first": True},
+        {"need_weights": False, "attn_mask": CAUSAL, "is_causal": True},
+    ),
+    "masks": ({"batch_first": True}, {"attn_mask": CAUSAL, "key_padding_mask": HIDDEN}),
+    "bias": (
+        {"batch_first": True},
+        {"need_weights": False, "attn_mask": draw(6, 6), "key_padding_mask": HIDDEN},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_multihead_attention_loses_heads_and_its_stream(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Torch(*TORCH[name]).double()
+    x = draw(6, 2, 5) if name == "length first" else draw(2, 6, 5)
+    gated = al.add_gates(net, x)
+    assert (gated(x) - net(x)).abs().max() < 1e-12
+    gates = al.width_gates(gated)
+    assert {n: len(gate) for n, gate in gates.items()} == {
+        "stem": WIDTH,
+        "attention.in_proj_weight": HEADS,
+    }
+    with torch.no_grad():
+        gates["attention.in_proj_weight"][[0, 2]] = 0.1
+        gates["stem"][::3] = 0.1
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
+    assert small.attention.in_proj_weight.shape == (3 * 2 * SIZE, 8)
+    assert small.attention.out_proj.weight.shape == (8, 2 * SIZE)
+    assert al.plan(gated).after == al.count_costs(small)
+    al.save(small, tmp_path / "small.safetensors")
+    assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, norm_first: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 2)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 20, batch_first=True, norm_first=norm_first, dropout=0.0
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        x = self.encoder(self.stem(x), src_key_padding_mask=hidden)
+        return self.head(x).masked_fill(hidden[..., None], 0.0)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoders_of_torch_lose_heads_stream_and_hidden_units(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    inputs = draw(2, 6, 5), HIDDEN
+    gated = al.add_gates(Encoder(norm_first=norm_first).double(), inputs)
+    gates = al.width_gates(gated)
+    assert sorted(len(gate) for gate in gates.values()) == [HEADS, HEADS, WIDTH, 20, 20]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[::2] = 0.1
+    small = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(*inputs) - small.train(mode)(*inputs)).abs().max() < 1e-10
+
+
+def test_attention_to_something_else_is_called_as_it_is() -> None:
+    class Cross(Torch):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(self.stem(x))
+            y, _ = self.attention(self.norm(y), y, y)
+            return self.head(F.relu(y))
+
+    net = Cross({"batch_first": True}, {}).double()
+    gated = al.add_gates(net, draw(2, 6, 5), learn={"*": al.Learn.WIDTH | al.Learn.DEPTH})
+    rows = {row.name: row for row in al.inspect(gated).rows}
+    assert "read by 'attention', which may mix channels" in str(rows["stem"].reason)

@@ -106,6 +106,8 @@ def _describe_module(
             f"cannot be followed and its class is not one that a file may name; pass "
             f"modules={{{given}}} to save and to load"
         )
+    if isinstance(module, nn.MultiheadAttention) and not called:
+        kind = None  # what it computes is written out: it could not hold fewer heads
     if kind is None or kind in CONTAINERS:
         return ModuleEntry(name, kind or "container", {}, {}, module.training)
     if called:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from archlearn.module_utils import has_hooks
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BLOCKS = (
@@ -39,6 +42,66 @@ def without_hint(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> C
         elif len(args) > place and args[place] is None:
             args = (*args[:place], False, *args[place + 1 :])
     return tuple(args), kwargs
+
+
+def self_attention(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a forward of plain layers for self-attention by `nn.MultiheadAttention`, or None.
+
+    The module itself cannot hold fewer heads, for it takes their size from that of its input.
+    """
+    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m) or m.in_proj_weight is None:
+        return None
+    if type(m).forward is not nn.MultiheadAttention.forward or "forward" in vars(m):
+        return None
+    given = [kwargs.get(name) for name in ("query", "key", "value")]
+    query, key, value = [*args[:3], *given[len(args[:3]) :]]
+    is_plain = m.bias_k is None and not m.add_zero_attn
+    return partial(_attend, m) if is_plain and query is key and key is value else None
+
+
+def _attend(
+    m: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What `nn.MultiheadAttention.forward` computes where all that it is given is one tensor."""
+    del key, value
+    x = query if m.batch_first else query.transpose(0, 1)
+    if x.dim() != 3:
+        raise ValueError("nn.MultiheadAttention is followed with a batch of sequences only")
+    parts = F.linear(x, m.in_proj_weight, m.in_proj_bias).chunk(3, -1)
+    q, k, v = (y.unflatten(-1, (m.num_heads, m.head_dim)).transpose(1, 2) for y in parts)
+    is_causal = is_causal and key_padding_mask is None and not need_weights
+    mask = None if is_causal or attn_mask is None else _to_bias(attn_mask, x)
+    if mask is not None and mask.dim() == 3:  # one for each head
+        mask = mask.unflatten(0, (-1, m.num_heads))
+    if key_padding_mask is not None:
+        hidden = _to_bias(key_padding_mask, x)[:, None, None]
+        mask = hidden if mask is None else mask + hidden
+    rate = m.dropout if m.dropout and m.training else 0.0
+    weights = None
+    if need_weights:
+        scores = (q * m.head_dim**-0.5) @ k.transpose(-2, -1)
+        shares = F.dropout(F.softmax(scores if mask is None else scores + mask, dim=-1), rate)
+        y = shares @ v
+        weights = shares.mean(1) if average_attn_weights else shares
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal)
+    y = F.linear(y.transpose(1, 2).flatten(2), m.out_proj.weight, m.out_proj.bias)
+    return y if m.batch_first else y.transpose(0, 1), weights
+
+
+def _to_bias(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as what is added to scores; of bools, True hides."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))
 
 
 def describe_fix(m: nn.Module) -> str:
