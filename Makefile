@@ -75,7 +75,7 @@ benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their table
 # Without their dependencies, so that none of them can replace torch.
 zoo: $(STAMP) ## Compact 313 real models of other packages (hours): results/zoo.md
 	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
-	$(BIN)/python -m benchmarks.zoo --torch-pruning --jobs $(WORKERS) --out results/zoo.jsonl
+	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.data.downloads import no_progress
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.models.initialization import draw_weights_
 from archlearn.models.model_registry import build_network
 from archlearn.models.resnet import ResNet

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.analysis.cost_model import CostTable
-from archlearn.gating.strengths import COSTS, PriceName
+from archlearn.costs import Costs, count_layer_costs
+from archlearn.gating.penalty_prices import COSTS, PriceName
 from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -155,3 +156,32 @@ def test_prices_budgets_and_tables_have_the_same_costs() -> None:
     assert list(COSTS) == names
     assert {price.value for price in al.Price} == {"neurons", *names} == set(get_args(PriceName))
     assert set(names) <= set(CostTable.__slots__)
+
+
+def test_costs_by_layer_add_up_to_those_of_the_model() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+            self.embed = nn.Embedding(9, 6)
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(2)
+            )
+            self.head = nn.Linear(6, 9, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x) * self.scale
+            x = x @ x.transpose(-1, -2) @ x  # of the model itself
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x)
+
+    model, x = Tied(), torch.zeros(2, 5, dtype=torch.long)
+    found = count_layer_costs(model, x)
+    assert found["blocks.0.0"] == Costs(6 * 8 + 8, 2 * 5 * 6 * 8)
+    assert found[""] == Costs(6, 2 * 2 * 5 * 5 * 6)
+    assert list(found)[:2] == ["", "blocks.0.0"]  # the table is the head's
+    total = al.count_costs(model, x)
+    assert sum(costs.parameters for costs in found.values()) == total.parameters
+    assert sum(costs.multiply_adds for costs in found.values()) == total.multiply_adds

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.gating.parameters import width_gates
+from archlearn.verification.precision import exchanging
 from benchmarks.torchvision_sides import drop_half_, n_parameters
 from benchmarks.zoo.catalogue import Call, Entry, build, draw_inputs, dtype, read_entries, settle_
 
@@ -31,11 +32,12 @@ _KEYS_AND_VALUES = (
 Row = dict[str, Any]
 
 
-def send_row(sender: Connection, name: str, side: str, memory: float) -> None:
-    """Measure one model and side within so many GiB of memory; for a process of its own."""
+def send_row(sender: Connection, name: str, side: str, memory: float, seconds: int) -> None:
+    """Measure one model and side within GiB of memory and seconds; for a process of its own."""
     torch.set_num_threads(1)
     n_bytes = int(memory * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     sender.send(measure(name, read_entries()[name], side))
 
 
@@ -72,7 +74,8 @@ def _compacted(net: nn.Module, inputs: Call, entry: Entry) -> Row:
     expected_types = output_types(call(net, fresh))
     drop_half_(gated, seed=1)
     small = al.compact(gated)
-    expected, found = call(gated, fresh), call(small, fresh)
+    with exchanging({}):  # what a model casts to float32 stays in float64
+        expected, found = call(gated, fresh), call(small, fresh)
     differences = [difference(*pair) for pair in zip(leaves(expected), leaves(found), strict=True)]
     worst = max(differences, default=float("nan"))
     groups = width_gates(gated)
@@ -187,6 +190,8 @@ def call(net: nn.Module, inputs: Call) -> Any:
 
 def silent_groups(gated: nn.Module, inputs: Call) -> list[str] | str:
     """Return the groups of gates that get a gradient in evaluation mode and none in training."""
+    if not width_gates(gated):
+        return []
     try:
         with torch.no_grad():  # a unit that is dead by chance would be silent, too
             for gate in width_gates(gated).values():

@@ -9,7 +9,8 @@ _HOW = """\
 Small configurations from the packages' own classes, random weights, none of them neutral (seed 0),
 float64. Half of every group of width gates is closed at random (seed 1); the compact model is
 compared with the gated one in evaluation mode on new inputs (seed 1). Exact: they differ by at most
-1e-10 of the largest output (float32: 1e-3). "left": share of the parameters that is left.
+1e-10 of the largest output (float32: 1e-3); what a model casts to float32 on the way is in float64
+there, too. "left": share of the parameters that is left.
 "types": the outputs of gated and compact model have the types of the user's model. "silent": groups
 of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
 at a ratio of one half by its plain call (layers that make the output are left alone), where that

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
         width_gates,
     )
     from archlearn.gating.penalties import penalty
-    from archlearn.gating.strengths import Price, Strengths
+    from archlearn.gating.penalty_prices import Price, Strengths
     from archlearn.inspection import inspect
-    from archlearn.nn.tristate import Gate, TriState
-    from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+    from archlearn.nn.tristate_activation import Gate, TriState
+    from archlearn.optim.gate_optimizer import GateOptimizer
+    from archlearn.optim.gate_schedule import GateSchedule
     from archlearn.optim.shrinking import shrink_
     from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
@@ -62,11 +63,12 @@ _HOMES = {
         "branch_gates clip_gates_ depth_gates parameter_groups weights width_gates"
     ),
     "archlearn.gating.penalties": "penalty",
-    "archlearn.gating.strengths": "Price Strengths",
+    "archlearn.gating.penalty_prices": "Price Strengths",
     "archlearn.inspection": "inspect",
     "archlearn.original_channels": "kept_channels",
-    "archlearn.nn.tristate": "Gate TriState",
-    "archlearn.optim.gate_optimizer": "GateOptimizer GateSchedule",
+    "archlearn.nn.tristate_activation": "Gate TriState",
+    "archlearn.optim.gate_optimizer": "GateOptimizer",
+    "archlearn.optim.gate_schedule": "GateSchedule",
     "archlearn.optim.shrinking": "shrink_",
     "archlearn.serialization": "load save",
     "archlearn.surgery.architecture": "Architecture read_architecture",

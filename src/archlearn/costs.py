@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 
@@ -50,6 +50,32 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
         return Costs(count_parameters(model), count_multiply_adds(model, inputs))
 
 
+def count_layer_costs(model: nn.Module, example_inputs: object = None) -> dict[str, Costs]:
+    """Return the costs of each layer that has parameters of its own, by its name.
+
+    What a layer computes in layers inside of it is theirs.
+
+    Args:
+        model: Any model without gates.
+        example_inputs: Arguments for one call; a compact model knows its own.
+    """
+    inputs = known_inputs(model, example_inputs)
+    with class_forwards(model):
+        counts = _count_flops(model, inputs).get_flop_counts()
+    found: dict[str, Costs] = {}
+    seen: set[nn.Parameter] = set()
+    for name, layer in reversed(list(model.named_modules())):  # what is inside comes first
+        own = set(layer.parameters(recurse=False)) - seen
+        seen |= own
+        if own:
+            flops = sum(counts.get(f"{type(model).__name__}.{name}".rstrip("."), {}).values())
+            inside = [found[inner] for inner in found if inner.startswith(name and f"{name}.")]
+            n_inside = sum(costs.multiply_adds for costs in inside)
+            n_own = sum(parameter.numel() for parameter in own)
+            found[name] = Costs(n_own, int(flops) // 2 - n_inside)
+    return dict(reversed(found.items()))
+
+
 def count_parameters(model: nn.Module) -> int:
     """Return the number of parameters, each counted once and gates not at all."""
     gates = {
@@ -64,6 +90,12 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
     """Return the multiply-adds of one run in evaluation mode."""
+    counter = _count_flops(model, inputs)
+    return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
+
+
+def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
+    """Return the counter of one run in evaluation mode."""
     counter = count_flops()
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
@@ -83,7 +115,7 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
                 f"{type(model).__name__} does not run on the example inputs: {first_line(error)}; "
                 "give them as one call of the model takes them"
             ) from error
-    return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
+    return counter
 
 
 def _flops_of_norms(model: nn.Module, counter: FlopCounterMode) -> int:

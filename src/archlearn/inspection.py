@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from archlearn.analysis.sites import Site
+from archlearn.analysis.gate_sites import Site
 from archlearn.costs import known_inputs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
-from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, GateContainer, find_store
+from archlearn.gating.penalty_prices import count_rows
 from archlearn.gating.selection import LearnableSites, choose_by_hand
-from archlearn.gating.strengths import count_rows
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.example_inputs import count_examples
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards
-from archlearn.tracing.traces import Leaf
+from archlearn.tracing.symbolic_trace import Leaf
 
 _HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")
 

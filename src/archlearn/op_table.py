@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 
 ACTIVATE, PRODUCT = "activations.activate", "linear.linear"
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"

@@ -26,13 +26,14 @@ RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def choose_scale(*, quick: bool, seeds: str | None, data: str) -> Scale:
-    """Return the scale that was asked for.
+def choose_scale(experiment: Experiment, *, quick: bool, seeds: str | None, data: str) -> Scale:
+    """Return the scale that was asked for; an experiment says how many seeds it has.
 
     Raises:
         SettingsError: If the seeds are no numbers.
     """
-    scale = replace(QUICK if quick else FULL, data=data)
+    full = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
+    scale = replace(QUICK if quick else full, data=data)
     return scale if seeds is None else replace(scale, seeds=parse_seeds(seeds))
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from archlearn_paper.comparison.stages import find_comparisons
-from archlearn_paper.experiment import Check, Experiment, ResultTable, measure_spread
+from archlearn_paper.experiment import Check, Experiment, ResultTable
 from archlearn_paper.experiment_registry import TITLES, find_experiment
 from archlearn_paper.results import Results, read_results
+from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import compose_body, write_counts, write_markdown, write_spread
 
 RESULTS_PAGE = "results.md"

@@ -1,8 +1,7 @@
 """An experiment as data: stages of runs, rows of results, checks, tables."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,74 +11,7 @@ from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
 from archlearn_paper.parallel_runs import Run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """Numbers of several seeds.
-
-    Attributes:
-        deviation: Sample standard deviation; 0 for a single number.
-    """
-
-    mean: float
-    deviation: float
-    least: float
-    most: float
-    n: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-
-def measure_spread(values: Sequence[float]) -> Spread:
-    """Return mean, sample standard deviation and range.
-
-    Raises:
-        ValueError: If there are no values.
-    """
-    if not values:
-        raise ValueError("a mean of no values was asked for; give one at least")
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0
-    return Spread(
-        mean=mean, deviation=deviation, least=min(values), most=max(values), n=len(values)
-    )
-
-
-def rank(values: Sequence[float]) -> list[float]:
-    """Return the place of each value in order, from 1; equal values share their mean place."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    ranks = [0.0] * len(values)
-    first = 0
-    while first < len(order):
-        last = first
-        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
-            last += 1
-        for place in range(first, last + 1):
-            ranks[order[place]] = (first + last) / 2 + 1
-        first = last + 1
-    return ranks
-
-
-def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Spearman's correlation: that of the ranks. NaN where either never varies.
-
-    Raises:
-        ValueError: If there are fewer than two pairs, or one side is longer.
-    """
-    if len(x) != len(y) or len(x) < 2:
-        raise ValueError(
-            f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
-        )
-    first, second = rank(x), rank(y)
-    middle = (len(x) + 1) / 2
-    a, b = [value - middle for value in first], [value - middle for value in second]
-    norm = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
-    products = math.fsum(v * w for v, w in zip(a, b, strict=True))
-    return products / norm if norm else math.nan
+from archlearn_paper.statistics import Spread, measure_spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +27,8 @@ class Row:
         parameters: Of the compact model.
         train_loss: Of the final model on all that it learnt from.
         seconds: Wall-clock time of the team the run was in.
+        commit: Of the code that made it; empty where that was not recorded.
+        digest: SHA-256 of the file of the compact model, which the same model always gives.
         history: One mapping an epoch, where the experiment needs it.
         measured: What was measured on the model besides.
     """
@@ -115,6 +49,8 @@ class Row:
     test_loss: float
     epochs: int
     seconds: float
+    commit: str = ""
+    digest: str = ""
     history: Sequence[Mapping[str, Any]] = ()
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -136,7 +72,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return plain data; what is empty is left out."""
         table = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: table[name] for name in table if table[name] not in ((), {}, [])}
+        return {name: table[name] for name in table if table[name] not in ((), {}, [], "")}
 
 
 def read_row(table: Mapping[str, Any]) -> Row:
@@ -217,7 +153,6 @@ class Scale:
 
 FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)
 
-
 QUICK = Scale(
     name="quick",
     seeds=(0, 1),
@@ -284,6 +219,43 @@ class Check:
     met: bool
 
 
+def check_at_least(
+    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
+) -> Check:
+    """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
+    return Check(
+        what=what,
+        measured=write_with_error(found, "−", digits) + unit,
+        bound=f"≥ {bound:g}{unit}",
+        met=reaches(found, bound),
+    )
+
+
+def check_at_most(
+    what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
+) -> Check:
+    """Return whether a mean plus one error of it stays within a bound; of one run nobody knows."""
+    return Check(
+        what=what,
+        measured=write_with_error(found, "+", digits) + unit,
+        bound=f"≤ {bound:g}{unit}",
+        met=found["error"] is not None and found["mean"] + found["error"] <= bound,
+    )
+
+
+def reaches(found: Mapping[str, Any], bound: float) -> bool:
+    """Return whether a mean less one error of it reaches a bound."""
+    return found["error"] is not None and found["mean"] - found["error"] >= bound
+
+
+def write_with_error(found: Mapping[str, Any], sign: str = "−", digits: int = 3) -> str:
+    """Write a mean and the error that is taken off or added: `99.150 − 0.031`."""
+    mean = f"{found['mean']:.{digits}f}"
+    if found["error"] is None:
+        return f"{mean} (one run: its error is unknown)"
+    return f"{mean} {sign} {found['error']:.{digits}f}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultTable:
     """What is printed: the paper's numbers beside ours."""
@@ -294,14 +266,8 @@ class ResultTable:
 
 
 RunTask = Run | Evaluation
-
-
 Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[RunTask]]
-
-
 """Returns what is to be done next, from the scale and everything done by the stages before."""
-
-
 Derived = Mapping[str, Any]
 
 
@@ -319,6 +285,7 @@ class Experiment:
         measure: Returns more numbers of a finished run's model; {} where there are none.
         borrows: Experiments whose finished runs count here too, if the same was asked of them.
         keeps_history: Whether the epochs of every run are written down.
+        n_seeds: Seeds of the full version, from 0 on; fixed before any of them was run.
     """
 
     name: str
@@ -330,3 +297,4 @@ class Experiment:
     measure: Callable[[Scale, FinishedRun], dict[str, Any]] | None = None
     borrows: tuple[str, ...] = ()
     keeps_history: bool = False
+    n_seeds: int = 5

@@ -13,11 +13,12 @@ TITLES = {
     "table-1": "LeNet on MNIST: learnt widths and depth, against the same network from scratch",
     "table-2": "compressing layer 3 by SVD, with and without fine-tuning, against learning",
     "figure-3a": "number of neurons against iterations, for several lambda 1 and lambda 3",
-    "figure-3b": "neurons and error for 2 to 10 classes, nothing else changed",
+    "figure-3b": "neurons and error for 2 to 10 classes; then for more examples of all classes",
     "table-3": "20-50-(75 x n)-10: the depth that is learnt from 6 to 15 layers",
-    "properties": "no neuron is redundant, weights are as good as from scratch, harder is larger",
+    "properties": "no neuron is redundant, weights are as good as from scratch",
     "figure-4": "trainings that Bayesian optimisation needs to match one that learns its widths",
     "table-4": "CaffeNet, pretrained, then learnt smaller; neuron pruning, SVD, Fastfood beside it",
+    "ablation": "the paper's own recipe, one setting changed at a time, on two networks",
     "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
 }
 

@@ -1,12 +1,13 @@
 """How the networks of all experiments are trained: every tuned constant.
 
-They were settled on validation data; the test data had no part in it.
+They were settled on validation data; the test data had no part in it. `Terms` are the paper's
+penalty at a price, `learn_to_budget` is the library's `GateOptimizer` at a number of parameters.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from archlearn.gating.strengths import PriceName
+from archlearn.gating.penalty_prices import PriceName
 from archlearn.training.defaults import TRAVEL
 from archlearn.training.settings import (
     GateSettings,
@@ -38,6 +39,15 @@ settle. Small networks gain from training for long."""
 DEPTH_SHARE = 1.0
 """Depth strengths as a part of the width ones. At the paper's tenth the loss holds the
 non-linearity of the wide layer."""
+VALIDATION = 1 / 12
+"""Part of the train data on which something is chosen, with seeds that count nowhere else."""
+CHOICE_SEEDS = (1000, 1001)
+COST_POWERS = (0.0, 0.5, 1.0, 1.5)
+"""Powers of a channel's cost that its earnings are divided by under a budget: 1.5 is the library's
+default, at 0 every neuron costs the same, as in the paper."""
+BUDGET_START_AFTER, BUDGET_FREEZE_FOR = 0.1, 0.5
+"""Parts of a run to a budget before gates decide and after: the better end on validation data in
+the grid of `results/learning.md`."""
 FINE_TUNING = 0.3
 """Epochs of fine-tuning as a part of those of training, which come before."""
 FINE_TUNING_RATE_OF_AN_EXAMPLE = RATE_OF_AN_EXAMPLE / 2
@@ -53,6 +63,7 @@ class Terms:
         gate_rate: None follows from the steps and the cost.
         start_after: Part of the run before gates move.
         freeze_for: Last part of the run in which they stand still.
+        width_start: Where width gates start.
         depth_start: Where depth gates start; from one half on, layers start linear.
         largest_step: Furthest a gate moves in one step; 0 sets no bound.
         rate: Of the weights, by example in a batch.
@@ -67,6 +78,7 @@ class Terms:
     gate_rate: float | None = None
     start_after: float = START_AFTER
     freeze_for: float = FREEZE_FOR
+    width_start: float = 0.55
     depth_start: float = 0.45
     largest_step: float = 0.0
     leave: tuple[str, ...] = ()
@@ -109,31 +121,49 @@ def learn_architecture(
     model: str = "lenet",
 ) -> RunSettings:
     """Return the settings of training that learns the architecture on the given terms."""
-    return RunSettings(
-        model=model,
-        data=scale.data,
-        seed=seed,
-        epochs=scale.epochs,
-        batch_size=scale.batch_size,
-        validation=scale.validation,
-        limit=scale.limit,
-        optimiser=_optimiser(scale, terms.rate, terms.weight_decay),
-        gates=GateSettings(
-            learn=terms.learn,
-            leave=terms.leave,
-            gate_rate=terms.gate_rate,
-            start_after=terms.start_after,
-            freeze_for=terms.freeze_for,
-            depth_start=terms.depth_start,
-            largest_step=terms.largest_step,
-        ),
-        strengths=StrengthSettings(
-            width_cost=terms.cost,
-            ratio=terms.ratio,
-            depth_share=terms.depth_share,
-            price=terms.price,
-        ),
+    plain = train_plainly(
+        scale, seed, model=model, rate=terms.rate, weight_decay=terms.weight_decay
     )
+    gates = GateSettings(
+        learn=terms.learn,
+        leave=terms.leave,
+        gate_rate=terms.gate_rate,
+        start_after=terms.start_after,
+        freeze_for=terms.freeze_for,
+        width_start=terms.width_start,
+        depth_start=terms.depth_start,
+        largest_step=terms.largest_step,
+    )
+    strengths = StrengthSettings(
+        width_cost=terms.cost,
+        ratio=terms.ratio,
+        depth_share=terms.depth_share,
+        price=terms.price,
+    )
+    return replace(plain, gates=gates, strengths=strengths)
+
+
+def learn_to_budget(
+    scale: Scale,
+    seed: int,
+    budget: int,
+    cost_power: float,
+    *,
+    learn: LearntParts = "all",
+    model: str = "lenet",
+    rate: float = PLAIN_RATE_OF_AN_EXAMPLE,
+    weight_decay: float = WEIGHT_DECAY,
+) -> RunSettings:
+    """Return the settings of training that learns which parameters stay, of a number given."""
+    plain = train_plainly(scale, seed, model=model, rate=rate, weight_decay=weight_decay)
+    gates = GateSettings(
+        learn=learn,
+        budget=(f"parameters={budget}",),
+        gate_schedule=(f"cost_power={cost_power:g}",),
+        start_after=BUDGET_START_AFTER,
+        freeze_for=BUDGET_FREEZE_FOR,
+    )
+    return replace(plain, gates=gates)
 
 
 def choose_gate_rate(scale: Scale, terms: Terms) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,10 +43,31 @@ class Results:
         """Return whether all runs were made."""
         return bool(self.derived)
 
+    @property
+    def commits(self) -> list[str]:
+        """Return the commits that made the runs; "not recorded" where older runs say none."""
+        return sorted({row.commit or "not recorded" for row in self.rows})
 
-def results_path(folder: Path, name: str) -> Path:
-    """Return where the results of an experiment are."""
-    return folder / f"{name}.json"
+
+def find_commit() -> str:
+    """Return the commit of the code that runs, or what the environment calls `COMMIT`.
+
+    A tree with changes is told by a plus sign; one without its history has no commit.
+    """
+    named = os.environ.get("COMMIT")  # where the working tree came without its history
+    if named:
+        return named
+    here = Path(__file__).parent
+    asked = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def results_path(folder: Path, name: str, *, unfinished: bool = False) -> Path:
+    """Return where the results of an experiment are, or those of a run that goes on still."""
+    return folder / f"{name}{'.unfinished' * unfinished}.json"
 
 
 def model_path(folder: Path, name: str, row: str, seed: int) -> Path:
@@ -54,13 +76,13 @@ def model_path(folder: Path, name: str, row: str, seed: int) -> Path:
     return folder / "models" / name / f"{plain}.seed{seed}.safetensors"
 
 
-def read_results(folder: Path, name: str) -> Results | None:
+def read_results(folder: Path, name: str, *, unfinished: bool = False) -> Results | None:
     """Return the results of an experiment, or None where there are none yet.
 
     Raises:
         DataError: If the file is not such a file.
     """
-    path = results_path(folder, name)
+    path = results_path(folder, name, unfinished=unfinished)
     if not path.is_file():
         return None
     try:
@@ -76,8 +98,11 @@ def read_results(folder: Path, name: str) -> Results | None:
 
 
 def write_results(folder: Path, results: Results) -> Path:
-    """Write the results, whole or not at all, and return where."""
-    path = results_path(folder, results.experiment)
+    """Write the results, whole or not at all, and return where.
+
+    Unfinished ones have a file of their own, beside earlier ones that are complete.
+    """
+    path = results_path(folder, results.experiment, unfinished=not results.complete)
     table = {
         "format": FORMAT,
         "experiment": results.experiment,
@@ -95,6 +120,8 @@ def write_results(folder: Path, results: Results) -> Path:
     beside = path.with_suffix(".json.part")
     beside.write_text(_write_lines(table, results.rows), encoding="utf-8")
     os.replace(beside, path)
+    if results.complete:
+        results_path(folder, results.experiment, unfinished=True).unlink(missing_ok=True)
     return path
 
 

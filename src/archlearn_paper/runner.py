@@ -33,7 +33,14 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.outcomes import Outcome
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_side_by_side
-from archlearn_paper.results import Results, model_path, read_results, results_path, write_results
+from archlearn_paper.results import (
+    Results,
+    find_commit,
+    model_path,
+    read_results,
+    results_path,
+    write_results,
+)
 
 _LENGTH = 16
 
@@ -142,22 +149,31 @@ def check_earlier(request: RunRequest) -> None:
         SettingsError: If earlier ones are of the full version and a quick one is asked for, or of
             other data or epochs, or of seeds or rows besides.
     """
-    scale, before = request.scale, read_results(request.folder, request.experiment.name)
-    is_quick = scale.name == QUICK.name
-    if before is None or request.force or (before.quick and not is_quick):
-        return
+    name = request.experiment.name
+    lost: list[str] = []
+    for unfinished in (False, True):
+        before = read_results(request.folder, name, unfinished=unfinished)
+        if before is not None and not request.force:
+            lost += _list_lost(before, request)
+    if lost:
+        raise SettingsError(
+            f"{results_path(request.folder, request.experiment.name)} holds results that would be "
+            f"lost ({', '.join(dict.fromkeys(lost))}); ask for them too, choose another folder "
+            "with --out, or replace them with --force"
+        )
+
+
+def _list_lost(before: Results, request: RunRequest) -> list[str]:
+    """Return what results hold that is not asked for; of a quick version all may go."""
+    scale, is_quick = request.scale, request.scale.name == QUICK.name
+    if before.quick and not is_quick:
+        return []
     lost = [] if before.quick else ["the full version"] * is_quick
     held = {"data": before.scale.get("data"), "epochs": before.scale.get("epochs")}
     asked = {"data": scale.data, "epochs": scale.epochs}
     lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
     lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
-    lost += dict.fromkeys(row.row for row in before.rows if not request.includes(row.row))
-    if lost:
-        raise SettingsError(
-            f"{results_path(request.folder, request.experiment.name)} holds results that would be "
-            f"lost ({', '.join(lost)}); ask for them too, choose another folder with --out, or "
-            "replace them with --force"
-        )
+    return lost + list(dict.fromkeys(r.row for r in before.rows if not request.includes(r.row)))
 
 
 def run_stages(request: RunRequest, callback: ProgressCallback) -> Results:
@@ -190,9 +206,12 @@ class _StageRunner:
         self._request = request
         self._callback = callback
         self._known = _read_known(request)
-        self._before = read_results(request.folder, request.experiment.name)
+        self._commit = find_commit()
         self._done: list[FinishedRun] = []
         self._fresh: list[Row] = []
+        name = request.experiment.name
+        before = read_results(request.folder, name, unfinished=True)
+        self._before = before.rows if before else ()
         self._hardware = _describe_hardware()
 
     def run(self) -> Results:
@@ -244,11 +263,12 @@ class _StageRunner:
                 "choose data with classes (archlearn data lists them)"
             )
         key = run_key(work)
-        row = read_row({**table, "asked": key})
+        row = read_row({**table, "asked": key, "commit": self._commit})
         name = self._request.experiment.name
         path = model_path(self._request.folder, name, row.row, row.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         save(model, path)
+        row = replace(row, digest=hashlib.sha256(path.read_bytes()).hexdigest())
         self._known[key] = FinishedRun(row=row, path=path)
         self._fresh.append(row)
         self._write_so_far()
@@ -265,9 +285,9 @@ class _StageRunner:
         return measured
 
     def _write_so_far(self) -> None:
-        """Write what is there, with what the file held before, as unfinished."""
-        before = self._before.rows if self._before else ()
-        rows = {row.asked: row for row in (*before, *(d.row for d in self._done), *self._fresh)}
+        """Write what is there as unfinished; earlier results that are complete stay beside it."""
+        rows = {row.asked: row for row in (*self._before, *(d.row for d in self._done))}
+        rows |= {row.asked: row for row in self._fresh}
         write_results(self._request.folder, self._results(list(rows.values())))
 
     def _results(self, rows: Sequence[Row]) -> Results:
@@ -311,8 +331,8 @@ def _read_known(request: RunRequest) -> dict[str, FinishedRun]:
     """Return the finished runs of this experiment and of those it borrows from."""
     known: dict[str, FinishedRun] = {}
     for name in (*request.experiment.borrows, request.experiment.name):
-        results = read_results(request.folder, name)
-        for row in results.rows if results else ():
+        files = [read_results(request.folder, name, unfinished=each) for each in (False, True)]
+        for row in [row for results in files if results for row in results.rows]:
             path = model_path(request.folder, name, row.row, row.seed)
             if row.asked in known and not path.is_file():
                 path = known[row.asked].path

@@ -10,11 +10,18 @@ from archlearn_paper.results import Results
 NOTHING = "–"
 
 
-def write_spread(spread: Mapping[str, Any] | None, digits: int = 2) -> str:
-    """Write a mean and its standard deviation: `99.31 ± 0.05`."""
+def write_spread(spread: Mapping[str, Any] | None, digits: int = 2, *, error: bool = False) -> str:
+    """Write a mean and its standard deviation, `99.31 ± 0.05`, of one run the number alone.
+
+    With `error` comes the error of the mean, in brackets: `99.31 ± 0.05 (0.02)`.
+    """
     if spread is None:
         return NOTHING
-    return f"{spread['mean']:.{digits}f} ± {spread['deviation']:.{digits}f}"
+    mean = f"{spread['mean']:.{digits}f}"
+    if spread["error"] is None:
+        return mean
+    more = f" ({spread['error']:.{digits}f})" if error else ""
+    return f"{mean} ± {spread['deviation']:.{digits}f}{more}"
 
 
 def write_counts(spread: Mapping[str, Any] | None) -> str:
@@ -72,7 +79,8 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
 
 QUICK_NOTICE = (
     "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
-    "of the points. It shows that everything works, not what the method reaches."
+    "of the points. It shows that everything works, not what the method reaches: the bounds below "
+    "are those of the full run."
 )
 
 
@@ -97,6 +105,9 @@ def describe_scale(results: Results) -> str:
     )
 
 
+DIGESTS = " The JSON beside holds the SHA-256 digest of the file of every network."
+
+
 def describe_circumstances(results: Results) -> str:
     """Return how the results were made."""
     seeds = ", ".join(str(seed) for seed in sorted({row.seed for row in results.rows}))
@@ -105,9 +116,11 @@ def describe_circumstances(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     return (
         f"Made by `{results.command}` on {results.date}; {results.hardware['name']}, {versions}; "
+        f"commit {', '.join(results.commits)}; "
         f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
-        f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds; "
-        "of whole numbers the range."
+        f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
+        "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
+        "less one error of it meets it." + DIGESTS * all(row.digest for row in results.rows)
     )
 
 

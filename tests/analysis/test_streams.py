@@ -216,6 +216,119 @@ def test_streams_through_norms_are_learnt(name: str, is_first: bool) -> None:
         assert small.first.normalized_shape == (4,)
 
 
+class OwnLayerNorm(nn.Module):
+    """LayerNorm over the channels of images, as ConvNeXt's authors write it."""
+
+    def __init__(self, n_channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_channels))
+        self.bias = nn.Parameter(torch.randn(n_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        variance = (x - mean).pow(2).mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(variance + 1e-5)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class TorchLayerNorm(OwnLayerNorm):
+    """The same by torch's function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias).permute(0, 3, 1, 2)
+
+
+class Images(nn.Module):
+    """A stream of images through a norm."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 2), norm(8), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.stem(x)))
+
+
+ALIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], Tensor]] = {
+    "RMSNorm": (
+        lambda: Encoder(OwnNorm),
+        lambda: Encoder(lambda: nn.RMSNorm(8, eps=1e-6)),
+        torch.arange(10).view(2, 5),
+    ),
+    "LayerNorm of images": (
+        lambda: Images(OwnLayerNorm),
+        lambda: Images(TorchLayerNorm),
+        draw(2, 3, 5, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_norms_by_hand_take_their_statistics_over_the_open_channels(name: str) -> None:
+    by_hand, by_torch, x = ALIKE[name]
+    torch.manual_seed(0)
+    net, other = by_hand().double(), by_torch().double()
+    other.load_state_dict(net.state_dict())
+    models = [al.add_gates(each, x) for each in (net, other)]
+    for model in models:
+        close_(model)
+    torch.testing.assert_close(models[0](x), models[1](x), rtol=1e-12, atol=1e-12)
+    small = al.compact(models[0])
+    torch.testing.assert_close(small(x), models[0](x), rtol=0, atol=1e-12)
+    assert type(small) is type(net)  # with the forward that its author wrote
+
+
+def test_two_channels_stay_in_a_norm_by_hand() -> None:
+    model = al.add_gates(Images(OwnLayerNorm), draw(2, 3, 5, 6).float())
+    with torch.no_grad():
+        al.width_gates(model)["stem"].zero_()
+    assert al.read_architecture(model).widths == (2, 2)
+
+
+class Positions(nn.Module):
+    """A leaf: it is given a stream, and may read of it more or less."""
+
+    table: Tensor
+
+    def __init__(self, reading: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(6, 1))
+        self.reading = reading
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.table[: x.shape[1]] * self.reading(x)).to(x.dtype)
+
+
+class Positioned(nn.Module):
+    def __init__(self, reading: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.stem, self.positions, self.head = nn.Linear(5, 8), Positions(reading), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x) * self.positions(x)
+
+
+def test_a_leaf_that_asks_for_a_type_alone_reads_no_channels() -> None:
+    small: Any = check_exact(Positioned(lambda x: 1), draw(2, 4, 5), draw(3, 6, 5))
+    assert small.stem.out_features == 4
+
+
+READINGS: dict[str, Callable[[Tensor], Any]] = {
+    "numbers": lambda x: x.mean(),
+    "how many there are": lambda x: x.shape[-1],
+    "whether they are finite": lambda x: float(x.isfinite().all()),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_leaf_that_reads_more_keeps_channels(name: str) -> None:
+    with pytest.raises(al.InputError, match="nothing can be learnt"):
+        al.add_gates(Positioned(READINGS[name]), torch.randn(2, 4, 5))
+
+
 def test_tied_embeddings_lose_the_same_columns() -> None:
     torch.manual_seed(0)
     net = Encoder(NORMS["layer"])

@@ -22,7 +22,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("commands")
     (folder / "run.toml").write_text(
         'model = "mlp:40-30"\ndata = "digits"\nepochs = 3\n'
-        '[hardware]\naccelerator = "cpu"\nthreads = 1\n[record]\ntensorboard = true\n'
+        '[hardware]\naccelerator = "cpu"\nthreads = 1\n[record]\nlogger = "csv"\n'
     )
     call(["learn", "--config", str(folder / "run.toml"), "--epochs", "30"], folder / "a")
     return folder / "a"
@@ -39,11 +39,14 @@ def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
     names = {path.name for path in run_folder.iterdir()}
     assert names >= {
         "config.toml", "metrics.jsonl", "gates.jsonl", "checkpoint.safetensors",
-        "compact.safetensors", "summary.json", "report.html", "tensorboard",
+        "compact.safetensors", "summary.json", "report.html", "csv",
     }  # fmt: skip
     assert "epochs = 30" in (run_folder / "config.toml").read_text()
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["before"]["architecture"] == "40-30-10"
+    for when in ("before", "after"):
+        layers = summary[when]["layers"]
+        assert sum(layer["multiply_adds"] for layer in layers) == summary[when]["multiply_adds"]
     assert summary["after"]["parameters"] < summary["before"]["parameters"]
     assert summary["test_accuracy"] > 0.9
     assert summary["certificate"]

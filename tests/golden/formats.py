@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn_paper.experiment import FULL
-from archlearn_paper.experiments.table_1 import learn_rows
+from archlearn_paper.experiments.frontier import learn_rows
+from archlearn_paper.fixed_width import Given, Holder
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
 from archlearn_paper.runner import run_key
 
 FOLDER = Path(__file__).with_name("files")
@@ -50,12 +50,8 @@ def list_keys() -> dict[str, str]:
     """Return the run keys of some typical runs."""
     works: list[Any] = list(learn_rows(FULL, []))[:3]
     settings = works[0].settings
-    window = Window(epoch=3, least=10, most=20)
-    relaxing = Relaxing(window=window, layers=(Dropped(dropout="2", layer="1", before="0"),))
-    works += [
-        Run(row="window", settings=settings, after_epoch=window, finish_compact=True),
-        Run(row="relaxing", settings=settings, after_epoch=relaxing),
-    ]
+    holder = Holder(given=Given(widths={"fc1": 3}, linear=("fc2",)), first=1.0, last=2.5)
+    works.append(Run(row="given", settings=settings, after_epoch=holder, finish_compact=True))
     return {f"{place}: {work.row}": run_key(work) for place, work in enumerate(works)}
 
 

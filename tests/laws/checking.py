@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import archlearn as al
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import find_holders
 from archlearn.nn.functional import open_flat
 from archlearn.optim.cost_function import CostFunction

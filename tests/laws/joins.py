@@ -230,7 +230,7 @@ class Branches(nn.Module):
             return F.relu(y, inplace=True) + x
         y = self.scale.reshape(-1, *[1] * (x.dim() - 2)) * first(self.norm(x))
         if self.training:
-            y = y * (torch.rand(x.shape[0], *[1] * (x.dim() - 1), dtype=x.dtype) < 0.9)
+            y = y * (torch.rand(len(x), *[1] * (x.dim() - 1), dtype=x.dtype) < 0.9)
         return x + y
 
 

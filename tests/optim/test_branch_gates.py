@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.optim.budgets import Holds, rank_gates
+from archlearn.optim.gate_ranking import Holds, rank_gates
 
 N_BLOCKS, WIDTH = 4, 8
 

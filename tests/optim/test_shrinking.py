@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -417,3 +418,19 @@ def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
     widths = {name: len(gate) for name, gate in al.width_gates(model).items()}
     assert [n for name, n in widths.items() if name.startswith("branches.0")] == [2]
     assert [n for name, n in widths.items() if name.startswith("branches.1")] == [12]
+
+
+def test_dropout_is_not_compared_though_another_thread_is_about() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2))
+    model = al.add_gates(net, torch.randn(4, 5))
+    with torch.no_grad():
+        al.width_gates(model)["0"][:3] = 0.1
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        al.shrink_(model)
+    finally:
+        ended.set()
+        other.join()
+    assert model[0].out_features == 5

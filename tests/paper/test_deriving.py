@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 
 from archlearn.training import RunSettings
 from archlearn_paper.documentation import read_trials, tabulate_trials, tabulate_tries
-from archlearn_paper.experiment import FULL, Check
+from archlearn_paper.experiment import FULL, Check, Row
 from archlearn_paper.experiments import (
+    ablation,
     figure_3a,
     figure_3b,
     frontier,
@@ -20,7 +22,6 @@ from archlearn_paper.experiments import (
     table_2,
     table_3,
 )
-from archlearn_paper.experiments.figure_3b import check
 from archlearn_paper.experiments.properties import measure_removals
 from tests.paper.making import make_row
 
@@ -54,14 +55,42 @@ def test_table_1_states_means_and_the_gap_to_scratch() -> None:
     derived = table_1.derive(rows_of_table_1(0.990, 4000))
     assert derived["rows"]["AL1"]["accuracy"]["mean"] == pytest.approx(99.1)
     assert derived["rows"]["AL1"]["parameters"]["mean"] == 4050
-    assert derived["gaps"]["AL1"] == pytest.approx(0.07)
+    assert derived["gaps"]["AL1"]["mean"] == pytest.approx(0.07)
     checks = table_1.check(derived)
-    assert find(checks, "AL1: 99.07").met
-    assert find(checks, "AL1: accuracy of AL").met
-    assert find(checks, "baseline").met
+    # 99.1 less an error of 0.1, where 99.07 are asked for; the gap has an error of 0.09
+    assert not find(checks, "AL1: 99.07").met
+    assert find(checks, "AL1: 99.07").measured == "99.100 − 0.100 % in 4,050"
+    assert find(table_1.check(table_1.derive(rows_of_table_1(0.9908, 4000))), "AL1: 99.07").met
+    assert derived["gaps"]["AL1"]["error"] == pytest.approx(0.09)
+    assert find(checks, "AL1: accuracy of AL").met == (0.07 - 0.09 >= -0.05)
+    # one run: nobody knows its error
+    assert not find(checks, "baseline").met
+    assert "its error is unknown" in find(checks, "baseline").measured
+    assert not find(checks, "third layer becomes linear").met
 
 
-@pytest.mark.parametrize(("accuracy", "parameters"), [(0.989, 4000), (0.990, 4951)])
+def test_the_power_of_the_cost_is_chosen_on_validation_data_and_told() -> None:
+    tried = [
+        make_row(f"{table_1.CHOICE}{power:g}", seed, validation_accuracy=accuracy, test_accuracy=1)
+        for power, accuracies in ((0.0, (0.97, 0.99)), (1.0, (0.99, 0.985)))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    assert table_1.choose_cost_power(tried) == 1.0
+    derived = table_1.derive([*tried, *rows_of_table_1(0.99, 4000)])
+    assert set(derived["rows"]) == {"baseline", "AL1", "AL1 NN"}
+    *_, choice = table_1.tabulate(derived)
+    assert choice.title.startswith("Search: 4 runs")
+    assert [row[0] for row in choice.rows] == ["0", "1"]
+
+
+def test_a_page_tells_what_decided_the_size() -> None:
+    by_budget = make_row("AL1", settings={"gates": {"budget": ["parameters=5000"]}})
+    by_price = make_row("AL1", settings={"gates": {}, "strengths": {"width_cost": 1e-3}})
+    assert table_1.describe_size(by_budget) == "budget: parameters=5000"
+    assert table_1.describe_size(by_price) == "price set by hand: λ3 = 0.001"
+
+
+@pytest.mark.parametrize(("accuracy", "parameters"), [(0.989, 4000), (0.9908, 4951)])
 def test_table_1_is_not_met_by_too_many_parameters_or_too_little_accuracy(
     accuracy: float, parameters: int
 ) -> None:
@@ -80,21 +109,32 @@ def test_table_1_puts_the_paper_beside_ours() -> None:
         "99.07",
         "99.08",
         "4,050 (4,000–4,100)",
-        "99.10 ± 0.14",
-        "99.03 ± 0.01",
+        "99.10 ± 0.14 (0.10)",
+        "99.03 ± 0.01 (0.01)",
         "–",
     )
 
 
-def test_table_2_asks_for_more_accuracy_in_no_more_parameters() -> None:
-    names = [row for size in table_2.SIZES for row in (size.al_row, size.smaller)]
-    rows = [make_row(name, test_accuracy=0.992, parameters=40_000) for name in names]
-    rows += [make_row("baseline", test_accuracy=0.993, parameters=431_080)]
+def rows_of_table_2(learnt: tuple[float, float], tuned: float) -> list[Row]:
+    rows = [make_row("baseline", seed, parameters=431_080) for seed in (0, 1)]
     for size in table_2.SIZES:
-        rows.append(make_row(size.svd_row, test_accuracy=0.98, parameters=44_080))
-        rows.append(make_row(size.svd_row + table_2.TUNED, test_accuracy=0.9925, parameters=44_080))
+        for seed, accuracy in enumerate(learnt):
+            for name in (size.al_row, size.smaller):
+                rows.append(make_row(name, seed, test_accuracy=accuracy, parameters=40_000))
+            for name, other in ((size.svd_row, 0.98), (size.svd_row + table_2.TUNED, tuned)):
+                rows.append(make_row(name, seed, test_accuracy=other, parameters=44_080))
+    return rows
+
+
+def test_table_2_asks_for_more_accuracy_by_an_error_in_no_more_parameters() -> None:
+    rows = rows_of_table_2((0.992, 0.993), tuned=0.9925)
     checks = table_2.check(table_2.derive(rows))
-    assert [check.met for check in checks] == [True, False, True] * 2
+    # ahead by 0.00 − 0.05 points of fine-tuned SVD, by far of SVD as it is
+    assert [check.met for check in checks] == [False, True] * 2
+    ahead = rows_of_table_2((0.992, 0.993), tuned=0.9915)
+    assert all(check.met for check in table_2.check(table_2.derive(ahead)))
+    large = [replace(row, parameters=50_000) if "AL" in row.row else row for row in ahead]
+    assert not any(check.met for check in table_2.check(table_2.derive(large)))
     assert table_2.tabulate(table_2.derive(rows))[0].rows[1][:3] == ("SVD rank 10", "43.6", "98.47")
 
 
@@ -114,6 +154,14 @@ def test_table_3_counts_dead_networks_and_stray_depths() -> None:
     assert find(checks, "within 5 ± 1").measured == "3 of 4, from 4 to 7"
     assert not find(checks, "error from depth 6").met
     assert table_3.check(table_3.derive(rows[:1] + rows[2:3]))[0].met
+    assert find(checks, "became linear").met
+
+
+def test_table_3_is_not_met_by_layers_that_start_linear_or_never_merge() -> None:
+    linear = {"gates": {"depth_start": 0.55}}
+    for changes in ({"settings": linear, "n_layers": 4}, {"n_layers": 6}):
+        checks = table_3.check(table_3.derive([make_row("depth 6", s, **changes) for s in (0, 1)]))
+        assert not find(checks, "became linear").met
 
 
 def test_depth_counts_two_convolutions_and_the_last_layer() -> None:
@@ -142,6 +190,35 @@ def test_figure_3b_correlates_classes_with_neurons() -> None:
     assert derived["spearman"]["error"] == pytest.approx(1)
     assert not find(figure_3b.check(derived), "third layer").met
     assert derived["classes"]["3"]["neurons"]["mean"] == 9
+    assert not find(figure_3b.check(derived), "premise").met
+    assert find(figure_3b.check(derived), "control").measured == "not run"
+
+
+def test_figure_3b_measures_its_premise_and_a_control() -> None:
+    def learnt(row: str, width: int, limit: int = 12_000) -> Row:
+        widths = {"conv1": 1, "conv2": 1, "fc1": width, "fc2": 2}
+        return make_row(row, widths=widths, settings={"limit": limit})
+
+    rows = [learnt("2 classes", 10), learnt("10 classes", 30)]
+    rows += [
+        make_row(f"{n} classes{figure_3b.FIXED}", train_loss=loss)
+        for n, loss in ((2, 0.1), (10, 1))
+    ]
+    few = figure_3b.derive([*rows, learnt(figure_3b.name_control(60_000), 40)])
+    many = figure_3b.derive([*rows, learnt(figure_3b.name_control(60_000), 41)])
+    assert find(figure_3b.check(few), "premise").met
+    assert find(figure_3b.check(few), "control").measured == "10.0 of 20.0"
+    assert find(figure_3b.check(few), "control").met
+    assert not find(figure_3b.check(many), "control").met
+
+
+def test_only_classes_or_only_examples_change_in_figure_3b() -> None:
+    works = figure_3b.learn_rows(replace(FULL, seeds=(0,)), ())
+    steps = {(work.settings.limit or 60_000) * work.settings.epochs for work in works}
+    assert steps == {60_000 * figure_3b.EPOCHS}
+    by_classes = [work.settings for work in works if work.settings.classes is not None]
+    assert {(each.limit, each.epochs) for each in by_classes} == {(12_000, 100)}
+    assert {each.classes for each in by_classes} == set(range(2, 11))
 
 
 def test_a_curve_has_settled_when_it_stays_near_its_end() -> None:
@@ -177,10 +254,9 @@ def test_figure_3a_averages_over_the_grid() -> None:
     assert derived["final_by_cost"][f"{high:g}"]["mean"] == 50
     assert derived["last_change_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["last_change_by_binarise"][f"{strong:g}"]["mean"] == 10
-    assert derived["last_layer_change_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["decided_by_binarise"][f"{weak:g}"]["mean"] == 20
     assert derived["decided_by_binarise"][f"{strong:g}"]["mean"] == 10
-    assert derived["last_change_ranks"] == {"correlation": -1.0, "n": 8}
+    assert derived["last_layer_change_ranks"] == {"correlation": -1.0, "n": 8}
     assert all(check.met for check in figure_3a.check(derived))
 
 
@@ -212,37 +288,63 @@ def test_gates_that_never_decide_take_the_whole_run() -> None:
 def test_frontier_finds_the_smallest_network_that_is_good() -> None:
     rows = [
         make_row("λ3 0.0001 by neurons", 0, parameters=30_000, test_accuracy=0.9940),
+        make_row("λ3 0.0001 by neurons", 1, parameters=30_000, test_accuracy=0.9936),
         make_row("λ3 0.0002 by neurons", 0, parameters=12_000, test_accuracy=0.9931),
         make_row("λ3 0.0002 by neurons", 1, parameters=10_000, test_accuracy=0.9927),
     ]
     derived = frontier.derive(rows, {"neurons": (1e-4, 2e-4)})
-    assert derived["smallest_good_mean"]["parameters"]["mean"] == 30_000
     assert derived["smallest_good_run"]["parameters"] == 12_000
     checks = frontier.check(derived)
     assert find(checks, "AL3 is below").met
     assert find(checks, "AL3 is below").measured == "11,000 parameters"
+    # 99.29 less 0.02 is not 99.3
     assert find(checks, "baseline").measured == "30,000 parameters"
 
 
 def test_properties_sum_up_removals_and_gaps() -> None:
-    classes = [
-        make_row(f"{n} classes", test_accuracy=1 - n / 1000, widths={"fc1": n, "fc2": n})
-        for n in (2, 3, 4)
-    ]
     rows = [
         make_row("AL1", 0, train_loss=0.02, measured={"rises": [0.1, 0.2, -0.1, 0.3]}),
         make_row("AL1", 1, train_loss=0.05, measured={"rises": [0.1, 0.2, 0.4, 0.3]}),
         make_row("AL1 NN", 0, train_loss=0.03),
         make_row("AL1 NN", 1, train_loss=0.03),
     ]
-    derived = properties.derive([*rows, *classes])
+    derived = properties.derive(rows)
     assert derived["removal"]["AL1"]["share"] == 7 / 8
     assert derived["removal"]["AL1"]["by_seed"]["least"] == 0.75
     assert derived["gaps"]["AL1"]["gap"]["mean"] == pytest.approx(0.005)
     checks = properties.check(derived)
     assert find(checks, "kept neurons").measured == "87.5%"
     assert not find(checks, "kept neurons").met
+    assert find(checks, "control").measured == "not run"
+    assert not find(checks, "AL1: train loss").met
+    near = [replace(row, train_loss=0.03) for row in rows]
+    useless = make_row("baseline", measured={"rises": [0.1, -0.1]})
+    checks = properties.check(properties.derive([*near, useless]))
     assert find(checks, "AL1: train loss").met
+    assert find(checks, "control").met
+
+
+def test_the_ablation_changes_one_thing_and_keeps_the_gate_rate() -> None:
+    base = ablation.make_terms(FULL, ablation.BASE)
+    for change, given in ablation.CHANGES.items():
+        terms = ablation.make_terms(FULL, change)
+        differing = [
+            f.name for f in fields(terms) if getattr(terms, f.name) != getattr(base, f.name)
+        ]
+        assert differing == list(given), change
+    assert ablation.make_terms(FULL, "four times the gate rate").gate_rate == 4 * base.gate_rate
+
+
+def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:
+    def learnt(change: str, *neurons: int) -> list[Row]:
+        name = ablation.name_row("lenet", change)
+        return [make_row(name, s, widths={"a": n, "b": 10}) for s, n in enumerate(neurons)]
+
+    rows = [*learnt(ablation.BASE, 20, 30), *learnt("half of λ3", 24, 32)]
+    (found,) = ablation.check(ablation.derive(rows))
+    assert (found.measured, found.met) == ("3.0 − 1.0 neurons", True)
+    rows = [*learnt(ablation.BASE, 20, 30), *learnt("half of λ3", 26, 29)]
+    assert not ablation.check(ablation.derive(rows))[0].met
 
 
 def test_tried_prices_are_read_without_those_that_differ_in_more(tmp_path: Path) -> None:
@@ -285,20 +387,14 @@ def test_tries_are_told_by_row_in_their_order(tmp_path: Path) -> None:
     assert rows[0][4:] == ("200 (100–300)", "98.000 ± 1.414")
 
 
-@pytest.mark.parametrize(
-    ("neurons", "error", "met"),
-    [
-        (0.9, 0.01, [True, True]),
-        (0.89, -0.01, [False, False]),
-        (1.0, 0.0, [True, False]),
-        (math.nan, math.nan, [False, False]),
-    ],
-)
-def test_bounds_are_kept_as_they_are_written(neurons: float, error: float, met: list[bool]) -> None:
-    found = {"neurons": neurons, "third_layer": neurons, "error": error}
-    checks = check({"spearman": found, "spearman_of_runs": found})
-    assert [each.bound for each in checks] == ["≥ 0.9", "≥ 0.9", "> 0"]
-    assert [each.met for each in checks] == [met[0], *met]
+@pytest.mark.parametrize(("found", "met"), [(0.9, True), (0.89, False), (math.nan, False)])
+def test_bounds_are_kept_as_they_are_written(found: float, met: bool) -> None:
+    ranks = dict.fromkeys(("neurons", "third_layer", "error"), found)
+    rise = [{"neurons": {"mean": n}} for n in (2, 4)]
+    derived = {"spearman": ranks, "spearman_of_runs": ranks, "premise": found, "examples": {}}
+    checks = figure_3b.check(derived | {"classes": dict(zip("25", rise, strict=True))})
+    assert [each.bound for each in checks[:4]] == ["≥ 0.9"] * 4
+    assert [each.met for each in checks] == [met] * 4 + [False]
 
 
 SETTINGS = RunSettings(data="digits", limit=400)

@@ -18,13 +18,14 @@ pytestmark = pytest.mark.slow
 
 TINY = replace(QUICK, seeds=(0,), epochs=1, limit=650, data="digits:28", probes=20)
 MADE = {
-    "table-1": 13,
+    "table-1": 16,
     "table-2": 6,
     "figure-3a": 5,
-    "figure-3b": 3,
+    "figure-3b": 9,
     "table-3": 1,
     "properties": 0,
     "frontier": 9,
+    "ablation": 8,
 }
 """Runs to make when those before have been made: properties finds all of its own there."""
 
@@ -49,7 +50,7 @@ def carry_out(name: str, folder: Path) -> tuple[Results, int]:
 
 
 def test_every_experiment_is_drawn() -> None:
-    assert set(MADE) <= set(DRAWINGS)
+    assert set(MADE) - {"ablation"} <= set(DRAWINGS)
 
 
 def test_experiments_run_and_are_written_and_drawn(folder: Path) -> None:
@@ -63,10 +64,13 @@ def test_experiments_run_and_are_written_and_drawn(folder: Path) -> None:
             assert check.what in text
         drawn = write_figure(name, results.derived, folder)
         assert all(path.stat().st_size > 5000 for path in drawn)
-        assert f"]({name}.svg)" in write_page(experiment, results, folder).read_text()
+        page = write_page(experiment, results, folder).read_text()
+        assert (f"]({name}.svg)" in page) == bool(drawn)
+        assert "the bounds below are those of the full run" in page.splitlines()[2]
         again = folder / "again"
         again.mkdir(exist_ok=True)
-        assert write_figure(name, results.derived, again)[0].read_bytes() == drawn[0].read_bytes()
+        drawn_again = write_figure(name, results.derived, again)
+        assert [p.read_bytes() for p in drawn_again[:1]] == [p.read_bytes() for p in drawn[:1]]
     _check_documentation(folder)
 
 

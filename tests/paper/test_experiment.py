@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from archlearn_paper.experiment import FULL, QUICK, correlate_ranks, measure_spread, rank
+from archlearn_paper.experiment import FULL, QUICK
 from archlearn_paper.experiment_registry import TITLES, find_experiment
+from archlearn_paper.statistics import (
+    correct_by_holm,
+    correlate_ranks,
+    measure_spread,
+    pair_by_seed,
+    paired_p_value,
+    rank,
+)
 
 
 def test_points_are_spread_over_a_sweep() -> None:
@@ -36,8 +44,35 @@ def test_spread_of_three_numbers() -> None:
     assert (spread.least, spread.most, spread.n) == (1, 6, 3)
 
 
-def test_spread_of_one_number_has_no_deviation() -> None:
+def test_spread_of_one_number_has_no_deviation_and_its_error_is_unknown() -> None:
     assert measure_spread([4.0]).deviation == 0
+    assert measure_spread([4.0]).error is None
+    assert measure_spread([1.0, 2.0, 6.0]).error == pytest.approx(math.sqrt(7 / 3))
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        # t = 2.776 and 2.262: the tables' quantiles of 97.5 % at 4 and 9 degrees of freedom.
+        ([2.776 / math.sqrt(5) + d for d in (-1.0, 1.0, -1.0, 1.0, 0.0)], 0.05),
+        ([2.262 / math.sqrt(10) + d * math.sqrt(0.9) for d in (-1.0, 1.0) * 5], 0.05),
+        ([1.0, -1.0], 1.0),
+        ([0.3], 1.0),
+        ([0.2, 0.2, 0.2], 0.0),
+    ],
+)
+def test_paired_test_agrees_with_the_tables(differences: list[float], p: float) -> None:
+    assert paired_p_value(differences) == pytest.approx(p, abs=2e-4)
+    assert paired_p_value([-value for value in differences]) == pytest.approx(p, abs=2e-4)
+
+
+def test_seeds_that_both_have_are_paired() -> None:
+    assert pair_by_seed({0: 3.0, 1: 5.0, 2: 1.0}, {2: 4.0, 0: 1.0}) == [2.0, -3.0]
+
+
+def test_several_tests_are_corrected_by_holm() -> None:
+    # 4 x 0.01, 3 x 0.02, then 2 x 0.03 that may not fall below 0.06, and 1 x 0.9
+    assert correct_by_holm([0.02, 0.9, 0.01, 0.03]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
 
 
 def test_mean_of_nothing_is_refused() -> None:

@@ -9,7 +9,6 @@ from archlearn_paper.experiments.figure_4 import (
     BATCH_SIZE,
     EPOCHS,
     PANELS,
-    PRICE,
     ask_next,
     check,
     derive,
@@ -19,17 +18,18 @@ from archlearn_paper.experiments.figure_4 import (
     read_trainings,
     tabulate,
 )
-from archlearn_paper.plots.paper_figures import draw_figure_4, read_progress
+from archlearn_paper.plots.paper_figures import draw_figure_4
 from tests.paper.making import make_row
 
 pytest.importorskip("optuna")
-LAST, ALL = PANELS
+LAST, ALL, *_ = PANELS
+PRICE = LAST.price
 
 
 def rows_of(objectives: list[float], learnt: float, seed: int = 0) -> list[Row]:
     """Rows whose loss is the objective less the price of 9 neurons."""
     rows: list[Row] = []
-    for panel in PANELS:
+    for panel in (LAST, ALL):
         rows.append(make_row(panel.row(), seed, train_loss=learnt - 9 * PRICE, seconds=5.0))
         rows += [
             make_row(
@@ -45,22 +45,25 @@ def rows_of(objectives: list[float], learnt: float, seed: int = 0) -> list[Row]:
 
 
 def test_objectives_and_times_by_hand() -> None:
-    curve = derive(rows_of([0.9, 0.5, 0.7, 0.2], learnt=0.5))["panels"]["a"]["curves"][0]
+    curve = derive(rows_of([0.9, 0.5, 0.7, 0.2], learnt=0.5))["panels"][LAST.key]["curves"][0]
     assert curve["learnt"]["objective"] == pytest.approx(0.5)
     assert curve["best"] == pytest.approx([0.9, 0.5, 0.5, 0.2])
     assert curve["seconds"] == pytest.approx([3.5, 7.0, 10.5, 14.0])
-    assert curve["search_seconds"] == pytest.approx(2.0)
 
 
 def test_how_many_trainings_it_took() -> None:
     derived = derive(rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.9, 0.8], 0.5, seed=1))
-    curves = derived["panels"]["b"]["curves"]
+    curves = derived["panels"][ALL.key]["curves"]
     assert [curve["trainings_to_match"] for curve in curves] == [2, None]
     assert curves[0]["seconds_to_match"] == pytest.approx(7.0)
     found = check(derived)
     assert [each.measured for each in found] == ["2, not in 2", "2, not in 2"]
-    assert all(each.met for each in found)
-    assert not check(derive(rows_of([0.4], learnt=0.5)))[0].met
+    assert not any(each.met for each in found)
+    late = derive(rows_of([0.9] * 19 + [0.4], learnt=0.5) + rows_of([0.9] * 20, 0.5, seed=1))
+    assert all(each.met for each in check(late))
+    assert not check(derive(rows_of([0.9] * 18 + [0.4, 0.4], learnt=0.5)))[0].met
+    # a search that was cut short shows nothing
+    assert not check(derive(rows_of([0.9] * 19, learnt=0.5)))[0].met
     assert tabulate(derived)[0].rows[0][-1] == "2, not in 2"
 
 
@@ -77,19 +80,27 @@ def test_rows_become_trainings_of_their_own_panel() -> None:
     assert trainings[1].widths == {"conv1": 2, "conv2": 3, "fc1": 4}
 
 
-def test_the_figure_goes_as_far_as_the_shortest_search() -> None:
+def test_every_search_is_drawn_by_itself_beside_its_run() -> None:
     derived = derive(rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.7, 0.8], 0.6, seed=1))
-    progress = read_progress(derived["panels"]["a"])
-    assert progress.counts == (1, 2)
-    assert progress.mean == pytest.approx((0.8, 0.575))
-    assert progress.learnt == pytest.approx((0.5, 0.6))
-    assert len(draw_figure_4(derived).axes) == 4
+    first, second = draw_figure_4(derived).axes
+    assert [list(line.get_ydata()) for line in first.get_lines()] == [
+        pytest.approx([0.9, 0.45, 0.2]), pytest.approx([0.5, 0.5]),
+        pytest.approx([0.7, 0.7]), pytest.approx([0.6, 0.6]),
+    ]  # fmt: skip
+    assert second.get_title(loc="left") == "(b) λ = 1e-05"
+
+
+def test_searches_are_in_the_logarithm_of_the_widths() -> None:
+    first = [ask_next((LAST, seed, [])).widths["fc1"] for seed in range(12)]
+    # a half of 500 is 9 doublings' last one: in widths, half of all proposals would lie there
+    assert sum(width > 250 for width in first) <= 4
+    assert min(first) < 20
 
 
 def test_both_ways_have_the_same_epochs_and_batches() -> None:
     done = [FinishedRun(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
     works = [*learn_rows(FULL, []), *propose(FULL, done, number=1)]
-    assert len(works) == 4 * 3
+    assert len(works) == 2 * 2 * 3 * 3
     for work in works:
         assert (work.settings.epochs, work.settings.batch_size) == (EPOCHS, BATCH_SIZE)
         assert work.settings.validation == 0.0

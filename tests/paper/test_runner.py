@@ -1,6 +1,7 @@
 """Every finished run is kept; what was asked before is not run again, what has changed is."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.fixed_width import Given, Holder
 from archlearn_paper.parallel_runs import Run
-from archlearn_paper.results import read_results, results_path
+from archlearn_paper.results import find_commit, read_results, results_path
 from archlearn_paper.runner import RunRequest, run_key, run_stages
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
@@ -155,10 +156,41 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path) -> None:
     order = RunRequest(experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial")
     with pytest.raises(RunInterruptedError, match="the same command goes on"):
         run_stages(order, Tired())
+    assert read_results(tmp_path, "trial") is None
+    results = read_results(tmp_path, "trial", unfinished=True)
+    assert results is not None
+    assert len(results.rows) == 3
+    assert carry_out(tmp_path) == ALL[3:]
+    assert read_results(tmp_path, "trial", unfinished=True) is None
+
+
+def test_complete_results_stay_until_new_ones_are_complete(tmp_path: Path) -> None:
+    class Tired(Notebook):
+        def finished(self, row: Row) -> None:
+            raise KeyboardInterrupt
+
+    carry_out(tmp_path)
+    before = results_path(tmp_path, "trial").read_text()
+    more = replace(SCALE, seeds=(0, 1, 2))
+    order = RunRequest(experiment=EXPERIMENT, scale=more, folder=tmp_path, command="trial")
+    with pytest.raises(RunInterruptedError):
+        run_stages(order, Tired())
+    assert results_path(tmp_path, "trial").read_text() == before
+    assert carry_out(tmp_path, scale=more) == ["again 2", "longer 2"]
+
+
+def test_every_run_tells_the_commit_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMIT", "abc1234")
+    carry_out(tmp_path)
     results = read_results(tmp_path, "trial")
     assert results is not None
-    assert not results.complete
-    assert carry_out(tmp_path) == ALL[3:]
+    assert results.commits == ["abc1234"]
+    older = replace(results, rows=[replace(results.rows[0], commit=""), *results.rows[1:]])
+    assert older.commits == ["abc1234", "not recorded"]
+    monkeypatch.delenv("COMMIT")
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", find_commit())
 
 
 def test_another_seed_is_added_and_other_settings_are_run_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
-from archlearn.tracing.traces import ExampleInputs, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, trace
 
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

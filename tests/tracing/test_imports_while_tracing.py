@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 import torch
 from torch import nn
-from archlearn.tracing.traces import ExampleInputs, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, trace
 
 class Imports(nn.Module):
     def __init__(self):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archlearn.module_utils import evaluating, noticing_mode_reads
-from archlearn.tracing.traces import ExampleInputs, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, trace
 
 X = ExampleInputs.of(torch.randn(2, 3))
 

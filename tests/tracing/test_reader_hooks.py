@@ -31,3 +31,20 @@ def test_hooks_of_a_reader_are_called(register: str) -> None:
     getattr(layer, register)(note)
     model(x).sum().backward()
     assert seen == [layer]
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_hooks_of_a_norm_whose_channels_are_gated_are_called(norm: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), norm(8), nn.Linear(8, 3)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    model = al.add_gates(net, x)
+    assert len(al.width_gates(model)["0"]) == 8
+    seen: list[Tensor] = []
+    for each in (net, model):
+        layer = each.get_submodule("1")
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        layer.register_forward_hook(lambda _, __, out: seen.append(out) or 2 * out)
+    torch.testing.assert_close(model(x), net(x), rtol=1e-12, atol=1e-12)
+    assert len(seen) == 4
+    torch.testing.assert_close(seen[:2], seen[2:], rtol=1e-12, atol=1e-12)

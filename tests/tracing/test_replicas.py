@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.gating.container import GateKind
+from archlearn.gating.gate_container import GateKind
 
 
 def replicate(module: nn.Module) -> nn.Module:

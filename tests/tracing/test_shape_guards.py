@@ -40,6 +40,15 @@ class ByLength(Base):
         return self.both(x)
 
 
+class ByRows(Base):
+    """Asks for the length of a tensor, which is the size of the batch, and of a list of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(len(x), 1, *x.shape[1:])
+        halves = self.both(x).chunk(2, dim=1)
+        return torch.cat([halves[i] for i in range(len(halves))], dim=1)
+
+
 class ByLoop(Base):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(4 - x.dim()):
@@ -105,8 +114,8 @@ class Inner(nn.Module):
 
 
 ASKING = [
-    ByMethod, ByAttribute, ByLength, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts, ByKind,
-    Inner,
+    ByMethod, ByAttribute, ByLength, ByRows, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts,
+    ByKind, Inner,
 ]  # fmt: skip
 
 

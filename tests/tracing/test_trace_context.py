@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import archlearn as al
-from archlearn.tracing.traces import ExampleInputs, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, trace
 
 X = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
 

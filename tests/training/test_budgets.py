@@ -57,6 +57,29 @@ def test_a_finished_run_is_cut_further_and_opens_nothing(folder: Path) -> None:
     assert al.plan(roomy.model).after.parameters <= 0.6 * start
 
 
+def test_a_finished_run_is_cut_to_widths_that_are_multiples(folder: Path) -> None:
+    revived = load_gated_model(folder)
+    opened = {name: gate >= 0.5 for name, gate in al.width_gates(revived.model).items()}
+    cut_to_budget_(revived, {}, multiple_of=4)
+    for name, gate in al.width_gates(revived.model).items():
+        kept = gate >= 0.5
+        assert int(kept.sum()) == int(opened[name].sum()) // 4 * 4
+        assert not bool((kept & ~opened[name]).any())
+
+
+def test_a_run_keeps_multiples_of_channels(tmp_path: Path) -> None:
+    summary = run(tmp_path / "a", budget=("parameters=50%",), multiple_of=8, epochs=3)
+    small = al.load(tmp_path / "a" / COMPACT)
+    widths = [p.shape[0] for p in small.parameters() if p.dim() == 2]
+    assert all(n % 8 == 0 or n in (30, 10) for n in widths)
+    assert summary["after"]["parameters"] <= 0.5 * summary["before"]["parameters"]
+
+
+def test_multiples_are_refused_under_a_penalty(tmp_path: Path) -> None:
+    with pytest.raises(al.SettingsError, match="gates learn by a penalty, which closes them one"):
+        run(tmp_path / "a", width_cost=1e-3, multiple_of=8)
+
+
 def test_a_budget_that_is_met_at_the_end_is_not_called_missed_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

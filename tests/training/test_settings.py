@@ -32,7 +32,7 @@ def test_settings_survive_toml() -> None:
         validation=0.1 + 0.2,
         optimiser=OptimiserSettings(learning_rate=1e-05),
         gates=GateSettings(leave=("conv1", "fc*")),
-        record=RecordSettings(tensorboard=True),
+        record=RecordSettings(logger="tensorboard"),
     )
     assert parse_settings(format_settings(settings), "x") == settings
 
@@ -66,6 +66,11 @@ def test_misspelt_key_suggests_the_right_one_and_its_table() -> None:
 def test_wrong_values_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         parse_settings(text, "run.toml")
+
+
+def test_files_of_earlier_runs_say_tensorboard() -> None:
+    assert parse_settings("[record]\ntensorboard = true", "x").record.logger == "tensorboard"
+    assert parse_settings("[record]\ntensorboard = false", "x").record.logger is None
 
 
 def test_whole_numbers_are_numbers_too() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models import LeNet
@@ -38,3 +38,26 @@ def test_autocast_around_surgery_changes_nothing() -> None:
         assert torch.is_autocast_enabled("cpu")
     assert certificate.difference < 1e-5
     torch.testing.assert_close(small(x), model(x))
+
+
+class Casts(nn.Module):
+    """Computes a norm in float32, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 300), nn.Linear(300, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        norm = hidden.float().norm(dim=1, keepdim=True)
+        return self.last(hidden / norm.to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_part_in_single_precision_is_compared_in_double(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = al.add_gates(Casts().to(dtype), torch.randn(8, 16, dtype=dtype))
+    with torch.no_grad():
+        al.width_gates(model)["first"][::2] = 0.1
+    small: Any = al.compact(model)
+    assert small.certificate.difference_float64 < 1e-14

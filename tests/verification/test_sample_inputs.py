@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import archlearn as al
-from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
 

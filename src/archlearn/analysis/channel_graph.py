@@ -7,19 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import FIXED, Labels, without_repeats
+from archlearn.analysis.gate_sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
-from archlearn.analysis.rules.embedding import embedding
-from archlearn.analysis.rules.normalization import across_channels, local_response
-from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
+from archlearn.analysis.propagation_rules.embedding import embedding
+from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.pooling import mean
+from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import evaluating
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.source_location import source_of
-from archlearn.tracing.traces import ExampleInputs, Leaf, Traces, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,11 +358,11 @@ def _not_asked_for(stream: Stream) -> Reason:
 def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
-    """Return whether a norm takes its statistics over each channel."""
+    """Return whether a norm, or a mean in one by hand, is taken over each channel."""
     normed = torch.zeros(len(root), dtype=torch.bool)
     for graph, each in zip(traces.graphs, followed, strict=True):
         for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) is across_channels:
+            if node.name in each.reads and rule_for(node, net) in (across_channels, mean):
                 normed[root[each.reads[node.name].ids]] = True
     return normed
 
@@ -411,7 +412,7 @@ def _find_first_writers(
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
-            names.append(layer_of(node) if is_linear_op(node, net) else str(node.target))
+            names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[root[without_repeats(labels.ids)]] = len(names) - 1
     return names, first
 

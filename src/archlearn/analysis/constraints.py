@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.labels import (
+from archlearn.analysis.channel_labels import (
     CONSTANT,
     FIXED,
     UNKNOWN,

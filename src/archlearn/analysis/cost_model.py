@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.labels import Labels
+from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.linear_ops import LinearOp, is_linear_op, read_linear_op
 from archlearn.module_utils import first_names
 from archlearn.op_table import TRANSPOSED

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import (
+from archlearn.analysis.channel_labels import (
     FIXED,
     Labels,
     SiteChannels,
@@ -22,7 +21,28 @@ from archlearn.analysis.labels import (
     varying,
     without_repeats,
 )
+from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.linear_ops import read_linear_op
+from archlearn.analysis.propagation_rules.activations import activate
+from archlearn.analysis.propagation_rules.elementwise import keep
+from archlearn.analysis.propagation_rules.embedding import embedding
+from archlearn.analysis.propagation_rules.indexing import gather, index_select, scatter
+from archlearn.analysis.propagation_rules.linear import computed_weight, linear
+from archlearn.analysis.propagation_rules.normalization import (
+    across_channels,
+    may_need_batch,
+    within_channel,
+)
+from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
+from archlearn.analysis.propagation_rules.registry import rule_for
+from archlearn.analysis.propagation_rules.reshape import (
+    as_selection,
+    attribute,
+    call_on_places,
+    expand_as,
+    move,
+    pick,
+)
 from archlearn.analysis.rule_api import (
     OpCall,
     Rule,
@@ -31,29 +51,13 @@ from archlearn.analysis.rule_api import (
     hooked_reason,
     opaque,
 )
-from archlearn.analysis.rules.activations import activate
-from archlearn.analysis.rules.elementwise import keep
-from archlearn.analysis.rules.embedding import embedding
-from archlearn.analysis.rules.indexing import gather, index_select, scatter
-from archlearn.analysis.rules.linear import computed_weight, linear
-from archlearn.analysis.rules.normalization import across_channels, may_need_batch, within_channel
-from archlearn.analysis.rules.products import attention, einsum, matmul
-from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.rules.reshape import (
-    as_selection,
-    attribute,
-    call_on_places,
-    expand_as,
-    move,
-    pick,
-)
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
 from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
+from archlearn.tracing.symbolic_trace import ExampleInputs, values_for
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.traces import ExampleInputs, values_for
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be

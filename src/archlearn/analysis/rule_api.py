@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from archlearn.analysis.channel_labels import Labels, SiteChannels, fixed_like, varying
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.labels import Labels, SiteChannels, fixed_like
 from archlearn.module_utils import find_module, has_hooks
-from archlearn.tracing.fx_utils import call_node, leaves_of
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
 from archlearn.tracing.source_location import source_of
 
 
@@ -93,13 +94,37 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
     hooked = hooked_reason(step.node, step.net)
     if text is None and hooked is not None:
         text, fix = hooked.text, hooked.fix
-    for labels in step.labels:
+    read = step.labels if text else [labels for labels in step.labels if _is_read(step, labels)]
+    for labels in read:
         step.ledger.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
             fix or (_OF_PRODUCTS if _is_product(step.node) else _OTHERS),
         )
     return fixed_out(step.out)
+
+
+def _is_read(step: OpCall, labels: Labels) -> bool:
+    """Return whether a leaf reads a tensor, and does not ask for its type alone.
+
+    So do rotary embeddings of transformers, which have no weights. They give the same if the tensor
+    has one channel, and that is NaN.
+    """
+    dims = varying(labels.ids)
+    if step.node.op != "call_module" or any(True for _ in step.module.parameters()) or not dims:
+        return True
+    real = (step.real_args, step.real_kwargs)
+    given = zip(leaves_of((step.args, step.kwargs)), leaves_of(real), strict=True)
+    x = next(tensor for other, tensor in given if other is labels)
+    first = tuple(slice(1 if dim in dims else None) for dim in range(x.dim()))
+    try:
+        nan = torch.full_like(x[first], torch.nan)
+        outs = step.call(*map_leaves(lambda leaf: nan if leaf is x else leaf, real)), step.out
+    except Exception:  # whatever it does with such a tensor, or with such numbers
+        return True
+    one, two = map(leaves_of, outs)
+    is_tensor = all(isinstance(leaf, Tensor) for leaf in one + two)
+    return not (is_tensor and len(one) == len(two) and all(map(torch.equal, one, two)))
 
 
 def _is_product(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.propagation import is_all_known, run_graph
-from archlearn.analysis.rules.normalization import may_need_batch
+from archlearn.analysis.propagation_rules.normalization import may_need_batch
 from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.module_utils import evaluating, has_hooks
 from archlearn.op_table import PRODUCT, spec_of_class
@@ -28,7 +28,7 @@ from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.module_state import ModuleState, look_at, preserve_state
 from archlearn.tracing.output_types import structure_of, tensors_in
 from archlearn.tracing.rng import putting_back
-from archlearn.tracing.traces import Traces
+from archlearn.tracing.symbolic_trace import Traces
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.strengths import CostName
+from archlearn.gating.penalty_prices import CostName
 
 if TYPE_CHECKING:
     from archlearn.training.metrics import Score
@@ -80,6 +80,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 COMPACT_EXAMPLES = """Examples:
   archlearn compact runs/a
   archlearn compact runs/a --budget parameters=10000 --out small.safetensors
+  archlearn compact runs/a --budget multiply_adds=50% --multiple-of 8
   archlearn compact runs/a --pay multiply_adds
 """
 
@@ -91,6 +92,7 @@ def compact(
     out: Path | None = None,
     pay: CostName = "parameters",
     budget: tuple[str, ...] = (),
+    multiple_of: int = 1,
 ) -> None:
     """Compact the network of a run as its last checkpoint has it, finished or not.
 
@@ -100,6 +102,8 @@ def compact(
         pay: A linear layer is merged when this becomes less.
         budget: Close more channels until the network costs no more, as parameters=10000 or
             multiply_adds=50%. The weights are not trained after it.
+        multiple_of: Close more channels until so many times a whole number are kept of each group,
+            or all there were.
     """
     from archlearn.cli.output_paths import writing
     from archlearn.serialization import save
@@ -111,8 +115,8 @@ def compact(
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)
     revived = load_gated_model(run)
-    if asked:
-        cut_to_budget_(revived, asked)
+    if asked or multiple_of > 1:
+        cut_to_budget_(revived, asked, multiple_of)
     with writing(target):
         chosen = plan(revived.model, revived.example, pay=pay)
         small = compact_model(revived.model, chosen)

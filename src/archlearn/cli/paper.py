@@ -40,7 +40,7 @@ def paper(
         name: The experiment; left out, they are listed.
         quick: A small version that ends within 3 minutes on 2 cores.
         out: Where NAME.json, NAME.md and NAME.svg go. [default: results, or runs/quick]
-        seeds: Every row is run once for each, as 0,1,2. [default: 0,1,2,3,4, or 0,1 if quick]
+        seeds: Every row is run once for each, as 0,1,2. [default: 0 to 4, 9 in table-1, 1 if quick]
         data: The data set.
         side_by_side: How many runs share a GPU at a time.
         draw: Run nothing: draw figure and tables anew from the results.
@@ -63,8 +63,8 @@ def paper(
     if docs or name is None:
         sys.stdout.write(f"{commands.write_docs(folder, Path('docs'))}\n")
         return
-    scale = commands.choose_scale(quick=quick, seeds=seeds, data=data)
     experiment = find_experiment(name)
+    scale = commands.choose_scale(experiment, quick=quick, seeds=seeds, data=data)
     if draw:
         commands.draw_anew(experiment, read_results(folder, name), folder)
         return

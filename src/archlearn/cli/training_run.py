@@ -12,7 +12,7 @@ from typing import Any
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.downloads import DownloadProgress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Callback, Several, TensorBoard
+from archlearn.training.callbacks import Callback, EpochLogger, Several
 from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
@@ -22,14 +22,14 @@ from archlearn.training.run_directory import (
     how_to_go_on,
     read_run_settings,
 )
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import LoggerName, RunSettings
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
     _need_reports(settings)
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, tensorboard=settings.record.tensorboard)
+        audience = _audience(display, progress, settings.record.logger)
         summary = learn(settings, folder, audience)
     return _conclude(folder, summary, report=settings.record.report)
 
@@ -40,7 +40,7 @@ def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     _need_reports(settings)
     record = settings.record
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, tensorboard=record.tensorboard)
+        audience = _audience(display, progress, record.logger)
         summary = resume(folder, asked, audience)
     return _conclude(folder, summary, report=record.report)
 
@@ -62,10 +62,10 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         ) from error
 
 
-def _audience(display: Callback, progress: DownloadProgress, *, tensorboard: bool) -> Audience:
+def _audience(display: Callback, progress: DownloadProgress, logger: LoggerName | None) -> Audience:
     observers = [display]
-    if tensorboard and os.environ.get("RANK", "0") == "0":
-        observers.append(TensorBoard())
+    if logger is not None and os.environ.get("RANK", "0") == "0":
+        observers.append(EpochLogger(logger))
     command = shlex.join(["archlearn", *sys.argv[1:]])
     return Audience(observer=Several(observers), progress=progress, command=command)
 

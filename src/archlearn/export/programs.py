@@ -17,7 +17,7 @@ from archlearn.costs import known_inputs
 from archlearn.errors import FileError, InputError, first_line
 from archlearn.export.python_source import write_source
 from archlearn.module_utils import evaluating
-from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.symbolic_trace import ExampleInputs
 
 TOLERANCE = 1e-4
 """The largest difference to the model, for the size of its outputs; other programs sum in float32

@@ -20,14 +20,14 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.container import GateContainer, GateKind, add_store_, find_store
+from archlearn.gating.gate_container import GateContainer, GateKind, add_store_, find_store
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, choose
 from archlearn.module_utils import copy_model, find_reference
 from archlearn.nn import hard_concrete
-from archlearn.nn.tristate import DEPTH_START, WIDTH_START, TriState
+from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
 from archlearn.tracing.generated_forward import (
     MODE_READERS,
@@ -40,8 +40,8 @@ from archlearn.tracing.huggingface import disable_caches_, with_attention_mask
 from archlearn.tracing.independence import noticing_calls
 from archlearn.tracing.instance_forward import check_forwards, remove_wrapper_
 from archlearn.tracing.rng import putting_back
+from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
-from archlearn.tracing.traces import ExampleInputs, Leaf
 from archlearn.tracing.transformer_blocks import BLOCKS, has_blocks
 from archlearn.tracing.weight_state import restore_weights_
 

@@ -17,19 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.labels import FIXED, ZERO, Labels, core
+from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
+from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
-from archlearn.analysis.rules import pooling
-from archlearn.analysis.rules.normalization import across_channels, local_response
-from archlearn.analysis.rules.registry import rule_for
-from archlearn.analysis.sites import Site
-from archlearn.gating.container import STORE, GateContainer
+from archlearn.analysis.propagation_rules import pooling
+from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.registry import rule_for
+from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import find_module
-from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
-from archlearn.nn.tristate import gate_branch, gate_channels, mix_linear
+from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm, rescale_mean
+from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
-from archlearn.tracing.block_hooks import mark_blocks_
-from archlearn.tracing.traces import Traces
+from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
+from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
 _BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce)
@@ -185,6 +185,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
         channels = blueprint.root[read.ids]
         if rule_for(by_name[name], net) is across_channels:
             writer.gate_norm(nodes[name], channels)
+        elif rule_for(by_name[name], net) is pooling.mean:
+            writer.gate_mean(nodes[name], channels, read.dim)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
@@ -267,15 +269,33 @@ class _Writer:
         else:
             node.replace_input_with(source, self.read[key])
 
+    def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Let a mean be taken over the open channels."""
+        self.gate_read(node, channels, dim)
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        with self.graph.inserting_after(node):
+            scaled = self.graph.call_function(rescale_mean, (node,))
+        with self.graph.inserting_before(scaled):
+            width = self._assemble(groups, index)
+        node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+        scaled.args = (node, width)
+
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm or RMSNorm take its statistics over the open channels."""
         groups, index = self.store.find(channels)
         if not groups:
             return
+        x, call = node.all_input_nodes[0], self.graph.call_function
         with self.graph.inserting_before(node):
             width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
-            made = self.graph.call_function(function, (node.all_input_nodes[0], width, *arguments))
+            if node.op == "call_module":  # it is not called any more, but its hooks are
+                call(begin_block, (node.name, node.target, (x,), {}, ()))
+            made = call(function, (x, width, *arguments))
+            if node.op == "call_module":
+                call(end_block, (node.name, node.target, made, ()))
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 

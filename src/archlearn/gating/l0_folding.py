@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
+from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import is_called_again
-from archlearn.analysis.sites import Site
 from archlearn.errors import InputError
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import copy_model, evaluating, find_module
 from archlearn.nn.functional import join_gates, open_flat
 from archlearn.op_table import ACTIVATE, CONV, LINEAR, spec_of

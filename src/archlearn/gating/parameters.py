@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
-from archlearn.gating.container import GateContainer
-from archlearn.nn.tristate import TriState
+from archlearn.gating.gate_container import GateContainer
+from archlearn.nn.tristate_activation import TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import marginal_costs
 from archlearn.errors import InputError, with_article
-from archlearn.gating.container import GateContainer
+from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
-from archlearn.gating.strengths import Price, Strengths
+from archlearn.gating.penalty_prices import Price, Strengths
 from archlearn.nn.functional import THRESHOLD, can_read, is_open, join_gates, open_flat
 from archlearn.nn.hard_concrete import count_expected
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 
 
 class Prices(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.branches import Branch, Removals, find_branches, find_removals
 from archlearn.analysis.channel_graph import (
     NO_CHANNELS,
     NO_GRADIENT,
@@ -18,16 +17,17 @@ from archlearn.analysis.channel_graph import (
     build_channel_graph,
     number_groups,
 )
+from archlearn.analysis.channel_labels import FIXED
 from archlearn.analysis.constraints import Reason
-from archlearn.analysis.labels import FIXED
-from archlearn.analysis.layer_pairs import MergeablePair, find_link, join_links
+from archlearn.analysis.gate_sites import Site, find_trained
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
-from archlearn.analysis.sites import Site, find_trained
+from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_links
+from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
 from archlearn.module_utils import find_module
-from archlearn.nn.tristate import TriState
-from archlearn.tracing.traces import ExampleInputs, Leaf, Traces
+from archlearn.nn.tristate_activation import TriState
+from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from archlearn.errors import InputError
-from archlearn.gating.container import STORE
+from archlearn.gating.gate_container import STORE
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.serialization import save
 from archlearn.surgery.compaction import compact

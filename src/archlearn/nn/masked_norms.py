@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm whose statistics are taken over the open channels alone.
+"""LayerNorm, RMSNorm and means whose statistics are taken over the open channels alone.
 
 A closed channel gives nothing, and has no part in mean or variance: what is left is what a plain
 norm of the open channels computes. With all gates open that is the norm as it was, to rounding.
@@ -43,6 +43,14 @@ def masked_rms_norm(
     square = opened.square().sum(-1, keepdim=True) / gate.sum()
     out = opened * torch.rsqrt(square + eps)
     return (out if weight is None else out * weight).to(x.dtype)
+
+
+def rescale_mean(
+    mean: Float[Tensor, "*shape"], gate: Float[Tensor, " channels"]
+) -> Float[Tensor, "*shape"]:
+    """Turn a mean over all channels, closed ones being zero, into that over the open ones."""
+    wide, gate = _widen(mean, gate)
+    return (wide * (len(gate) / gate.sum())).to(mean.dtype)
 
 
 def _widen(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,27 +1,14 @@
-"""Budgets: what is asked for, and which gates stay so that it is met.
-
-What a channel earns is the mean square of its gate's gradient, and what it costs is what the
-network would save without it. Channels and layers stand in one line by what they earn for what
-they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
-where the last channel inside would go. Everything here runs on the device and reads nothing back.
-"""
+"""Budgets: what is asked for, as numbers, and whether it can be reached."""
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from archlearn.errors import InputError, with_article
-from archlearn.gating.strengths import COSTS, count_rows
-from archlearn.optim.cost_function import CostFunction
+from archlearn.gating.penalty_prices import COSTS, count_rows
 
 Budget = Mapping[str, "float | str"]
-
-
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -91,141 +78,3 @@ def check_reachable(
                 f"{present[name] / rows:,.0f}; ask for more, protect less, or see "
                 "archlearn.inspect(model) for what is not learnt and why"
             )
-
-
-_AT_ONCE = 32
-
-
-"""States of the gates whose costs are computed together while the number to close is searched."""
-
-
-_FILLS = 16
-
-
-"""Channels that may be opened again where the last one to close left room in the budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Everything that could go, by what it earns for what it costs.
-
-    Attributes:
-        ratio: Earnings over cost of each gate; infinite where nothing is to be gained, and minus
-            infinite where a gate is closed for good.
-        rank: The place of each gate in the line of those to go, from 0.
-    """
-
-    ratio: Tensor
-    rank: Tensor
-
-    def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
-        """Return which width gates are open, and which layers and branches are gone, then."""
-        is_gone = (self.rank < counts[:, None]) & (self.ratio < torch.inf)
-        gone = is_gone.double()
-        return 1.0 - gone[:, :n_width], gone[:, n_width:]
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """What must stay, whatever it earns.
-
-    Attributes:
-        group: The group of each width gate.
-        least: How many gates of each group must stay open.
-        inner: For each branch, the width gates whose channels are all inside it.
-        branches: Whether each branch must stay.
-    """
-
-    group: Tensor
-    least: Tensor
-    inner: Tensor
-    branches: Tensor
-
-
-def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay: float) -> Ranking:
-    """Return all gates by what they earn for what they cost.
-
-    Args:
-        earned: What each gate earns: first those of widths, then those of depth, then branches;
-            minus infinity where it is closed for good.
-        cost: What the network saves without it; at most 0 where that is nothing.
-        is_kept: Whether it is open now (a depth gate: not linear).
-        holds: What must stay.
-        stay: By how much those that are open now are preferred.
-    """
-    group, least, inner = holds.group, holds.least, holds.inner
-    n_width = len(group)
-    ratio = torch.where(cost > 0, earned / cost, torch.inf)
-    ratio = torch.where(is_kept, ratio * stay, ratio)
-    if len(inner):
-        # The best channel inside is the last to go, and the branch goes with it.
-        best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
-        best = torch.where(inner.any(1), best, torch.inf)
-        ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
-    ratio[:n_width].masked_fill_(
-        _places_within(ratio[:n_width], group, least) < least[group], torch.inf
-    )
-    order = ratio.argsort(stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    return Ranking(ratio, rank)
-
-
-def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> Tensor:
-    """Return the place of each gate within its group, the one that earns most first."""
-    by_ratio = ratio.argsort(descending=True, stable=True)
-    order = by_ratio[group[by_ratio].argsort(stable=True)]
-    sizes = torch.zeros_like(least).index_add_(0, group, torch.ones_like(group))
-    starts = sizes.cumsum(0) - sizes
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device) - starts[group[order]]
-    return places
-
-
-def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
-    """Return how many gates must go, in the order of their ranks, for the network to fit.
-
-    Those that are closed for good are the first of them, and go whether there is room or not.
-
-    Args:
-        ranking: The order.
-        cost: What a state of the gates costs.
-        limits: The most that each cost may be.
-    """
-    device = ranking.rank.device
-    low = (ranking.ratio == -torch.inf).sum() - 1
-    high = torch.full((), len(ranking.rank), device=device)
-    steps = torch.arange(1, _AT_ONCE + 1, device=device)
-    span = len(ranking.rank) + 1
-    while span > 1:
-        counts = low + (((high - low) * steps + _AT_ONCE - 1) // _AT_ONCE)
-        costs = cost(*ranking.states(counts, cost.n_width))
-        fits = (costs <= limits).all(1)
-        fits[-1] = True
-        place = fits.long().argmax()
-        high = counts[place]
-        low = torch.where(place > 0, counts[place - 1], low)
-        span = (span + _AT_ONCE - 1) // _AT_ONCE
-    return high
-
-
-def fill_up(
-    earned: Tensor, is_open: Tensor, is_gone: Tensor, cost: CostFunction, limits: Tensor
-) -> Tensor:
-    """Return the width gates with some opened again, as far as the limits allow.
-
-    Those that earn most for what they cost come first; a channel that earns nothing stays closed,
-    and so does one that costs nothing, for its branch is closed.
-    """
-    weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
-    for _ in range(_FILLS):
-        room = limits - cost(is_open[None], is_gone[None])[0]
-        prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
-        may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
-        worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
-        best = worth.argmax()
-        opened = is_open.clone()
-        opened[best] = torch.where(may_open[best], 1.0, opened[best])
-        fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
-        is_open = torch.where(fits, opened, is_open)
-    return is_open

@@ -8,34 +8,39 @@ what the network costs to what was asked for. `docs/how-gates-learn.md` has the 
 references and the ablation.
 """
 
-import fnmatch
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError, lies_in
-from archlearn.gating.container import STORE, GateContainer
-from archlearn.gating.selection import LearnableSites
-from archlearn.gating.strengths import COSTS, count_rows
+from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
-from archlearn.optim.budgets import (
-    Budget,
-    Holds,
-    check_reachable,
-    fill_up,
-    fit,
-    rank_gates,
-    read_budget,
-)
+from archlearn.optim.budgets import Budget, check_reachable, read_budget
+from archlearn.optim.closing_history import count_closed_, find_closed_for_good
 from archlearn.optim.cost_function import CostFunction, name_costs
+from archlearn.optim.gate_importance import (
+    estimate_earnings,
+    find_growing,
+    note_growth_,
+    observe_,
+)
+from archlearn.optim.gate_limits import (
+    check_arguments,
+    count_units,
+    find_gated,
+    find_inside,
+    find_protected,
+    least_widths,
+    width_steps,
+)
+from archlearn.optim.gate_ranking import Holds, fill_up, find_savings, fit, rank_gates
+from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
-from archlearn.tracing.generated_forward import unwrap
 
 _LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
@@ -43,69 +48,6 @@ _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
-_MARGIN, _DOUBLINGS = 0.1, 3.0
-"""Gates stay this far from one half; further out they say how many doublings the price is away."""
-_FOR_GOOD = 2**24
-"""Stands for the number of decisions since a gate closed when it never opens again."""
-_RESERVE = 4
-"""How many channels of each group, the last that closed, are never closed for good."""
-_GROWTH = 2.0
-"""A branch has grown once it no longer earns so many times what it earned in half the time."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateSchedule:
-    """When gates decide, and by what. The defaults were chosen on validation data.
-
-    Attributes:
-        begin: The part of the run after which the first gate may close.
-        end: The part of the run after which all gates stand still, and weights alone learn.
-        power: How the budget falls: with this power of the time that is left.
-        decisions: How often gates decide in between.
-        memory: The decay of the mean square of gradients, by step.
-        stay: How many times more a closed channel must earn than an open one to take its place.
-        stay_linear: The same for a layer that has become linear, or a branch that is closed.
-        branch_discount: What a branch's earnings are divided by; above 1 whole blocks go sooner, so
-            that networks of the same cost become shallower, and faster, instead of narrower.
-        patience: After how many decisions in a row a closed channel is closed for good.
-        cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
-            With more, torch.compile would give up compiling anew.
-        signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
-            gradient of the paper (for comparison; at rest it does no better than chance).
-        cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
-            not count.
-    """
-
-    begin: float = 0.1
-    end: float = 0.7
-    power: float = 3.0
-    decisions: int = 200
-    memory: float = 0.98
-    stay: float = 1.2
-    stay_linear: float = 4.0
-    branch_discount: float = 1.0
-    patience: int = 20
-    cuts: int = 5
-    signal: Literal["square", "size", "signed"] = "square"
-    cost_power: float = 1.5
-
-    def __post_init__(self) -> None:
-        if self.signal not in ("square", "size", "signed"):
-            raise InputError(f"signal is {self.signal!r}; choose square, size or signed")
-        if not 0 <= self.begin < self.end <= 1:
-            raise InputError(
-                f"begin is {self.begin!r} and end {self.end!r}; both are parts of the run, and the "
-                "first comes before the second"
-            )
-        if not 0 <= self.memory < 1:
-            raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
-        bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
-        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0}
-        for name, least in bounds.items():
-            if not lies_in(getattr(self, name), least, math.inf):
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r}; give a number from {least} on"
-                )
 
 
 class GateOptimizer(torch.optim.Optimizer):
@@ -125,6 +67,7 @@ class GateOptimizer(torch.optim.Optimizer):
         protect: Iterable[str] = (),
         least_width: int = 1,
         largest_cut: float = 1.0,
+        multiple_of: int = 1,
         schedule: GateSchedule | None = None,
         every: int = 1,
     ) -> None:
@@ -142,6 +85,7 @@ class GateOptimizer(torch.optim.Optimizer):
             protect: Layers (names or globs) that keep all their channels, and so their branches.
             least_width: The fewest channels that any group keeps, unless its branch is left out.
             largest_cut: The largest part of its channels that any group may lose, likewise.
+            multiple_of: The channels that a group keeps are a multiple of this, or all it had.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
 
@@ -150,18 +94,22 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         self._owner = find_gated(model)
         self._store: GateContainer = getattr(self._owner, STORE)
-        _check(total_steps, budget, width_cost, least_width, largest_cut)
+        counts = {"least_width": least_width, "multiple_of": multiple_of}
+        check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self.schedule = schedule or GateSchedule()
         self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
-        self._least = _least_widths(self._store, protect, least_width, largest_cut)
+        self._steps = width_steps(self._store, multiple_of)
+        self._least = least_widths(self._store, protect, least_width, largest_cut, self._steps)
         choice = self._store.choice
-        self._units = _count_units(choice)
-        self._protected = _find_protected(choice, protect)
-        self._branches = gates[len(gates) - self._cost.n_branches :]
+        self._units = count_units(choice)
+        self._protected = find_protected(choice, protect)
+        n_groups = len(gates) - self._cost.n_depth - self._cost.n_branches
+        self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
+        self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
         window = self.schedule
         self._begin = max(1, round(window.begin * total_steps))
@@ -180,12 +128,14 @@ class GateOptimizer(torch.optim.Optimizer):
         blueprint = self._store.choice.blueprint
         self._cost = CostFunction(self._owner, self._store.choice)
         self._computed, _ = self._cost.extremes()
+        sizes = [self._store.original_sizes[group.name] for group in blueprint.groups]
+        self._is_cut = blueprint.group_sizes() < torch.tensor(sizes, dtype=torch.long)
         can_go = find_sliceable(self._owner, blueprint)
         gates = [group.channels for group in blueprint.groups]
         self._can_go = can_go[torch.cat([*gates, blueprint.root[:0]])]
         inner = self._store.choice.inner_groups()
         self._inner = inner[:, self._cost.group]
-        self._inside = _find_inside(self._store.choice, inner)
+        self._inside = find_inside(self._store.choice, inner)
         sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
         self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._rates: Tensor | None = None
@@ -235,44 +185,12 @@ class GateOptimizer(torch.optim.Optimizer):
         Raises:
             InputError: If there are none.
         """
-        group = self.param_groups[0]
-        seen = [gate for gate in group["params"] if gate.grad is not None]
-        if not seen:
-            if group["frozen"]:
-                return
-            raise InputError(
-                "gates have no gradient: call gates.step() behind loss.backward() and in front of "
-                "zero_grad(), of the model's as well as of gates"
-            )
-        for gate in seen:
-            if "mean" not in self.state[gate]:
-                number_format = torch.promote_types(gate.dtype, torch.float32)
-                self.state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
-        means = [self.state[gate]["mean"] for gate in seen]
-        # A batch that overflowed in half precision says nothing.
-        found = [torch.nan_to_num(gate.grad.to(mean.dtype), 0.0, 0.0, 0.0)
-                 for gate, mean in zip(seen, means, strict=True)]  # fmt: skip
-        signal = self.schedule.signal
-        if signal == "size":
-            torch._foreach_abs_(found)
-        elif signal == "square":
-            torch._foreach_mul_(found, found)
-        else:
-            torch._foreach_neg_(found)
-        if self._rates is None:
-            torch._foreach_lerp_(means, found, 1.0 - self.schedule.memory)
+        group, gates = self.param_groups[0], self.param_groups[0]["params"]
+        if group["frozen"] and all(gate.grad is None for gate in gates):
             return
-        if self._rates.device != found[0].device:
+        if self._rates is not None and self._rates.device != gates[0].device:
             self._follow_branches_()
-        sizes = [gate.numel() for gate in group["params"]]
-        rates = [
-            rate.view(gate.shape)
-            for rate, gate in zip(self._rates.split(sizes), group["params"], strict=True)
-            if gate.grad is not None
-        ]
-        torch._foreach_sub_(found, means)
-        torch._foreach_mul_(found, rates)
-        torch._foreach_add_(means, found)
+        observe_(gates, self.state, self.schedule, self._rates)
 
     @torch.no_grad()
     def advance(self, n_steps: int = 1) -> None:
@@ -281,7 +199,9 @@ class GateOptimizer(torch.optim.Optimizer):
         before, group["step"] = group["step"], group["step"] + n_steps
         self._put_back_()
         if group["step"].bit_length() > before.bit_length():
-            self._note_growth()
+            # From half of the time on before which no gate may close.
+            may_judge = 2 * group["step"] >= self._begin
+            note_growth_(self._branches, self.state, self._weight_seen(), may_judge=may_judge)
         if group["frozen"] or group["step"] < self._begin:
             return
         if group["step"] // self._look_interval > before // self._look_interval:
@@ -313,7 +233,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._follow_device(opened.device)
         closed = torch.cat([opened == 0, gone[self._cost.n_depth :] > 0])
         if not self.param_groups[0]["frozen"]:
-            closed &= self._times_closed() == _FOR_GOOD
+            closed &= torch.cat(self._for_good())
         closed, branches = closed.tensor_split([len(opened)])
         closed |= (branches[:, None] & self._inner).any(0)
         closed &= self._can_go.to(opened.device)
@@ -411,109 +331,50 @@ class GateOptimizer(torch.optim.Optimizer):
         earned = self._earned()
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
-            prices = self._costs_of_gates(opened, gone, earned)
+            prices, overshoots = find_savings(cost, opened, gone, self._limits)
+            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+            prices = torch.where(prices > 0, prices.abs() ** schedule.cost_power, prices)
         else:
             prices = self._neurons(opened, gone)
         widths, branches = self._for_good()
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
-        for_good = torch.cat([widths, depths, branches])
+        for_good = torch.cat([widths, depths, branches]) | earned.isneginf()
         earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
-        ranking = rank_gates(earned, prices, kept, self._find_holds(last=last), schedule.stay)
+        holds = self._find_holds(last=last)
+        ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
             count = fit(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
-            is_open = fill_up(earned[:n_width], is_open, is_gone, cost, limits)
-        bound = torch.where(ranking.rank == count, ranking.ratio, 0.0).nan_to_num(posinf=0.0).amax()
+            is_open = fill_up(ranking, earned[:n_width], (is_open, is_gone), cost, limits)
+        bound = torch.where(ranking.rank >= count, ranking.ratio, torch.inf).amin()
+        bound = bound.nan_to_num(posinf=0.0)
         self.state[self.param_groups[0]["params"][0]]["price"] = bound
-        self._count_closed_(torch.cat([is_open, 1.0 - is_gone[cost.n_depth :]]))
-        stand = _stand(ranking.ratio, bound, torch.cat([is_open, 1.0 - is_gone]), last=last)
-        widths, depths, branches = stand.tensor_split([n_width, n_width + cost.n_depth])
+        closable = torch.cat([is_open, 1.0 - is_gone[cost.n_depth :]])
+        count_closed_(self._closable, self.state, closable, holds, schedule.patience)
+        is_kept = torch.cat([is_open, 1.0 - is_gone])
+        values = is_kept if last else ranking.distances(bound, is_kept)
+        widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
 
     def _find_holds(self, *, last: bool) -> Holds:
         """Return what must stay: branches that are growing are not judged yet."""
-        group = self._store.group_of_gate[: self._cost.n_width]
-        branches = self._protected if last else self._protected | self._is_growing()
+        branches = self._protected
+        if self._branches and not last and self.schedule.signal != "signed":
+            branches = branches | torch.stack(find_growing(self._branches, self.state))
         branches = branches & ~self._for_good()[1]
-        return Holds(group, self._least, self._inner, branches)
-
-    def _is_growing(self) -> Tensor:
-        """Return which branches have not been seen yet to have grown.
-
-        A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
-        nothing; what it will be worth is seen when it has grown.
-        """
-        if self.schedule.signal == "signed":
-            return torch.zeros_like(self._protected)
-        states = [self.state[gate] for gate in self._branches]
-        growing = [
-            state["grown"] == 0 if "grown" in state else torch.full_like(gate, "mean" in state) > 0
-            for state, gate in zip(states, self._branches, strict=True)
-        ]
-        return torch.stack(growing) if growing else self._protected
-
-    def _note_growth(self) -> None:
-        """Take down which branches earn something, and not far more than in half the time.
-
-        That is looked at from half of the time on before which no gate may close.
-        """
-        for gate in self._branches:
-            state, mean = self.state[gate], self._mean_of(gate)
-            if mean is None:
-                continue
-            if "later" in state and 2 * self.param_groups[0]["step"] >= self._begin:
-                grown = ((mean > 0) & (mean <= _GROWTH * state["later"])).to(mean.dtype)
-                state["grown"] = torch.maximum(grown, state.get("grown", grown))
-            state["later"] = mean.clone()
-
-    def _mean_of(self, gate: Tensor) -> Tensor | None:
-        """Return the mean that is known of a gate, as if it had not begun at zero."""
-        mean = self.state[gate].get("mean")
-        weight = 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
-        return None if mean is None else mean / weight
-
-    def _times_closed(self) -> Tensor:
-        """Return at how many decisions in a row each gate of width or a branch has been closed."""
-        gates = [*self.param_groups[0]["params"][: self._n_groups()], *self._branches]
-        counts = [self.state[gate].get("closed") for gate in gates]
-        found = [torch.zeros_like(g, dtype=torch.int32) if n is None else n
-                 for g, n in zip(gates, counts, strict=True)]  # fmt: skip
-        return torch.cat([count.reshape(-1) for count in (*found, self._store.rows[:0].int())])
+        group = self._store.group_of_gate[: self._cost.n_width]
+        return Holds(group, self._least, self._steps, self._is_cut, self._inner, branches)
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
-        widths, branches = (self._times_closed() == _FOR_GOOD).tensor_split([self._cost.n_width])
+        found = find_closed_for_good(self._closable, self.state, self._store.group_of_gate.device)
+        widths, branches = found.tensor_split([self._cost.n_width])
         return widths, branches
-
-    def _count_closed_(self, is_open: Tensor) -> None:
-        """Count at how many decisions in a row gates have been closed, until it is for good.
-
-        The last few of each group that closed may always come back: what fits of the budget in the
-        end is filled up with them.
-        """
-        gates = [*self.param_groups[0]["params"][: self._n_groups()], *self._branches]
-        times, n_width = self._times_closed(), self._cost.n_width
-        counts = torch.where(is_open > 0, 0, (times + 1).clamp(max=_FOR_GOOD - 1))
-        group = self._store.group_of_gate[:n_width].long()
-        recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
-        order = torch.argsort(group * (_FOR_GOOD + 1) + recent, stable=True)
-        first = torch.searchsorted(group[order], group[order])
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device) - first
-        may_return = torch.zeros_like(counts, dtype=torch.bool)
-        may_return[:n_width] = place < _RESERVE
-        is_long = (counts >= self.schedule.patience) & ~may_return
-        counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
-        for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):
-            self.state[gate]["closed"] = count.view(gate.shape).clone()
-
-    def _n_groups(self) -> int:
-        return len(self.param_groups[0]["params"]) - self._cost.n_depth - self._cost.n_branches
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
@@ -531,27 +392,9 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        for name in ("_limits", "_start", "_least", "_units", "_inner", "_protected"):
+        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner")
+        for name in (*names, "_protected"):
             setattr(self, name, getattr(self, name).to(device))
-
-    def _costs_of_gates(self, opened: Tensor, gone: Tensor, earned: Tensor) -> Tensor:
-        """Return what the network would save without each channel, layer and branch.
-
-        A layer or branch that would take the network below its budget is made to go last. A channel
-        inside a closed branch costs what it would if the branch were open.
-        """
-        cost, n_width = self._cost, self._cost.n_width
-        weights = self._weigh(cost(opened[None], gone[None])[0])
-        prices = cost.marginal(opened, gone, weights)
-        if cost.n_branches:
-            depths = torch.cat([gone[: cost.n_depth], torch.zeros_like(gone[cost.n_depth :])])
-            prices = torch.where(prices > 0, prices, cost.marginal(opened, depths, weights))
-        if len(gone):
-            there, without = cost.flipped(opened, gone)
-            prices = torch.cat([prices, (there - without).mv(weights)])
-            overshoots = ((without < self._limits) | self._limits.isinf()).all(1)
-            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
-        return torch.where(prices > 0, prices.abs() ** self.schedule.cost_power, prices)
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""
@@ -561,39 +404,19 @@ class GateOptimizer(torch.optim.Optimizer):
         there, without = self._cost.flipped(opened, gone)
         return torch.cat([neurons, self._units * (without[:, 0] < there[:, 0])])
 
-    def _weigh(self, present: Tensor) -> Tensor:
-        """Return how much each cost counts: the more, the further it is above its limit.
-
-        A cost without a limit never counts. Where all are within their limits, they count alike.
-        """
-        excess = (present / self._limits - 1.0).clamp(min=0.0) / present
-        alike = self._limits.isfinite() / present
-        weights = torch.where(excess.sum() > 0, excess, alike)
-        return weights / weights.sum()
-
     def _earned(self) -> Tensor:
-        """Return what each gate earns: widths, then depths, then branches.
-
-        A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
-        their number (its root, where sizes are counted) makes up for what cancels.
-        """
-        gates: list[Tensor] = self.param_groups[0]["params"]
-        n_width, n_depth = self._cost.n_width, self._cost.n_depth
-        depths = range(self._n_groups(), self._n_groups() + n_depth)
-        if any("mean" in self.state[gate] for gate in gates):
-            values = [self.state[g].get("mean", torch.zeros_like(g)) for g in gates]
-        else:  # nothing was observed: gates speak for themselves
-            values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(gates)]
-        earned = torch.cat([value.reshape(-1).double() for value in values])
-        squares = self.schedule.signal == "square"
-        units = self._units[:n_depth]
-        earned[n_width : n_width + n_depth] *= units if squares else units.sqrt()
-        discount = self.schedule.branch_discount
-        earned[n_width + n_depth :] /= discount if squares else discount**0.5
+        """Return what each gate earns; in units of the loss where there is a price."""
+        gates, n_branches = self.param_groups[0]["params"], self._cost.n_branches
+        units = self._units[: self._cost.n_depth]
+        earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
         if self._width_cost is None:
             return earned
-        earned /= 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
-        return earned.sqrt() if squares else earned  # a price is in units of the loss
+        earned /= self._weight_seen()
+        return earned.sqrt() if self.schedule.signal == "square" else earned
+
+    def _weight_seen(self) -> float:
+        """Return by what averages are too small, for they began at zero."""
+        return 1.0 - self.schedule.memory ** max(1, self.param_groups[0]["step"])
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone now."""
@@ -647,116 +470,3 @@ class GateOptimizer(torch.optim.Optimizer):
             )
         torch._foreach_copy_(gates, self._written)
         self._versions = [gate._version for gate in gates]
-
-
-def _stand(ratio: Tensor, bound: Tensor, is_kept: Tensor, *, last: bool) -> Tensor:
-    """Return numbers that say how far each gate is from the price; at the end, 0 or 1."""
-    if last:
-        return is_kept
-    away = (ratio / bound).log2().abs().nan_to_num(nan=_DOUBLINGS, posinf=_DOUBLINGS)
-    away = _MARGIN + (0.5 - _MARGIN) * (away / _DOUBLINGS).clamp(max=1.0)
-    return 0.5 + (2.0 * is_kept - 1.0) * away
-
-
-def _count_units(choice: LearnableSites) -> Tensor:
-    """Return the neurons of each layer that may become linear, then those inside each branch."""
-    rows = dict(choice.rows)
-    counts = [len(rows[link.first]) for link in choice.links.values()]
-    for branch in choice.branches.values():
-        counts.append(sum(len(rows[layer]) for layer in branch.layers if layer in rows))
-    return torch.tensor(counts, dtype=torch.float64)
-
-
-def _find_protected(choice: LearnableSites, protect: Iterable[str]) -> Tensor:
-    """Return which branches must stay: those with a protected layer, or protected by name."""
-    patterns = [protect] if isinstance(protect, str) else list(protect)
-    held = [
-        any(fnmatch.fnmatch(name, p) for name in (branch.name, *branch.layers) for p in patterns)
-        for branch in choice.branches.values()
-    ]
-    return torch.tensor(held, dtype=torch.bool)
-
-
-def _find_inside(choice: LearnableSites, inner: Tensor) -> Tensor:
-    """Return for each branch which groups, depth gates and branch gates are inside it."""
-    gone = [
-        choice.removals.gone_tensors(frozenset({place})) for place in range(len(choice.branches))
-    ]
-    calls = [
-        choice.removals.gone_calls(0, frozenset({place})) for place in range(len(choice.branches))
-    ]
-    links = [[f"{link.first}.weight" in each for link in choice.links.values()] for each in gone]
-    additions = [branch.additions[0].node for branch in choice.branches.values()]
-    nested = [[node in each for node in additions] for each in calls]
-    n_branches = len(choice.branches)
-    return torch.cat(
-        [
-            inner,
-            torch.tensor(links, dtype=torch.bool).view(n_branches, len(choice.links)),
-            torch.tensor(nested, dtype=torch.bool).view(n_branches, n_branches),
-        ],
-        1,
-    )
-
-
-def find_gated(model: nn.Module) -> nn.Module:
-    """Return the part of a model that `add_gates` made.
-
-    Raises:
-        InputError: If there is not just one, or its gates are drawn at random.
-    """
-    found = [module for module in unwrap(model).modules() if STORE in module._modules]
-    if len(found) != 1:
-        raise InputError(
-            f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
-            "of one. Call add_gates on it, or on one part of it; for TriState placed by hand use "
-            "parameter_groups and penalty"
-        )
-    store: Any = getattr(found[0], STORE)
-    if store.kind != "binary":
-        raise InputError(
-            f"gates of the kind {store.kind!r} are drawn at random and learn by penalty; leave "
-            "kind out in add_gates to learn by GateOptimizer"
-        )
-    return found[0]
-
-
-def _check(
-    total_steps: Any, budget: Any, width_cost: Any, least_width: Any, largest_cut: Any
-) -> None:
-    if not lies_in(total_steps, 1, math.inf) or total_steps != int(total_steps):
-        raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
-    if budget is not None and width_cost is not None:
-        raise InputError("give a budget or a width_cost, not both: each says when to stop closing")
-    if width_cost is not None and not lies_in(width_cost, 0, math.inf):
-        raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
-    if not lies_in(least_width, 1, math.inf) or least_width != int(least_width):
-        raise InputError(f"least_width is {least_width!r}; a layer keeps 1 channel or more")
-    if not lies_in(largest_cut, 0, 1):
-        raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
-
-
-def _least_widths(
-    store: GateContainer, protect: Iterable[str], least_width: int, largest_cut: float
-) -> Tensor:
-    """Return how many gates of each group must stay open.
-
-    Raises:
-        InputError: If a protected layer is not there.
-    """
-    blueprint = store.choice.blueprint
-    sizes = blueprint.group_sizes()
-    least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
-    least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
-    for pattern in [protect] if isinstance(protect, str) else protect:
-        rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
-        held = [blueprint.count_by_group(channels) > 0 for channels in rows]
-        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
-        is_branch = any(fnmatch.fnmatch(name, pattern) for name in store.choice.branches)
-        if not is_branch and not bool(torch.stack(held).any()):
-            known = ", ".join(name for name, _ in store.choice.rows)
-            raise InputError(
-                f"protect names {pattern!r}, but no layer is called so; there are {known}"
-            )
-        least = torch.where(torch.stack(held).any(0), sizes, least)
-    return torch.minimum(least, sizes)

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
-from archlearn.gating.container import STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
 from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
-from archlearn.optim.gate_optimizer import GateOptimizer, find_gated
+from archlearn.optim.gate_limits import find_gated
+from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept

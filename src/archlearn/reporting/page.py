@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,6 +11,7 @@ from markupsafe import Markup
 from archlearn.errors import InputError
 from archlearn.reporting.colours import write_variables
 from archlearn.reporting.comparison import describe_comparison
+from archlearn.reporting.paper_table import read_paper_table, write_paper_table
 from archlearn.reporting.run_reader import read_run
 from archlearn.reporting.sections import describe_run
 
@@ -35,11 +36,14 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
             f"give a file, such as {str(out / 'report.html')!r}"
         )
     runs = [read_run(Path(folder)) for folder in run_folders]
-    _replace(out, render(describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)))
+    content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
+    table = read_paper_table(runs)
+    pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
+    _replace(out, render(content | {"by_layer": table, "pasted": pasted}))
     return out
 
 
-def render(content: dict[str, object]) -> str:
+def render(content: Mapping[str, object]) -> str:
     """Return the page that `template.html` makes of the data of a run or a comparison."""
     environment = Environment(
         loader=PackageLoader("archlearn.reporting", ""),

@@ -96,12 +96,17 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkState:
-    """A network at one moment: its layers and what it costs."""
+    """A network at one moment: its layers and what it costs.
+
+    Attributes:
+        layers: Parameters and multiply-adds of each layer, where a finished run has written them.
+    """
 
     architecture: str
     widths: Mapping[str, int]
     parameters: int | None
     multiply_adds: int | None
+    layers: Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +116,8 @@ class RunRecord:
     Attributes:
         validation_score: Accuracy or squared error on validation data after the last epoch.
         test_score: The same on test data, which a run looks at once, when it has finished.
+        score_before: The same of a pretrained network before the run, where `archlearn evaluate`
+            has measured it.
         before: The network at the start.
         after: The compact network, or the network as its gates stand now.
         merged: Layers that became linear and went into the next one.
@@ -126,6 +133,7 @@ class RunRecord:
     finished: bool
     validation_score: float | None
     test_score: float | None
+    score_before: float | None
     epochs: tuple[Epoch, ...]
     before: NetworkState
     after: NetworkState
@@ -193,10 +201,8 @@ class SpeedRow:
 
 def read_speed(folder: Path) -> list[SpeedRow]:
     """Return what `archlearn evaluate` has measured of a run; nothing if it has not."""
-    path = folder / SPEED
-    found = as_table(_parse(path.read_bytes())).get("rows") if path.is_file() else None
     rows: list[SpeedRow] = []
-    for row in map(as_table, as_items(found)):
+    for row in map(as_table, as_items(_read_measured(folder).get("rows"))):
         size = as_count(row.get("batch_size"))
         pairs = [[as_number(n) for n in as_items(row.get(key))] for key in ("seconds", "bytes")]
         if size is not None and all(len(pair) == 2 and None not in pair for pair in pairs):
@@ -204,6 +210,11 @@ def read_speed(folder: Path) -> list[SpeedRow]:
             device = as_text(row.get("device"))
             rows.append(SpeedRow(device, size, (before, after), (held, holds)))
     return rows
+
+
+def _read_measured(folder: Path) -> JsonTable:
+    path = folder / SPEED
+    return as_table(_parse(path.read_bytes())) if path.is_file() else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +309,13 @@ def _standing(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
         widths=widths,
         parameters=parameters,
         multiply_adds=multiply_adds,
+        layers={
+            as_text(layer.get("name")): (
+                as_count(layer.get("parameters")) or 0,
+                as_count(layer.get("multiply_adds")) or 0,
+            )
+            for layer in map(as_table, as_items(summary.get("layers")))
+        },
     )
 
 
@@ -317,6 +335,7 @@ def _assemble(
         finished=progress.finished,
         validation_score=epochs[-1].score if epochs else None,
         test_score=test_score,
+        score_before=as_number(_read_measured(folder).get("score_before")),
         epochs=epochs,
         before=_standing(as_table(summary.get("before")), epochs[0] if epochs else None),
         after=_standing(as_table(summary.get("after")), epochs[-1] if epochs else None),

@@ -152,6 +152,8 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     n_test = as_count(run.summary.get("n_test"))
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
+    if run.score_before is not None:
+        where += f", {format_score(run, run.score_before)} before"
     tiles = [(run.score_name.capitalize(), format_score(run, run.score), where)]
     if run.summary.get("task") == "next_token":
         loss = as_number(run.summary.get("test_loss"))

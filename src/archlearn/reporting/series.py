@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archlearn.gating.strengths import COSTS
+from archlearn.gating.penalty_prices import COSTS
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,

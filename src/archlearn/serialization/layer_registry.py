@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from archlearn.errors import FileError, InputError
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
-from archlearn.nn.tristate import Gate, TriState
+from archlearn.nn.tristate_activation import Gate, TriState
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten

@@ -32,7 +32,7 @@ from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, 
 from archlearn.serialization.values import encode
 from archlearn.tracing.instance_forward import check_forwards
 from archlearn.tracing.output_types import is_construction
-from archlearn.tracing.traces import ExampleInputs, Traces, trace
+from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 
 NamedTensors = dict[str, Tensor]
 

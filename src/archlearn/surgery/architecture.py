@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.surgery.planning import decide, draft
 from archlearn.tracing.generated_forward import unwrap

@@ -7,7 +7,7 @@ from torch import fx, nn
 from archlearn.module_utils import find_module, find_tensor, list_tensors
 from archlearn.surgery.planning import Decision
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
-from archlearn.tracing.traces import Blocks
+from archlearn.tracing.symbolic_trace import Blocks
 
 
 def leave_out_branches_(

@@ -9,10 +9,10 @@ from torch import fx, nn
 from archlearn.analysis.trace_check import differs, forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
-from archlearn.gating.container import STORE, find_store, remove_store_
+from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks
 from archlearn.gating.l0_folding import fold_gates_into_weights
-from archlearn.gating.strengths import count_rows
+from archlearn.gating.penalty_prices import count_rows
 from archlearn.module_utils import (
     copy_model,
     evaluating,
@@ -37,8 +37,8 @@ from archlearn.tracing.computed_weights import make_plain_
 from archlearn.tracing.example_inputs import CHECKS, count_examples
 from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.traces import ExampleInputs, Traces
 from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 from archlearn.verification.certificate import Certificate, Comparison
 from archlearn.verification.precision import cast_, exchanging, to_float64

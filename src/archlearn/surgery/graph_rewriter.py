@@ -18,10 +18,10 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.labels import Labels, without_repeats
+from archlearn.analysis.channel_labels import Labels, without_repeats
+from archlearn.analysis.propagation_rules import elementwise, reshape
+from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.analysis.rule_api import opaque
-from archlearn.analysis.rules import elementwise, reshape
-from archlearn.analysis.rules.registry import rule_for
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
     Cuts,
@@ -171,7 +171,8 @@ class Rewriter:
 
     def _seen(self, old: fx.Node) -> Seen:
         source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
-        return Seen(source, self.values[old.name], self.blueprint.root)
+        is_gated = old.name in self.blueprint.followed[self.place].reads
+        return Seen(source, self.values[old.name], self.blueprint.root, is_gated)
 
     def _erase_dead(self) -> None:
         for node in reversed(list(self.graph.nodes)):

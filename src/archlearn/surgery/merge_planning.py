@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from archlearn.analysis.layer_pairs import MergeablePair
+from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.costs import Costs
 from archlearn.module_utils import find_module
 from archlearn.surgery.plan import Merge

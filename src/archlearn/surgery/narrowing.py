@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.layer_pairs import MergeablePair
+from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
-from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
 

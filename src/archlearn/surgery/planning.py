@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
+from archlearn.analysis.channel_labels import CONSTANT, Labels, core
 from archlearn.analysis.cost_model import count_positions
-from archlearn.analysis.labels import CONSTANT, Labels, core
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, GateContainer, find_store
+from archlearn.gating.penalty_prices import COSTS
 from archlearn.gating.selection import LearnableSites, choose_by_hand
-from archlearn.gating.strengths import COSTS
 from archlearn.module_utils import evaluating, find_module, find_tensor, first_names
 from archlearn.nn.functional import is_open, open_gates
-from archlearn.nn.tristate import TriState, check_gate
+from archlearn.nn.tristate_activation import TriState, check_gate
 from archlearn.surgery.merge_planning import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
 from archlearn.tracing.computed_weights import computed_names, computes_weights, weight_sources

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.analysis.labels import Labels, select, varying, without_repeats
-from archlearn.analysis.rules.reshape import as_selection
+from archlearn.analysis.channel_labels import Labels, select, varying, without_repeats
+from archlearn.analysis.propagation_rules.reshape import as_selection
 from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of

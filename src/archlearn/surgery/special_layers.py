@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.labels import Labels, pointwise, varying, without_repeats
+from archlearn.analysis.channel_labels import Labels, pointwise, varying, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
-from archlearn.analysis.rules.linear import splits_whole_groups
-from archlearn.analysis.rules.normalization import across_channels, group_norm
-from archlearn.analysis.rules.products import attention
-from archlearn.analysis.rules.registry import rule_for
+from archlearn.analysis.propagation_rules.linear import splits_whole_groups
+from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
+from archlearn.analysis.propagation_rules.products import attention
+from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
@@ -22,11 +22,16 @@ from archlearn.op_table import spec_of_class
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The labels of a call's input and output, before anything was dropped."""
+    """The labels of a call's input and output, before anything was dropped.
+
+    Attributes:
+        is_gated: Whether it reads its input through gates.
+    """
 
     source: Any
     out: Any
     root: Tensor
+    is_gated: bool = False
 
 
 def narrow_call_(
@@ -42,7 +47,7 @@ def narrow_call_(
     if is_local or node.target is F.local_response_norm:
         return _narrow_local_response_(net, seen, node, dropped)
     if node.target in (torch.mean, "mean"):
-        return _narrow_mean_(seen, node, dropped)
+        return not seen.is_gated and _narrow_mean_(seen, node, dropped)
     rule = rule_for(node, net)
     last = seen.source.ids.dim() - 1
     if rule in (across_channels, attention) and last not in varying(

@@ -20,7 +20,7 @@ from archlearn.tracing.block_hooks import (
     without_marks,
 )
 from archlearn.tracing.example_inputs import DEFAULT, check_argument
-from archlearn.tracing.graph_packing import Packed, compile_graph, pack_graph, unpack_graph
+from archlearn.tracing.graph_pickling import Packed, compile_graph, pack_graph, unpack_graph
 
 GRAPHS = "_archlearn_graphs"
 

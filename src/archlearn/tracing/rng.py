@@ -5,7 +5,7 @@ import random
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,12 @@ class _Counting(TorchDispatchMode):
         return func(*args, **given)
 
 
-def counting_draws() -> AbstractContextManager[Any]:
-    """Tell what this thread draws from what other ones do, if there are any."""
-    return _Counting() if threading.active_count() > 1 else nullcontext()
-
-
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """Where the generators of torch (on the CPU), Python and numpy stand at one time."""
+    """Where the generators of torch (on the CPU), Python and numpy stand at one time.
+
+    Only within `watching_draws` is it known which thread drew.
+    """
 
     torch: bytes
     others: tuple[Any, ...]
@@ -77,6 +75,17 @@ class RngState:
         if now.others != self.others or now.n_drawn != self.n_drawn:
             return True
         return now.torch != self.torch and now.is_alone and self.is_alone
+
+
+@contextmanager
+def watching_draws() -> Generator[RngState]:
+    """Tell what this thread draws from what other ones do, if there are any.
+
+    Yields:
+        Where the generators stand at the start: ask it `has_moved()` within the context.
+    """
+    with _Counting() if threading.active_count() > 1 else nullcontext():
+        yield RngState.now()
 
 
 def _n_drawn() -> int:

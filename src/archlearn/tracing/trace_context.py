@@ -3,6 +3,7 @@
 A part that switches gradients off, or asks for autocast, is called as it is.
 """
 
+import builtins
 import sys
 import threading
 import warnings
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from archlearn.tracing.example_runs import is_untraced
 from archlearn.tracing.fx_utils import leaves_of
 from archlearn.tracing.rng import RECORDED
-from archlearn.tracing.shape_guards import Refusal
+from archlearn.tracing.shape_guards import GuardedProxy, Refusal
 from archlearn.tracing.source_location import is_ours
 
 WITHOUT_GRADIENTS = (
@@ -44,12 +45,12 @@ _CREATORS = (
 
 
 @contextmanager
-def plain_context(tracer: fx.Tracer) -> Generator[None]:
+def plain_context(tracer: Any) -> Generator[None]:
     """Trace with gradients and without autocast, and see what torch.fx does not.
 
     Whoever asks for or sets autocast is refused. `torch.arange(x.shape[1])`,
-    `torch.finfo(x.dtype)` and `torch.rand(3)` become calls. A part that is computed again for its
-    gradients is followed like any other.
+    `torch.finfo(x.dtype)` and `torch.rand(3)` become calls, and `len(x)` is `x.shape[0]`. A part
+    that is computed again for its gradients is followed like any other.
     """
     made = _replacements(tracer)
     with ONE_THREAD, _exchanging(made), torch.inference_mode(False), torch.enable_grad():
@@ -111,12 +112,13 @@ def frozen(net: nn.Module) -> Generator[None]:
                 parameter.requires_grad_(True)
 
 
-def _replacements(tracer: fx.Tracer) -> list[tuple[Any, str, Any]]:
+def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
     homes: tuple[Any, ...] = (torch, torch.cuda.amp, torch.cpu.amp)
     made: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
         *[(torch, name, _recording(getattr(torch, name), tracer)) for name in _CREATORS],
+        (builtins, "len", _length(tracer)),
     ]
     again: Any = sys.modules.get("torch.utils.checkpoint")
     if again is not None:
@@ -157,6 +159,17 @@ class _CalledOnce:
     def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
         """Call the function."""
         return function(*args)
+
+
+def _length(tracer: Any) -> Callable[[Any], Any]:
+    """Return `len` that gives rows of a traced tensor as a traced value, as `x.shape[0]` is one."""
+    own = len
+
+    def length(of: Any, /) -> Any:
+        is_tensor = type(of) is GuardedProxy and issubclass(tracer.class_of(of), Tensor)
+        return of.shape[0] if is_tensor else own(of)
+
+    return length
 
 
 def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:

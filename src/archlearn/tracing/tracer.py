@@ -13,7 +13,7 @@ from torch.fx.proxy import TraceError
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import ACTIVATE, has_activation, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes
 from archlearn.tracing.example_inputs import (
@@ -29,7 +29,7 @@ from archlearn.tracing.example_inputs import (
 )
 from archlearn.tracing.example_runs import ExampleRuns, is_untraced
 from archlearn.tracing.gelu_fusion import fuse_gelu_
-from archlearn.tracing.graph_packing import BLOCK_CALLS
+from archlearn.tracing.graph_pickling import BLOCK_CALLS
 from archlearn.tracing.huggingface import config_flags, is_pretrained
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of

@@ -17,7 +17,7 @@ from archlearn.errors import TracingError
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.tracing.computed_weights import computes_weights
 from archlearn.tracing.module_state import LEFT, ModuleState, holds
-from archlearn.tracing.traces import Traces
+from archlearn.tracing.symbolic_trace import Traces
 
 _MOVE_STATISTICS: tuple[Any, ...] = (
     F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm,

@@ -1,12 +1,16 @@
-"""Callback protocol of a training run, and TensorBoard."""
+"""Callback protocol of a training run, and loggers: CSV, TensorBoard, wandb."""
 
+import importlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from archlearn.errors import SettingsError
-from archlearn.training.settings import RunSettings
+from archlearn.training.run_directory import METRICS, read_lines
+from archlearn.training.settings import LoggerName, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,9 +88,12 @@ class SilentCallback:
         """Say nothing."""
 
 
-FOLDER = "tensorboard"
-
-
+_LOGGERS = {
+    "csv": ("lightning_fabric.loggers", "CSVLogger", {"flush_logs_every_n_steps": 1}),
+    "tensorboard": ("lightning_fabric.loggers", "TensorBoardLogger", {"flush_secs": 5}),
+    "wandb": ("lightning.pytorch.loggers", "WandbLogger", {"project": "archlearn"}),
+}
+_NEEDED = {"csv": (), "tensorboard": ("tensorboard",), "wandb": ("wandb", "lightning")}
 _SCALARS = (
     "train_loss",
     "penalty",
@@ -101,42 +108,53 @@ _SCALARS = (
 )
 
 
-class TensorBoard:
-    """Writes one point an epoch for each number."""
+class EpochLogger:
+    """Writes the numbers of each epoch with a logger of Lightning Fabric, into the run's folder."""
 
-    def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError as error:
-            raise SettingsError(
-                "--tensorboard needs tensorboard, which is not installed; "
-                "pip install 'archlearn[tensorboard]'"
-            ) from error
-        self._make = SummaryWriter
-        self._writer: Any = None
+    def __init__(self, kind: LoggerName) -> None:
+        for package in _NEEDED[kind]:
+            if find_spec(package) is None:
+                raise SettingsError(
+                    f"--logger {kind} needs {package}, which is not installed; "
+                    f"pip install 'archlearn[{kind}]'"
+                )
+        self._kind = kind
+        self._logger: Any = None
 
     def started(self, start: RunStart) -> None:
-        """Open the log; points of epochs that will be done again are taken back."""
-        folder = Path(start.folder) / FOLDER
-        self._writer = self._make(str(folder), purge_step=start.first_epoch + 1)
+        """Open the log; in a resumed run it goes on behind the epochs that are kept."""
+        module, name, options = _LOGGERS[self._kind]
+        make = getattr(importlib.import_module(module), name)
+        if self._kind == "wandb":
+            earlier = sorted(start.folder.glob("wandb/*run-*-*")) if start.first_step else []
+            known = {"id": earlier[-1].name.split("-")[-1], "resume": "allow"} if earlier else {}
+            self._logger = make(
+                name=start.folder.name, save_dir=str(start.folder), **options, **known
+            )
+            return
+        shutil.rmtree(start.folder / self._kind, ignore_errors=True)
+        self._logger = make(root_dir=start.folder, name=self._kind, version="", **options)
+        for row in read_lines(start.folder / METRICS):
+            self._write(row)
 
     def stepped(self, step: int) -> None:
         """Write nothing for single steps."""
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Write the numbers of an epoch."""
-        row, epoch = end.row, end.row["epoch"]
-        for name in _SCALARS:
-            if row.get(name) is not None:
-                self._writer.add_scalar(name, row[name], epoch)
-        for layer, width in row["widths"].items():
-            self._writer.add_scalar(f"width/{layer}", width, epoch)
-        self._writer.flush()
+        self._write(end.row)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Close the log."""
         del summary
-        self._writer.close()
+        self._logger.finalize("success")
+        if self._kind == "wandb":
+            self._logger.experiment.finish()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        numbers = {name: row[name] for name in _SCALARS if row.get(name) is not None}
+        widths = {f"width/{layer}": width for layer, width in row["widths"].items()}
+        self._logger.log_metrics(numbers | widths, row["epoch"])
 
 
 class Several:

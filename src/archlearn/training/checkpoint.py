@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from archlearn.costs import count_parameters
 from archlearn.data.file_cache import write_whole
 from archlearn.errors import CheckpointError, FileError, first_line
-from archlearn.gating.container import STORE
+from archlearn.gating.gate_container import STORE
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
 from archlearn.training.train_step import Optimisers

@@ -158,6 +158,9 @@ def parse_settings(text: str, where: str) -> RunSettings:
         raise SettingsError(f"{where} is not TOML: {error}") from error
     except RecursionError:
         raise SettingsError(f"{where} is no settings file: it is nested too deep") from None
+    record = table.get("record")
+    if isinstance(record, dict) and "tensorboard" in record:  # in files of earlier runs
+        record |= {"logger": "tensorboard"} if record.pop("tensorboard") else {}
     try:
         return from_table(RunSettings, table)
     except SettingsError as error:

@@ -142,6 +142,11 @@ def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
             "a budget and a price were asked for, and each says when to stop; leave out --budget, "
             "or --width-cost and --gate-optimiser penalty"
         )
+    if gates.multiple_of > 1 and asked == "penalty":
+        raise SettingsError(
+            f"multiple_of is {gates.multiple_of}, but gates learn by a penalty, which closes them "
+            "one by one; give a budget, or --gate-optimiser budget"
+        )
     rate = 0.0 if asked == "budget" else gates.gate_rate
     return replace(settings, gates=replace(gates, gate_optimiser=asked, gate_rate=rate))
 

@@ -1,10 +1,10 @@
 """End of a run: compact, test once, save, and write the summary."""
 
 import copy
-import dataclasses
 import logging
 import platform
 import tempfile
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import archlearn
+from archlearn.costs import count_costs, count_layer_costs
 from archlearn.errors import FileError, InputError
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.surgery.architecture import Architecture, read_architecture
@@ -23,7 +24,7 @@ from archlearn.surgery.planning import plan
 from archlearn.training.checkpoint import Position, capture_random_states, restore_random_states
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware
-from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
+from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines, write_json
 from archlearn.training.run_setup import Session, gate_network, set_layout_
@@ -148,18 +149,19 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
         return model, [], {"certificate": {}, "plan": ""}
     chosen = plan(model, session.example, pay=session.settings.strengths.pay)
     small = compact(model, chosen)
-    certificate = dataclasses.asdict(small.certificate)  # pyright: ignore[reportArgumentType]
+    certificate = asdict(small.certificate)  # pyright: ignore[reportArgumentType]
     merged = [site for merge in chosen.merges if merge.made for site in merge.sites]
     return small, merged, {"certificate": certificate, "plan": str(chosen)}
 
 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
-    costs = costs_of(network, session.example)
-    described: dict[str, Any] = {
-        "parameters": costs.parameters,
-        "multiply_adds": costs.multiply_adds,
-    }
+    example = in_format_of(network, session.example)
+    described: dict[str, Any] = asdict(per_example(count_costs(network, example), example))
+    described["layers"] = [
+        {"name": name, **asdict(per_example(costs, example))}
+        for name, costs in count_layer_costs(network, example).items()
+    ]
     if session.settings.gates.learn != "nothing" and network is session.network:
         gated = gate_network(network, session.example, session.settings)
         described |= _architecture(read_architecture(gated))
@@ -243,5 +245,5 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    table = dataclasses.asdict(settings)
+    table = asdict(settings)
     return {name: getattr(value, "value", value) for name, value in table.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture

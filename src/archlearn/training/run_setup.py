@@ -16,11 +16,12 @@ from archlearn.data.downloads import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.gating.strengths import Price, Strengths
-from archlearn.optim.gate_optimizer import GateOptimizer, GateSchedule
+from archlearn.gating.penalty_prices import Price, Strengths
+from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.training.checkpoint import (
     OPTIMISER,
     Position,
@@ -253,6 +254,7 @@ def _make_gate_optimizer(
         count_steps(settings, n_train),
         budget=read_pairs("budget", gates.budget) if gates.budget else None,
         width_cost=settings.strengths.width_cost,
+        multiple_of=gates.multiple_of,
         schedule=replace(schedule, cuts=min(schedule.cuts, _CAPTURES)) if captured else schedule,
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
     )
@@ -354,14 +356,20 @@ def load_gated_model(folder: Path) -> LoadedRun:
 
 
 @torch.no_grad()
-def cut_to_budget_(loaded: LoadedRun, budget: Mapping[str, float | str]) -> None:
+def cut_to_budget_(
+    loaded: LoadedRun, budget: Mapping[str, float | str], multiple_of: int = 1
+) -> None:
     """Close more gates of a loaded model, until it fits a budget; none is opened again.
+
+    But where fewer are open than `multiple_of`, so many are.
 
     Raises:
         InputError: If the budget cannot be reached.
     """
-    gates = GateOptimizer(loaded.model, 1, budget=budget)
-    if gates.fits():
+    gates = GateOptimizer(
+        loaded.model, 1, budget=budget or {"parameters": "100%"}, multiple_of=multiple_of
+    )
+    if gates.fits() and multiple_of == 1:
         return
     store = find_store(loaded.model)
     assert store is not None
@@ -370,5 +378,7 @@ def cut_to_budget_(loaded: LoadedRun, budget: Mapping[str, float | str]) -> None
     for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
             earned = loaded.earned.get(name, gate).clone()
-            gates.state[gate]["mean"] = earned if id(gate) in depths else earned * acting[id(gate)]
+            if id(gate) not in depths:
+                earned.masked_fill_(acting[id(gate)] == 0, -torch.inf)
+            gates.state[gate]["mean"] = earned
     gates.finish()

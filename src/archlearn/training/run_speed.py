@@ -20,8 +20,8 @@ def measure_run(
 ) -> tuple[list[Speed], Score | None]:
     """Return times and memory before and after, and the score that the network began with.
 
-    Times and memory are written into the run's folder, where the report finds them. A network that
-    began untrained has no score.
+    All of it is written into the run's folder, where the report finds it. A network that began
+    untrained has no score.
     """
     original = start_network(settings, dataset)
     objective = objective_of(dataset)
@@ -31,5 +31,6 @@ def measure_run(
     rows: list[Speed] = []
     for device in devices:
         rows += compare_speed(original, compact, example, device=device)
-    write_json(folder / SPEED, {"rows": [asdict(row) for row in rows]})
+    before = None if score is None else score.error if score.accuracy is None else score.accuracy
+    write_json(folder / SPEED, {"rows": [asdict(row) for row in rows], "score_before": before})
     return rows, score

@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from archlearn.gating.strengths import CostName, PriceName
+from archlearn.gating.penalty_prices import CostName, PriceName
+
+LoggerName = Literal["csv", "tensorboard", "wandb"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class GateSettings:
         None,
         "What the network may cost: multiply_adds=50%, parameters=10000, or both.",
         fixed=True,
+    )
+    multiple_of: int = setting(
+        1,
+        "Under a budget, channels kept are a multiple of this, or all there were.",
+        fixed=True,
+        within=_COUNT,
     )
     gate_optimiser: Literal["budget", "penalty"] | None = setting(
         None,
@@ -173,7 +181,11 @@ class RecordSettings:
     checkpoint_seconds: float = setting(
         20.0, "Least time between two checkpoints.", within=_FROM_ZERO
     )
-    tensorboard: bool = setting(False, "Write TensorBoard logs too (archlearn[tensorboard]).")
+    logger: LoggerName | None = setting(  # noqa: RUF009
+        None,
+        "Write the numbers of each epoch for other tools, too: csv, tensorboard "
+        "(archlearn[tensorboard]) or wandb (archlearn[wandb]).",
+    )
     report: bool = setting(True, "Write report.html at the end.")
 
 

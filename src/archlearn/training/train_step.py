@@ -24,7 +24,7 @@ from archlearn.gating.parameters import (
     width_gates,
 )
 from archlearn.gating.penalties import penalty
-from archlearn.gating.strengths import Strengths
+from archlearn.gating.penalty_prices import Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.training.defaults import Schedule
 from archlearn.training.objectives import Objective

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import CertificateError, InputError, first_line
-from archlearn.gating.container import GateContainer
+from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.independence import filled_with_nan, find_shared, noticing_calls
 from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.output_types import tensors_in
-from archlearn.tracing.rng import RngState, cuda_devices
+from archlearn.tracing.rng import cuda_devices, watching_draws
+from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.traces import ExampleInputs
 from archlearn.tracing.weight_state import preserve_weights
 from archlearn.verification.precision import exchanging, to_float64
 from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
@@ -301,10 +301,14 @@ def compare_in_both_modes(
 def _draws(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...]) -> bool:
     """Return whether a call draws random numbers; the generators are afterwards what they were."""
     given, devices = inputs.copy(), cuda_devices(inputs)
-    with preserve_weights(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
-        before = RngState.now()
+    with (
+        preserve_weights(model, movers),
+        torch.no_grad(),
+        torch.random.fork_rng(devices),
+        watching_draws() as generators,
+    ):
         model(*given.args, **given.kwargs)
-        return before.has_moved()
+        return generators.has_moved()
 
 
 def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:

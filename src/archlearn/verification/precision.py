@@ -4,7 +4,7 @@ Only the numbers are exchanged: no module is copied, and whoever holds a paramet
 """
 
 from collections.abc import Container, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,7 +51,10 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 
 
 class _Widening(TorchFunctionMode):
-    """Lets `x.float()` and `dtype=torch.float32` mean double, in a model that is in float32."""
+    """Lets `x.float()` and `dtype=torch.float32` mean double, also in a model that is in double.
+
+    Norms of transformers are written so: what they round is no difference between two models.
+    """
 
     def __init__(self, dtypes: frozenset[torch.dtype]) -> None:
         super().__init__()
@@ -72,14 +75,14 @@ class _Widening(TorchFunctionMode):
 
 @contextmanager
 def exchanging(numbers: Mapping[Tensor, Tensor]) -> Generator[None]:
-    """Let tensors hold other numbers for a while."""
+    """Let tensors hold other numbers for a while, and casts to their precision be none."""
     own = {tensor: tensor.data for tensor in numbers}
     dtypes = frozenset(data.dtype for data in own.values())
     EXCHANGES_UNDER_WAY[0] += 1
     try:
         for tensor, other in numbers.items():
             tensor.data = other
-        with _Widening(dtypes) if dtypes else nullcontext():
+        with _Widening(dtypes | {torch.float32}):  # a model in float64 may have such parts
             yield
     finally:
         EXCHANGES_UNDER_WAY[0] -= 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.tracing.traces import ExampleInputs
+from archlearn.tracing.symbolic_trace import ExampleInputs
 
 N_RANDOM = 3
 # Three random inputs of so many numbers cost next to nothing; larger ones are weighed.

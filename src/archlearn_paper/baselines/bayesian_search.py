@@ -34,7 +34,7 @@ def import_optuna() -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """The widths that are searched, and those that stay.
+    """The widths that are searched, by their logarithms, and those that stay.
 
     Attributes:
         most: The largest width of each layer that is searched; the smallest is 1.
@@ -96,7 +96,7 @@ class Search:
         trial = self._optuna.trial.create_trial(
             params={name: training.widths[name] for name in self._space.most},
             distributions={
-                name: distributions.IntDistribution(1, most)
+                name: distributions.IntDistribution(1, most, log=True)
                 for name, most in self._space.most.items()
             },
             value=training.objective,
@@ -118,7 +118,8 @@ class Search:
         )
         trial = self._study.ask()
         searched = {
-            name: trial.suggest_int(name, 1, most) for name, most in self._space.most.items()
+            name: trial.suggest_int(name, 1, most, log=True)
+            for name, most in self._space.most.items()
         }
         seconds = time.perf_counter() - started
         trial.set_user_attr("search_seconds", seconds)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.container import find_store
+from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.errors import InputError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.container import GateContainer, find_store
+from archlearn.gating.gate_container import GateContainer, find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact

@@ -33,6 +33,7 @@ from archlearn_paper.experiments.caffenet_recipes import (
     train_further,
     train_reference,
 )
+from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.experiments.table_4_pages import PAPER, check, tabulate
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.parameter_budget import Dropped, Relaxing, Window
@@ -272,7 +273,12 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
         }
         for row in rows
     ]
-    return {"rows": summaries, "tried": tried}
+    lost = {
+        name: compare_by_seed(chosen[FURTHER], members)
+        for name, members in chosen.items()
+        if FURTHER in chosen and name in LEARNT_ROWS
+    }
+    return {"rows": summaries, "tried": tried, "lost": lost}
 
 
 EXPERIMENT = Experiment(

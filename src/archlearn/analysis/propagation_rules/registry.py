@@ -4,10 +4,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from archlearn.analysis.labels import fixed_like
+from archlearn.analysis.channel_labels import fixed_like
 from archlearn.analysis.linear_ops import is_linear_op
-from archlearn.analysis.rule_api import OpCall, Rule, opaque
-from archlearn.analysis.rules import (
+from archlearn.analysis.propagation_rules import (
     activations,
     elementwise,
     embedding,
@@ -18,6 +17,7 @@ from archlearn.analysis.rules import (
     products,
     reshape,
 )
+from archlearn.analysis.rule_api import OpCall, Rule, opaque
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.op_table import ACTIVATE, OPERATIONS, PRODUCT, spec_of
 from archlearn.tracing.block_hooks import MARKS

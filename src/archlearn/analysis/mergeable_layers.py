@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import fx, nn
 
+from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import (
     LinearOp,
     is_called_again,
     is_linear_op,
     read_linear_op,
 )
-from archlearn.analysis.sites import Site
 from archlearn.module_utils import find_module
 from archlearn.op_table import LINEAR, TRANSPOSED, spec_of, spec_of_class
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from archlearn.analysis.channel_labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
 from archlearn.analysis.constraints import Reason
-from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 from archlearn.op_table import TRANSPOSED

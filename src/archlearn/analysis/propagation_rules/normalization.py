@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.labels import (
+from archlearn.analysis.channel_labels import (
     CONSTANT,
     FIXED,
     UNKNOWN,

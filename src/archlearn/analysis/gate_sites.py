@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.analysis.rules.activations import activation_name, is_site, is_squashing
-from archlearn.tracing.traces import source_of
+from archlearn.analysis.propagation_rules.activations import activation_name, is_site, is_squashing
+from archlearn.tracing.symbolic_trace import source_of
 
 NO_ACTIVATION = "(none)"
 

@@ -18,9 +18,9 @@ from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument
 from archlearn.tracing.example_inputs import values_for as values_for
-from archlearn.tracing.graph_packing import Packed, pack_graph, unpack_graph
+from archlearn.tracing.graph_pickling import Packed, pack_graph, unpack_graph
 from archlearn.tracing.module_state import look_at, preserve_state
-from archlearn.tracing.rng import RngState, check_draws, counting_draws, putting_back
+from archlearn.tracing.rng import check_draws, putting_back, watching_draws
 from archlearn.tracing.shape_guards import Refusal
 from archlearn.tracing.source_location import describe_failure
 from archlearn.tracing.source_location import source_of as source_of
@@ -130,8 +130,11 @@ def _trace_mode(
     while True:
         tracer = ArchTracer([*marked, *opaque], inputs, is_strict=is_strict)
         try:
-            with preserve_state(net, held) as before, plain_context(tracer), counting_draws():
-                generators = RngState.now()
+            with (
+                preserve_state(net, held) as before,
+                plain_context(tracer),
+                watching_draws() as generators,
+            ):
                 graph = tracer.trace(net)
                 if not generators.has_moved() and not before.find_changed():
                     return graph, tracer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.nn.tristate import gate_channels
+from archlearn.nn.tristate_activation import gate_channels
 
 X = torch.tensor([[-2.0, -1.0, 3.0], [4.0, 0.0, -5.0]])
 

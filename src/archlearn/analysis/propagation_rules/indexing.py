@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.labels import FIXED, UNKNOWN, ZERO, Labels, pointwise, varying
+from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, pointwise, varying
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.labels import (
+from archlearn.analysis.channel_labels import (
     CONSTANT,
     FIXED,
     UNKNOWN,
@@ -89,9 +89,9 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
 
 
 def _over_channels(step: OpCall) -> Any:
-    """A sum, mean or norm over channels: those that are zero may go.
+    """A sum or norm over channels: those that are zero may go. A mean is taken over open channels.
 
-    A mean divides by the channels there were; surgery sees to that.
+    Where no gate may stand in front of it, it divides by the channels there were.
     """
     text = f"{describe_call(step.node)} is taken over its channels"
     fix = "put an activation in front of it, or leave these channels as they are"
@@ -101,11 +101,12 @@ def _over_channels(step: OpCall) -> Any:
     if len(dims) > 1:
         return opaque(step, text, fix)
     ids, state = step.ledger.read(step.x, dims[0])
-    is_open = (state != ZERO) & (ids != FIXED)
-    if step.may_gate_reads and bool(is_open.any()):
-        step.gate_read(dims[0], torch.where(is_open, ids, FIXED))
+    is_counted = step.may_gate_reads and _name_of(step) == "mean"
+    is_read = (ids != FIXED) & ((state != ZERO) | is_counted)
+    if step.may_gate_reads and bool(is_read.any()):
+        step.gate_read(dims[0], torch.where(is_read, ids, FIXED))
     else:
-        step.ledger.block(ids[is_open], text, fix)
+        step.ledger.block(ids[is_read], text, fix)
     return fixed_out(step.out)
 
 

@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from archlearn.analysis.labels import CONSTANT, UNKNOWN, ZERO, Labels, pointwise, replaced, varying
+from archlearn.analysis.channel_labels import (
+    CONSTANT,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    pointwise,
+    replaced,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, fixed_out, opaque
 
 StateRule = Callable[[list[Tensor]], Tensor]

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.labels import ZERO, Labels, pointwise
+from archlearn.analysis.channel_labels import ZERO, Labels, pointwise
+from archlearn.analysis.propagation_rules.elementwise import prelu, unary
 from archlearn.analysis.rule_api import OpCall, opaque
-from archlearn.analysis.rules.elementwise import prelu, unary
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
-from archlearn.nn.tristate import TriState
+from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import ACTIVATE, spec_of, spec_of_class
 
 

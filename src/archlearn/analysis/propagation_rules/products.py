@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.labels import FIXED, UNKNOWN, ZERO, Labels, along, filled, varying
+from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, along, filled, varying
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 Factor = tuple[Labels, str]

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from archlearn.analysis.labels import UNKNOWN, Labels, along
+from archlearn.analysis.channel_labels import UNKNOWN, Labels, along
 from archlearn.analysis.rule_api import OpCall, opaque
 
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.analysis.labels import CONSTANT, FIXED, UNKNOWN, ZERO, Labels, along, varying
+from archlearn.analysis.channel_labels import CONSTANT, FIXED, UNKNOWN, ZERO, Labels, along, varying
+from archlearn.analysis.propagation_rules.indexing import take
 from archlearn.analysis.rule_api import OpCall, fixed_out, opaque, tree_map
-from archlearn.analysis.rules.indexing import take
 from archlearn.tracing.fx_utils import leaves_of, map_leaves
 
 _CONSTANT_PADS = (

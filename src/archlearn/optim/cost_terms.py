@@ -1,0 +1,327 @@
+"""The terms of the cost function: which gates each size of each tensor depends on, as tables."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from archlearn.analysis.channel_labels import CONSTANT, Labels, core
+from archlearn.analysis.cost_model import count_positions_by_call
+from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.residual_branches import Closings
+from archlearn.costs import count_parameters
+from archlearn.gating.selection import LearnableSites
+from archlearn.module_utils import find_module, find_tensor
+from archlearn.surgery.planning import PlannedSizes
+
+
+class CostTerms:
+    """What each gate touches: sizes, the tensors that have them, and what makes those go.
+
+    A presence is a kind of things that go with the same branches; kind 0 is always there.
+    """
+
+    def __init__(self, model: nn.Module, choice: LearnableSites) -> None:
+        self.model, self.choice, self.blueprint = model, choice, choice.blueprint
+        self.sizes = PlannedSizes(model, self.blueprint)
+        self.n_gates = sum(len(group.channels) for group in self.blueprint.groups)
+        self.gate_of = torch.full((len(self.blueprint.root),), self.n_gates)
+        start = 0
+        for group in self.blueprint.groups:
+            self.gate_of[group.channels] = torch.arange(start, start + len(group.channels))
+            start += len(group.channels)
+        self.dim_of: dict[tuple[str, int], int] = {}
+        self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
+        self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension
+        self.full: list[int] = []
+        self.single: list[bool] = []
+        self.constants: list[float] = [1.0]
+        self.entries: dict[str, int] = {}
+        self.entry_rows: list[list[int]] = []
+        self.entry_weights: list[tuple[float, float]] = []
+        self.entry_presences: list[int] = []
+        self.presences: dict[Closings, int] = {frozenset(): 0}
+        self.computed_owner: dict[str, int] = {}
+        self._tables: dict[str, Tensor] = {}
+        self._find_dims()
+        self._find_entries()
+        self._find_folds()
+        self._find_left_out()
+        self._find_computed()
+
+    def tables(self) -> dict[str, Tensor]:
+        """Return all tables by name, on the CPU; to be called last, for slots are added before."""
+        self._write_dims()
+        self._tables["entry_dims"] = self._pad(self.entry_rows)
+        self._tables["entry_weights"] = as_numbers(self.entry_weights).view(-1, 2)
+        self._tables["entry_presence"] = as_indices(self.entry_presences)
+        self._write_presences()
+        return self._tables
+
+    def _write_presences(self) -> None:
+        """Write for each kind of things the sets of branches with any of which they are gone."""
+        sets = [
+            (each, presence) for closings, presence in self.presences.items() for each in closings
+        ]
+        table = torch.zeros(len(sets), len(self.choice.branches), dtype=torch.float64)
+        for row, (each, _) in zip(table, sets, strict=True):
+            row[list(each)] = 1.0
+        self._tables |= {
+            "set_branches": table,
+            "set_presence": as_indices([presence for _, presence in sets]),
+            "n_presences": torch.tensor(len(self.presences)),
+        }
+
+    def _presence(self, closings: Closings) -> int:
+        return self.presences.setdefault(closings, len(self.presences))
+
+    def presence_of_tensor(self, name: str) -> int:
+        """Return with which other things a tensor goes."""
+        name = self.sizes.names.get(name, name)
+        return self._presence(self.choice.removals.tensors.get(name, frozenset()))
+
+    def _presence_of_call(self, name: str) -> int:
+        return self._presence(self.choice.removals.calls[0].get(name, frozenset()))
+
+    def _find_dims(self) -> None:
+        known: dict[int, int] = {}
+        for key, channels in self.blueprint.dims.items():
+            if id(channels) not in known:
+                known[id(channels)] = len(self.full)
+                gates = self.gate_of[channels]
+                self._add_dim(gates, torch.arange(len(gates)), single=True)
+            self.dim_of[key] = known[id(channels)]
+        for name, channels in self.blueprint.elements.items():
+            gates = self.gate_of[channels]
+            for dim, size in enumerate(gates.shape):
+                if (name, dim) not in self.dim_of:
+                    self.dim_of[name, dim] = len(self.full)
+                    rows = gates.movedim(dim, 0).reshape(size, -1)
+                    places = torch.arange(size)[:, None].expand_as(rows)
+                    self._add_dim(rows.reshape(-1), places.reshape(-1), single=False)
+
+        for call, parts in self.blueprint.followed[0].products.items():
+            for n, ids in parts:
+                gates = self.gate_of[self.blueprint.root[ids]]
+                self.products.append((call, n, len(self.full)))
+                self._add_dim(gates, torch.arange(len(gates)), single=True)
+
+    def _add_dim(self, gates: Tensor, slices: Tensor, *, single: bool) -> None:
+        self.full.append(int(slices.max()) + 1 if len(slices) else 0)
+        self.single.append(single)
+        self.slices.append((gates, slices))
+
+    def _write_dims(self) -> None:
+        """Write which gates keep which slices of which dimensions.
+
+        Where each slice has a gate of its own, all slices of a dimension are counted together.
+        """
+        gates: list[Tensor] = []
+        counts: list[Tensor] = []
+        slices: list[Tensor] = []
+        dims: list[int] = []
+        is_single: list[bool] = []
+        for place, (found, own) in enumerate(self.slices):
+            n_slices = 1 if self.single[place] else self.full[place]
+            if self.single[place]:
+                found, count = found.unique(return_counts=True)
+                own = torch.zeros_like(found)
+            else:
+                count = torch.ones_like(found)
+            gates.append(found)
+            counts.append(count)
+            slices.append(own + len(dims))
+            dims += [place] * n_slices
+            is_single += [self.single[place]] * n_slices
+        none = torch.zeros(0, dtype=torch.long)
+        self._tables |= {
+            "slice_gate": torch.cat([*gates, none]),
+            "slice_count": torch.cat([*counts, none]).double(),
+            "slice_of_gate": torch.cat([*slices, none]),
+            "dim_of_slice": as_indices(dims),
+            "slice_is_single": torch.tensor(is_single, dtype=torch.bool),
+            "full": as_numbers(self.full),
+            "constants": as_numbers(self.constants),
+        }
+
+    def slot(self, name: str, dim: int) -> int:
+        """Return the place of a dimension's size; sizes that never change stand behind the rest."""
+        name = self.sizes.names.get(name, name)
+        if (name, dim) in self.dim_of:
+            return self.dim_of[name, dim]
+        return self._constant(find_tensor(self.model, name).shape[dim])
+
+    def _constant(self, size: float) -> int:
+        if size not in self.constants:
+            self.constants.append(float(size))
+        return len(self.full) + self.constants.index(size)
+
+    def _tied_slots(self, name: str) -> tuple[list[int], float]:
+        """Return the places of a tensor's changing sizes, and the product of the others."""
+        shape = find_tensor(self.model, name).shape
+        tied = [d for d in range(len(shape)) if (name, d) in self.dim_of]
+        rest = math.prod(size for d, size in enumerate(shape) if d not in tied)
+        return [self.dim_of[name, d] for d in tied], float(rest)
+
+    def _find_entries(self) -> None:
+        """Write a row for each tensor that narrows or may be gone, and what all others cost."""
+        parameters = dict(self.model.named_parameters())
+        removable = self.choice.removals.tensors
+        applied = self._applied()
+        narrows = [name for name, _ in self.dim_of if name in parameters or name in applied]
+        for name in dict.fromkeys([*narrows, *(name for name in parameters if name in removable)]):
+            slots, rest = self._tied_slots(name)
+            presence, macs = self.presence_of_tensor(name), applied.pop(name, {})
+            own = rest * (name in parameters), rest * macs.pop(presence, 0)
+            self.entries[name] = self._add_entry(slots, own, presence)
+            for other, n in macs.items():
+                self._add_entry(slots, (0.0, rest * n), other)
+        total = count_parameters(self.model)
+        total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
+        self._tables["fixed"] = as_numbers([total, 0])
+        rest_macs = [
+            (find_tensor(self.model, n).numel(), presences) for n, presences in applied.items()
+        ]
+        others = dict(self.blueprint.followed[0].other_multiply_adds)
+        for call, n, slot in self.products:
+            others[call] -= n
+            self._add_entry([slot], (0.0, n / self.full[slot]), self._presence_of_call(call))
+        rest_macs += [(n, {self._presence_of_call(name): 1}) for name, n in others.items()]
+        for size, presences in rest_macs:
+            for presence, n in presences.items():
+                self._add_entry([], (0.0, float(size * n)), presence)
+
+    def _applied(self) -> dict[str, dict[int, int]]:
+        """Return how often each weight is applied by calls that go with the same branches."""
+        found: dict[str, dict[int, int]] = {}
+        for call, (name, n) in count_positions_by_call(self.blueprint, self.model).items():
+            presences, presence = found.setdefault(name, {}), self._presence_of_call(call)
+            presences[presence] = presences.get(presence, 0) + n
+        return found
+
+    def _add_entry(self, slots: list[int], weights: tuple[float, float], presence: int) -> int:
+        self.entry_rows.append(slots)
+        self.entry_weights.append(weights)
+        self.entry_presences.append(presence)
+        return len(self.entry_rows) - 1
+
+    def _pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return rows of equal length, filled up with the place of the constant 1."""
+        length = max((len(row) for row in rows), default=0)
+        one = len(self.full)
+        filled = [[*row, *[one] * (length - len(row))] for row in rows]
+        return torch.tensor(filled, dtype=torch.long).view(len(rows), length)
+
+    def _find_folds(self) -> None:
+        """Write which gates make a constant that a layer without a bias must take up."""
+        self.folds: dict[str, set[int]] = {}
+        for place, graph in enumerate(self.blueprint.graphs):
+            values = self.blueprint.followed[place].values
+            for node in graph.nodes:
+                if not (node.op == "call_module" and is_linear_op(node, self.model)):
+                    continue
+                op = read_linear_op(node, self.model)
+                labels = values[node.all_input_nodes[0].name]
+                if op is None or not isinstance(labels, Labels) or op.groups > 1:
+                    continue
+                ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
+                constant = state.amax(0) == CONSTANT
+                gates = self.gate_of[self.blueprint.root[ids[0]]][constant]
+                found = set(gates[gates < self.n_gates].tolist())
+                if found:
+                    self.folds.setdefault(op.layer, set()).update(found)
+        layers = [
+            n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None
+        ]
+        self.fold_layers = {name: place for place, name in enumerate(layers)}
+        pairs = [(gate, self.fold_layers[n]) for n in layers for gate in sorted(self.folds[n])]
+        table = torch.tensor(pairs, dtype=torch.long).view(-1, 2)
+        self._tables["fold_gate"], self._tables["fold_layer"] = table.unbind(1)
+        self._tables["fold_out"] = torch.tensor(
+            [self.slot(f"{layer}.weight", 0) for layer in layers], dtype=torch.long
+        )
+        self._tables["fold_presence"] = as_indices(
+            [self.presence_of_tensor(f"{n}.weight") for n in layers]
+        )
+
+    def _find_left_out(self) -> None:
+        """Write the parameters of activations, with the depth gates that make them go."""
+        places = {site: place for place, site in enumerate(self.choice.links)}
+        calls: dict[str, list[str]] = {}
+        for site in self.blueprint.sites[0]:
+            if site.module:
+                calls.setdefault(site.module, []).append(site.name)
+        presences = {
+            site.name: self._presence_of_call(site.node) for site in self.blueprint.sites[0]
+        }
+        rows: list[tuple[int, int, int]] = []
+        n_calls: list[float] = []
+        left: list[int] = []
+        for module, sites in calls.items():
+            if any(site not in places for site in sites):
+                continue
+            for key, parameter in find_module(self.model, module).named_parameters():
+                name = self.sizes.names.get(f"{module}.{key}", f"{module}.{key}")
+                if name not in self.entries:
+                    slot, presence = (
+                        self._constant(parameter.numel()),
+                        self.presence_of_tensor(name),
+                    )
+                    self.entries[name] = self._add_entry([slot], (0.0, 0.0), presence)
+                rows += [(places[site], len(left), presences[site]) for site in sites]
+                n_calls.append(len(sites))
+                left.append(self.entries[name])
+        table = torch.tensor(rows, dtype=torch.long).view(-1, 3)
+        names = ("left_site", "left_of_site", "left_presence")
+        self._tables |= dict(zip(names, table.unbind(1), strict=True))
+        self._tables["left_calls"] = as_numbers(n_calls)
+        self._tables["left_entry"] = as_indices(left)
+
+    def _find_computed(self) -> None:
+        """Write the layers whose weights are computed: touched, they become plain."""
+        before: list[float] = []
+        touch: list[tuple[int, int]] = []
+        folds: list[tuple[int, int]] = []
+        rows: list[list[int]] = []
+        rests: list[float] = []
+        owners: list[int] = []
+        presences: list[int] = []
+        for name, module in self.model.named_modules():
+            if not parametrize.is_parametrized(module):
+                continue
+            owner, made = len(before), module
+            self.computed_owner[name] = owner
+            parts: Any = made.parametrizations
+            before.append(float(sum(p.numel() for p in parts.parameters())))
+            inside = f"{name}." if name else ""
+            presences.append(self.presence_of_tensor(f"{inside}{next(iter(parts))}"))
+            keys = [k for k in self.dim_of if k[0].rpartition(".")[0] == name]
+            touch += [(self.dim_of[key], owner) for key in keys]
+            folds += [(p, owner) for layer, p in self.fold_layers.items() if layer == name]
+            for key in parts:
+                slots, rest = self._tied_slots(f"{inside}{key}")
+                rows.append(slots)
+                rests.append(rest)
+                owners.append(owner)
+        touched = torch.tensor(touch, dtype=torch.long).view(-1, 2)
+        folded = torch.tensor(folds, dtype=torch.long).view(-1, 2)
+        self._tables["touch_dim"], self._tables["touch_owner"] = touched.unbind(1)
+        self._tables["fold_touch"], self._tables["fold_owner"] = folded.unbind(1)
+        self._tables["computed_presence"] = as_indices(presences)
+        self._tables["computed_before"] = torch.tensor(before, dtype=torch.float64)
+        self._tables["computed_dims"] = self._pad(rows)
+        self._tables["computed_rest"] = torch.tensor(rests, dtype=torch.float64)
+        self._tables["computed_owner"] = torch.tensor(owners, dtype=torch.long)
+
+
+def as_numbers(values: Sequence[Any]) -> Tensor:
+    """Return numbers that costs are computed from, in double precision."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def as_indices(values: Sequence[int]) -> Tensor:
+    """Return places in other tables."""
+    return torch.tensor(values, dtype=torch.long)

@@ -1,0 +1,127 @@
+"""What each gate earns: moving averages of its gradient, and which branches can be judged by them.
+
+What is known of a gate is in the `state` of its optimiser: `mean`, the moving average; for a
+branch `later`, that average when the step was last a power of two, and `grown`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archlearn.errors import InputError
+from archlearn.optim.gate_schedule import GateSchedule
+
+State = Mapping[Tensor, dict[str, Any]]
+_GROWTH = 2.0
+"""A branch has grown once it no longer earns so many times what it earned in half the time."""
+
+
+def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: Any) -> None:
+    """Add the gradients of this step to what is known of each gate.
+
+    Args:
+        gates: The gates; some may have no gradient.
+        state: What is known of them.
+        schedule: What a gate earns by.
+        rates: How much this step counts for each gate; None where it does for all alike.
+
+    Raises:
+        InputError: If no gate has a gradient.
+    """
+    seen = [gate for gate in gates if gate.grad is not None]
+    if not seen:
+        raise InputError(
+            "gates have no gradient: call gates.step() behind loss.backward() and in front of "
+            "zero_grad(), of the model's as well as of gates"
+        )
+    for gate in seen:
+        if "mean" not in state[gate]:
+            number_format = torch.promote_types(gate.dtype, torch.float32)
+            state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
+    means: list[Tensor] = [state[gate]["mean"] for gate in seen]
+    # A batch that overflowed in half precision says nothing.
+    found = [torch.nan_to_num(gate.grad.to(mean.dtype), 0.0, 0.0, 0.0)  # pyright: ignore
+             for gate, mean in zip(seen, means, strict=True)]  # fmt: skip
+    if schedule.signal == "size":
+        torch._foreach_abs_(found)
+    elif schedule.signal == "square":
+        torch._foreach_mul_(found, found)
+    else:
+        torch._foreach_neg_(found)
+    if rates is None:
+        torch._foreach_lerp_(means, found, 1.0 - schedule.memory)
+        return
+    pieces = rates.split([gate.numel() for gate in gates])
+    shaped = [
+        rate.view(gate.shape)
+        for rate, gate in zip(pieces, gates, strict=True)
+        if gate.grad is not None
+    ]
+    torch._foreach_sub_(found, means)
+    torch._foreach_mul_(found, shaped)
+    torch._foreach_add_(means, found)
+
+
+def estimate_earnings(
+    gates: list[Tensor], state: State, schedule: GateSchedule, units: Tensor, n_branches: int
+) -> Tensor:
+    """Return what each gate earns: widths, then depths, then branches.
+
+    A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
+    their number (its root, where sizes are counted) makes up for what cancels.
+
+    Args:
+        gates: The gates.
+        state: What is known of them.
+        schedule: What a gate earns by.
+        units: The neurons of each layer with a depth gate.
+        n_branches: How many of the gates, the last ones, are those of branches.
+    """
+    n_others = len(units) + n_branches
+    depths = range(len(gates) - n_others, len(gates) - n_branches)
+    if any("mean" in state[gate] for gate in gates):
+        values = [state[gate].get("mean", torch.zeros_like(gate)) for gate in gates]
+    else:  # nothing was observed: gates speak for themselves
+        values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(gates)]
+    earned = torch.cat([value.reshape(-1).double() for value in values])
+    n_width = len(earned) - n_others
+    is_square = schedule.signal == "square"
+    earned[n_width : n_width + len(units)] *= units if is_square else units.sqrt()
+    discount = schedule.branch_discount
+    earned[n_width + len(units) :] /= discount if is_square else discount**0.5
+    return earned
+
+
+def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_judge: bool) -> None:
+    """Take down which branches earn something, and not far more than in half the time.
+
+    Args:
+        branches: The gates of branches.
+        state: What is known of them.
+        weight: By what their averages are too small, for they began at zero.
+        may_judge: Whether it is late enough for a branch to have grown.
+    """
+    for gate in branches:
+        known = state[gate]
+        if "mean" not in known:
+            continue
+        mean = known["mean"] / weight
+        if "later" in known and may_judge:
+            grown = ((mean > 0) & (mean <= _GROWTH * known["later"])).to(mean.dtype)
+            known["grown"] = torch.maximum(grown, known.get("grown", grown))
+        known["later"] = mean.clone()
+
+
+def find_growing(branches: list[Tensor], state: State) -> list[Tensor]:
+    """Return which branches have not been seen yet to have grown.
+
+    A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
+    nothing; what it will be worth is seen when it has grown.
+    """
+    found = zip(branches, [state[gate] for gate in branches], strict=True)
+    return [
+        known["grown"] == 0 if "grown" in known else torch.full_like(gate, "mean" in known) > 0
+        for gate, known in found
+    ]

@@ -1,0 +1,143 @@
+"""Limits beside a budget: which gates there are, what must stay, and what is inside a branch."""
+
+import fnmatch
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import InputError, lies_in
+from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.selection import LearnableSites
+from archlearn.tracing.generated_forward import unwrap
+
+
+def find_gated(model: nn.Module) -> nn.Module:
+    """Return the part of a model that `add_gates` made.
+
+    Raises:
+        InputError: If there is not just one, or its gates are drawn at random.
+    """
+    found = [module for module in unwrap(model).modules() if STORE in module._modules]
+    if len(found) != 1:
+        raise InputError(
+            f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
+            "of one. Call add_gates on it, or on one part of it; for TriState placed by hand use "
+            "parameter_groups and penalty"
+        )
+    store: Any = getattr(found[0], STORE)
+    if store.kind != "binary":
+        raise InputError(
+            f"gates of the kind {store.kind!r} are drawn at random and learn by penalty; leave "
+            "kind out in add_gates to learn by GateOptimizer"
+        )
+    return found[0]
+
+
+def check_arguments(
+    total_steps: Any, budget: Any, width_cost: Any, largest_cut: Any, **counts: Any
+) -> None:
+    """Raise if an argument of `GateOptimizer` means nothing.
+
+    Raises:
+        InputError: With the argument and what it may be.
+    """
+    if not lies_in(total_steps, 1, math.inf) or total_steps != int(total_steps):
+        raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
+    if budget is not None and width_cost is not None:
+        raise InputError("give a budget or a width_cost, not both: each says when to stop closing")
+    if width_cost is not None and not lies_in(width_cost, 0, math.inf):
+        raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
+    for name, count in counts.items():
+        if not lies_in(count, 1, math.inf) or count != int(count):
+            raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
+    if not lies_in(largest_cut, 0, 1):
+        raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
+
+
+def width_steps(store: GateContainer, multiple_of: int) -> Tensor:
+    """Return by how many gates each group may narrow, so that every width is a multiple.
+
+    Fewer than `multiple_of` where a gate stands for several channels of every layer.
+    """
+    blueprint = store.choice.blueprint
+    sizes = blueprint.group_sizes()
+    channels = torch.zeros_like(sizes)
+    for ids in blueprint.dims.values():
+        counts = blueprint.count_by_group(ids).long()
+        channels = torch.where(counts % sizes == 0, torch.gcd(channels, counts // sizes), 1)
+    common = torch.gcd(channels, torch.full_like(sizes, multiple_of))
+    return multiple_of // common.clamp(min=1)
+
+
+def least_widths(
+    store: GateContainer,
+    protect: Iterable[str],
+    least_width: int,
+    largest_cut: float,
+    steps: Tensor,
+) -> Tensor:
+    """Return how many gates of each group must stay open, in steps of so many.
+
+    Raises:
+        InputError: If a protected layer is not there.
+    """
+    blueprint = store.choice.blueprint
+    sizes = blueprint.group_sizes()
+    least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)
+    least = torch.maximum(least, torch.tensor([group.least for group in blueprint.groups]).long())
+    for pattern in [protect] if isinstance(protect, str) else protect:
+        rows = [ids for name, ids in store.choice.rows if fnmatch.fnmatch(name, pattern)]
+        held = [blueprint.count_by_group(channels) > 0 for channels in rows]
+        held += [torch.tensor([fnmatch.fnmatch(g.name, pattern) for g in blueprint.groups])]
+        is_branch = any(fnmatch.fnmatch(name, pattern) for name in store.choice.branches)
+        if not is_branch and not bool(torch.stack(held).any()):
+            known = ", ".join(name for name, _ in store.choice.rows)
+            raise InputError(
+                f"protect names {pattern!r}, but no layer is called so; there are {known}"
+            )
+        least = torch.where(torch.stack(held).any(0), sizes, least)
+    return torch.minimum((least + steps - 1) // steps * steps, sizes)
+
+
+def find_protected(choice: LearnableSites, protect: Iterable[str]) -> Tensor:
+    """Return which branches must stay: those with a protected layer, or protected by name."""
+    patterns = [protect] if isinstance(protect, str) else list(protect)
+    held = [
+        any(fnmatch.fnmatch(name, p) for name in (branch.name, *branch.layers) for p in patterns)
+        for branch in choice.branches.values()
+    ]
+    return torch.tensor(held, dtype=torch.bool)
+
+
+def find_inside(choice: LearnableSites, inner: Tensor) -> Tensor:
+    """Return for each branch which groups, depth gates and branch gates are inside it."""
+    gone = [
+        choice.removals.gone_tensors(frozenset({place})) for place in range(len(choice.branches))
+    ]
+    calls = [
+        choice.removals.gone_calls(0, frozenset({place})) for place in range(len(choice.branches))
+    ]
+    links = [[f"{link.first}.weight" in each for link in choice.links.values()] for each in gone]
+    additions = [branch.additions[0].node for branch in choice.branches.values()]
+    nested = [[node in each for node in additions] for each in calls]
+    n_branches = len(choice.branches)
+    return torch.cat(
+        [
+            inner,
+            torch.tensor(links, dtype=torch.bool).view(n_branches, len(choice.links)),
+            torch.tensor(nested, dtype=torch.bool).view(n_branches, n_branches),
+        ],
+        1,
+    )
+
+
+def count_units(choice: LearnableSites) -> Tensor:
+    """Return the neurons of each layer that may become linear, then those inside each branch."""
+    rows = dict(choice.rows)
+    counts = [len(rows[link.first]) for link in choice.links.values()]
+    for branch in choice.branches.values():
+        counts.append(sum(len(rows[layer]) for layer in branch.layers if layer in rows))
+    return torch.tensor(counts, dtype=torch.float64)

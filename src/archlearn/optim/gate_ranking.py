@@ -1,0 +1,223 @@
+"""Rank gates by what they earn for what they cost, and close as many as the budget asks for.
+
+What a channel earns is the mean square of its gate's gradient, and what it costs is what the
+network would save without it. Channels and layers stand in one line by what they earn for what
+they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
+where the last channel inside would go. Everything here runs on the device and reads nothing back.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archlearn.optim.cost_function import CostFunction
+
+_AT_ONCE = 32
+"""States of the gates whose costs are computed together while the number to close is searched."""
+_MARGIN, _DOUBLINGS = 0.1, 3.0
+"""Gates stay this far from one half; further out they say how many doublings the price is away."""
+_FILLS = 16
+"""Channels that may be opened again where the last one to close left room in the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Everything that could go, by what it earns for what it costs.
+
+    Attributes:
+        ratio: Earnings over cost of each gate; infinite where nothing is to be gained, and minus
+            infinite where a gate is closed for good.
+        rank: The place of each gate in the line of those to go, from 0; all gates of a block have
+            that of the first.
+        block: One gate of each block, for each width gate: blocks of one group go as a whole, so
+            that the width stays a multiple.
+        is_rest: Whether a width gate is in the block of those that are too few: first to go.
+    """
+
+    ratio: Tensor
+    rank: Tensor
+    block: Tensor
+    is_rest: Tensor
+
+    def states(self, counts: Tensor, n_width: int) -> tuple[Tensor, Tensor]:
+        """Return which width gates are open, and which layers and branches are gone, then."""
+        is_gone = (self.rank < counts[:, None]) & (self.ratio < torch.inf)
+        gone = is_gone.double()
+        return 1.0 - gone[:, :n_width], gone[:, n_width:]
+
+    def distances(self, price: Tensor, is_kept: Tensor) -> Tensor:
+        """Return values of gates that say how far each is from the price, around one half."""
+        away = (self.ratio / price).log2().abs().nan_to_num(nan=_DOUBLINGS, posinf=_DOUBLINGS)
+        away = _MARGIN + (0.5 - _MARGIN) * (away / _DOUBLINGS).clamp(max=1.0)
+        return 0.5 + (2.0 * is_kept - 1.0) * away
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What must stay, whatever it earns.
+
+    Attributes:
+        group: The group of each width gate.
+        least: How many gates of each group must stay open.
+        step: The width of each group is a multiple of so many gates, or all of them.
+        is_cut: Whether `shrink_` has cut gates of each group out.
+        inner: For each branch, the width gates whose channels are all inside it.
+        branches: Whether each branch must stay.
+    """
+
+    group: Tensor
+    least: Tensor
+    step: Tensor
+    is_cut: Tensor
+    inner: Tensor
+    branches: Tensor
+
+
+def find_savings(
+    cost: CostFunction, opened: Tensor, gone: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what the network would save without each channel, layer and branch.
+
+    And which layers and branches would take the network below its budget. A channel inside a
+    closed branch costs what it would if the branch were open.
+    """
+    weights = _weigh_costs(cost(opened[None], gone[None])[0], limits)
+    savings = cost.marginal(opened, gone, weights)
+    if not len(gone):
+        return savings, gone > 0
+    if cost.n_branches:
+        depths = torch.cat([gone[: cost.n_depth], torch.zeros_like(gone[cost.n_depth :])])
+        savings = torch.where(savings > 0, savings, cost.marginal(opened, depths, weights))
+    there, without = cost.flipped(opened, gone)
+    overshoots = ((without < limits) | limits.isinf()).all(1)
+    return torch.cat([savings, (there - without).mv(weights)]), overshoots
+
+
+def _weigh_costs(present: Tensor, limits: Tensor) -> Tensor:
+    """Return how much each cost counts: the more, the further it is above its limit.
+
+    A cost without a limit never counts. Where all are within their limits, they count alike.
+    """
+    excess = (present / limits - 1.0).clamp(min=0.0) / present
+    alike = limits.isfinite() / present
+    weights = torch.where(excess.sum() > 0, excess, alike)
+    return weights / weights.sum()
+
+
+def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay: float) -> Ranking:
+    """Return all gates by what they earn for what they cost.
+
+    Args:
+        earned: What each gate earns: first those of widths, then those of depth, then branches;
+            minus infinity where it is closed for good.
+        cost: What the network saves without it; at most 0 where that is nothing.
+        is_kept: Whether it is open now (a depth gate: not linear).
+        holds: What must stay.
+        stay: By how much those that are open now are preferred.
+    """
+    group, least, inner = holds.group, holds.least, holds.inner
+    n_width = len(group)
+    ratio = torch.where(cost > 0, earned / cost, torch.inf)
+    ratio = torch.where(is_kept, ratio * stay, ratio)
+    places, order, starts = _places_within(ratio[:n_width], group, least)
+    step = holds.step[group]
+    block = order[starts[group] + places - places % step]
+    sizes = torch.zeros_like(group).index_add_(0, block, torch.ones_like(group))[block]
+    ratio[:n_width] = _join_blocks(ratio[:n_width], block, sizes)
+    is_rest = sizes < step
+    ratio[:n_width].masked_fill_(is_rest & holds.is_cut[group], -torch.inf)
+    if len(inner):
+        # The best channel inside is the last to go, and the branch goes with it.
+        best = torch.where(inner, ratio[:n_width], -torch.inf).amax(1)
+        best = torch.where(inner.any(1), best, torch.inf)
+        ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
+    ratio[:n_width].masked_fill_(places < least[group], torch.inf)
+    others = torch.arange(n_width, len(ratio), device=block.device)
+    first_of = torch.cat([block, others])
+    rest_first = torch.cat([~is_rest, others >= 0]).to(torch.uint8).argsort(stable=True)
+    order = rest_first[ratio[rest_first].argsort(stable=True)]
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    rank = rank.scatter_reduce(0, first_of, rank, "amin")[first_of]
+    return Ranking(ratio, rank, block, is_rest)
+
+
+def _join_blocks(ratio: Tensor, block: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mean of each block for all its gates; none opens where one may not."""
+    mean = torch.zeros_like(ratio).index_add_(0, block, ratio)[block] / sizes
+    return mean.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the place of each gate within its group, the one that earns most first.
+
+    And all gates in that order, group by group, and where each group starts there.
+    """
+    by_ratio = ratio.argsort(descending=True, stable=True)
+    order = by_ratio[group[by_ratio].argsort(stable=True)]
+    sizes = torch.zeros_like(least).index_add_(0, group, torch.ones_like(group))
+    starts = sizes.cumsum(0) - sizes
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device) - starts[group[order]]
+    return places, order, starts
+
+
+def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
+    """Return how many gates must go, in the order of their ranks, for the network to fit.
+
+    Those that are closed for good are the first of them, and go whether there is room or not.
+
+    Args:
+        ranking: The order.
+        cost: What a state of the gates costs.
+        limits: The most that each cost may be.
+    """
+    device = ranking.rank.device
+    low = torch.where(ranking.ratio == -torch.inf, ranking.rank, -1).amax()
+    high = torch.full((), len(ranking.rank), device=device)
+    steps = torch.arange(1, _AT_ONCE + 1, device=device)
+    span = len(ranking.rank) + 1
+    while span > 1:
+        counts = low + (((high - low) * steps + _AT_ONCE - 1) // _AT_ONCE)
+        costs = cost(*ranking.states(counts, cost.n_width))
+        fits = (costs <= limits).all(1)
+        fits[-1] = True
+        place = fits.long().argmax()
+        high = counts[place]
+        low = torch.where(place > 0, counts[place - 1], low)
+        span = (span + _AT_ONCE - 1) // _AT_ONCE
+    return high
+
+
+def fill_up(
+    ranking: Ranking,
+    earned: Tensor,
+    states: tuple[Tensor, Tensor],
+    cost: CostFunction,
+    limits: Tensor,
+) -> Tensor:
+    """Return the width gates with some blocks opened again, as far as the limits allow.
+
+    Those that earn most for what they cost come first; a channel that earns nothing stays closed,
+    and so does one that costs nothing, for its branch is closed.
+    """
+    is_open, is_gone = states
+    block = ranking.block
+
+    def add_up(values: Tensor) -> Tensor:
+        return torch.zeros_like(values).index_add_(0, block, values)[block]
+
+    earned = add_up(torch.where((earned > 0) & ~ranking.is_rest, earned, -torch.inf))
+    weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
+    for _ in range(_FILLS):
+        room = limits - cost(is_open[None], is_gone[None])[0]
+        prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
+        prices = add_up(prices)
+        may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
+        worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
+        best = worth.argmax()
+        opened = torch.where((block == block[best]) & may_open[best], 1.0, is_open)
+        fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
+        is_open = torch.where(fits, opened, is_open)
+    return is_open

@@ -1,0 +1,62 @@
+"""`GateSchedule`: when the gates of a run decide, and by what."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from archlearn.errors import InputError, lies_in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSchedule:
+    """When gates decide, and by what. The defaults were chosen on validation data.
+
+    Attributes:
+        begin: The part of the run after which the first gate may close.
+        end: The part of the run after which all gates stand still, and weights alone learn.
+        power: How the budget falls: with this power of the time that is left.
+        decisions: How often gates decide in between.
+        memory: The decay of the mean square of gradients, by step.
+        stay: How many times more a closed channel must earn than an open one to take its place.
+        stay_linear: The same for a layer that has become linear, or a branch that is closed.
+        branch_discount: What a branch's earnings are divided by; above 1 whole blocks go sooner, so
+            that networks of the same cost become shallower, and faster, instead of narrower.
+        patience: After how many decisions in a row a closed channel is closed for good.
+        cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
+            With more, torch.compile would give up compiling anew.
+        signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
+            gradient of the paper (for comparison; at rest it does no better than chance).
+        cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
+            not count.
+    """
+
+    begin: float = 0.1
+    end: float = 0.7
+    power: float = 3.0
+    decisions: int = 200
+    memory: float = 0.98
+    stay: float = 1.2
+    stay_linear: float = 4.0
+    branch_discount: float = 1.0
+    patience: int = 20
+    cuts: int = 5
+    signal: Literal["square", "size", "signed"] = "square"
+    cost_power: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.signal not in ("square", "size", "signed"):
+            raise InputError(f"signal is {self.signal!r}; choose square, size or signed")
+        if not 0 <= self.begin < self.end <= 1:
+            raise InputError(
+                f"begin is {self.begin!r} and end {self.end!r}; both are parts of the run, and the "
+                "first comes before the second"
+            )
+        if not 0 <= self.memory < 1:
+            raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
+        bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
+        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0}
+        for name, least in bounds.items():
+            if not lies_in(getattr(self, name), least, math.inf):
+                raise InputError(
+                    f"{name} is {getattr(self, name)!r}; give a number from {least} on"
+                )

@@ -1,0 +1,147 @@
+"""Ablation of the paper's own recipe: one setting changed at a time, on LeNet and an MLP."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from archlearn_paper.experiment import (
+    Check,
+    Derived,
+    Experiment,
+    FinishedRun,
+    ResultTable,
+    Row,
+    RunTask,
+    Scale,
+    check_at_least,
+    group,
+    summarise,
+)
+from archlearn_paper.experiment_registry import TITLES
+from archlearn_paper.experiments.table_1 import compare_by_seed
+from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn_paper.statistics import measure_spread, pair_by_seed
+from archlearn_paper.tables import NOTHING, write_counts, write_spread
+
+MODELS = ("lenet", "mlp:300-100")
+EPOCHS = 30
+BASE = "the recipe"
+TERMS = Terms(learn="all", cost=8e-4)
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    BASE: {},
+    "gates start at 0.51 instead of 0.55": {"width_start": 0.51},
+    "gates start at 0.75": {"width_start": 0.75},
+    "a quarter of the gate rate": {"gate_rate": 0.25},
+    "four times the gate rate": {"gate_rate": 4.0},
+    "gates start after 20 % of the run instead of 4 %": {"start_after": 0.2},
+    "gates stand still for the last 20 % instead of 60 %": {"freeze_for": 0.2},
+    "price by parameters instead of neurons": {"price": "parameters"},
+    "price by multiply-adds": {"price": "multiply_adds"},
+    "depth strengths a tenth of the width ones (the paper's)": {"depth_share": 0.1},
+    "λ3 = 0.2 λ1 instead of 0.4 λ1": {"ratio": 0.2},
+    "half of λ3": {"cost": TERMS.cost / 2},
+}
+"""Gate rates are factors of the one that the recipe derives from cost and steps."""
+KEEPS_MORE = ("λ3 = 0.2 λ1 instead of 0.4 λ1", "half of λ3")
+"""What the paper says of its strengths: both keep more neurons."""
+
+
+def name_row(model: str, change: str) -> str:
+    """Return the name of the row of a change."""
+    return f"{model}: {change}"
+
+
+def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+    """Return one run for each network, change and seed."""
+    del done
+    scale = scale.shorten(EPOCHS, 3)
+    changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
+    return [
+        Run(
+            row=name_row(model, change),
+            settings=learn_architecture(scale, seed, make_terms(scale, change), model=model),
+            finish_compact=True,
+        )
+        for model in MODELS
+        for change in changes
+        for seed in scale.seeds
+    ]
+
+
+def make_terms(scale: Scale, change: str) -> Terms:
+    """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
+    given = dict(CHANGES[change])
+    rate = choose_gate_rate(scale, TERMS) * given.pop("gate_rate", 1.0)
+    return replace(TERMS, gate_rate=rate, **given)
+
+
+def derive(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return each row, and by how much it differs from the recipe, seed by seed."""
+    groups, changes = group(rows), list[dict[str, Any]]()
+    for model in MODELS:
+        base = groups.get(name_row(model, BASE), [])
+        for change in CHANGES:
+            members = groups.get(name_row(model, change))
+            if members:
+                changes.append(
+                    {
+                        "model": model,
+                        "change": change,
+                        **summarise(members),
+                        "points": compare_by_seed(members, base),
+                        "more_neurons": _compare_neurons(members, base),
+                    }
+                )
+    return {"changes": changes}
+
+
+def _compare_neurons(members: Sequence[Row], base: Sequence[Row]) -> dict[str, Any]:
+    sides = [{row.seed: float(row.n_neurons) for row in rows} for rows in (members, base)]
+    return measure_spread(pair_by_seed(*sides)).to_json()
+
+
+def check(derived: Derived) -> list[Check]:
+    """Return whether the strengths do what the paper says of them."""
+    return [
+        check_at_least(
+            f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
+            found["more_neurons"],
+            1,
+            unit=" neurons",
+            digits=1,
+        )
+        for found in derived["changes"]
+        if found["change"] in KEEPS_MORE
+    ]
+
+
+def tabulate(derived: Derived) -> list[ResultTable]:
+    """Return one row for each network and change."""
+    rows = tuple(
+        (
+            found["model"],
+            found["change"],
+            ", ".join(found["architectures"]),
+            write_counts(found["parameters"]),
+            write_spread(found["accuracy"]),
+            NOTHING if found["change"] == BASE else write_spread(found["points"], error=True),
+        )
+        for found in derived["changes"]
+    )
+    columns = (
+        "network", "changed", "architectures", "parameters", "accuracy %",
+        "points above the recipe, seed by seed",
+    )  # fmt: skip
+    return [ResultTable(columns=columns, rows=rows)]
+
+
+EXPERIMENT = Experiment(
+    name="ablation",
+    title=TITLES["ablation"],
+    stages=(learn_rows,),
+    derive=derive,
+    check=check,
+    tabulate=tabulate,
+    n_seeds=3,
+)

@@ -1,0 +1,118 @@
+"""Means, errors of means, rank correlations and paired tests of a few runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SLICES = 2000
+"""Of the integral that a tail of Student's distribution is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Numbers of several seeds.
+
+    Attributes:
+        deviation: Sample standard deviation; 0 for a single number.
+        error: Standard error of the mean; None for a single number, of which it is unknown.
+    """
+
+    mean: float
+    deviation: float
+    error: float | None
+    least: float
+    most: float
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def measure_spread(values: Sequence[float]) -> Spread:
+    """Return mean, sample standard deviation, error of the mean and range.
+
+    Raises:
+        ValueError: If there are no values.
+    """
+    n = len(values)
+    if not n:
+        raise ValueError("a mean of no values was asked for; give one at least")
+    mean = math.fsum(values) / n
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    deviation = math.sqrt(squares / (n - 1)) if n > 1 else 0.0
+    return Spread(
+        mean=mean,
+        deviation=deviation,
+        error=deviation / math.sqrt(n) if n > 1 else None,
+        least=min(values),
+        most=max(values),
+        n=n,
+    )
+
+
+def pair_by_seed(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
+    """Return the differences of two methods, seed by seed, where both have one."""
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def paired_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's paired test; 1 where there are fewer than two.
+
+    By the substitution t = sqrt(n) tan(a) the tail is an integral of a power of the cosine.
+    """
+    spread = measure_spread(differences) if len(differences) > 1 else None
+    if spread is None or spread.error is None:
+        return 1.0
+    if spread.error == 0:
+        return 1.0 if spread.mean == 0 else 0.0
+    freedom = spread.n - 1
+    angle = math.atan(abs(spread.mean) / spread.error / math.sqrt(freedom))
+    width = (math.pi / 2 - angle) / _SLICES
+    heights = [math.cos(angle + (i + 0.5) * width) ** (freedom - 1) for i in range(_SLICES)]
+    whole = math.sqrt(math.pi) * math.gamma(freedom / 2) / math.gamma((freedom + 1) / 2) / 2
+    return min(1.0, math.fsum(heights) * width / whole)
+
+
+def correct_by_holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm 1979), in the order given."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - place) * p_values[index]))
+        corrected[index] = largest
+    return corrected
+
+
+def rank(values: Sequence[float]) -> list[float]:
+    """Return the place of each value in order, from 1; equal values share their mean place."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    ranks = [0.0] * len(values)
+    first = 0
+    while first < len(order):
+        last = first
+        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
+            last += 1
+        for place in range(first, last + 1):
+            ranks[order[place]] = (first + last) / 2 + 1
+        first = last + 1
+    return ranks
+
+
+def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's correlation: that of the ranks. NaN where either never varies.
+
+    Raises:
+        ValueError: If there are fewer than two pairs, or one side is longer.
+    """
+    if len(x) != len(y) or len(x) < 2:
+        raise ValueError(
+            f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
+        )
+    first, second = rank(x), rank(y)
+    middle = (len(x) + 1) / 2
+    a, b = [value - middle for value in first], [value - middle for value in second]
+    norm = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
+    products = math.fsum(v * w for v, w in zip(a, b, strict=True))
+    return products / norm if norm else math.nan
