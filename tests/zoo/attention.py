@@ -105,7 +105,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (11,),
+        (2, 11),
         (11,),
     ),
     kind(
@@ -149,7 +149,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         TOKENS,
-        (7,),
+        (2, 7, 8),
         (7,),
         note="an attention's channels stay",
     ),
