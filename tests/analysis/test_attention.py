@@ -291,6 +291,15 @@ def test_a_model_with_fewer_heads_is_saved_and_shrunk(
     assert (gated(x) - before).abs().max() < 1e-10
 
 
+@each_kind
+def test_inspect_names_heads_after_the_layer_that_writes_them(
+    kind: Callable[[], Attention],
+) -> None:
+    found = [row for row in al.inspect(add_gates(kind)).rows if row.activation == "(attention)"]
+    assert [(row.channels, row.width) for row in found] == [(KINDS[kind], True)]
+    assert found[0].name in ("query", "qkv")
+
+
 def test_the_products_of_attention_are_a_part_of_the_costs() -> None:
     gated = add_gates(Inferred)
     n, length = 2, 6
