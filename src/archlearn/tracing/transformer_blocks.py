@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.module_utils import has_hooks
@@ -55,7 +56,8 @@ def self_attention(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) ->
         return None
     given = [kwargs.get(name) for name in ("query", "key", "value")]
     query, key, value = [*args[:3], *given[len(args[:3]) :]]
-    is_plain = m.bias_k is None and not m.add_zero_attn
+    is_computed = any(map(parametrize.is_parametrized, m.modules()))
+    is_plain = m.bias_k is None and not m.add_zero_attn and not is_computed
     return partial(_attend, m) if is_plain and query is key and key is value else None
 
 
@@ -70,13 +72,16 @@ def _attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `nn.MultiheadAttention.forward` computes where all that it is given is one tensor."""
+    """What `nn.MultiheadAttention.forward` computes where all that it is given is one tensor.
+
+    Results lie in memory as its own do, so that dropout draws the same numbers for them.
+    """
     del key, value
-    x = query if m.batch_first else query.transpose(0, 1)
+    x = query.transpose(0, 1) if m.batch_first else query
     if x.dim() != 3:
         raise ValueError("nn.MultiheadAttention is followed with a batch of sequences only")
     parts = F.linear(x, m.in_proj_weight, m.in_proj_bias).chunk(3, -1)
-    q, k, v = (y.unflatten(-1, (m.num_heads, m.head_dim)).transpose(1, 2) for y in parts)
+    q, k, v = (y.unflatten(-1, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3) for y in parts)
     is_causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if is_causal or attn_mask is None else _to_bias(attn_mask, x)
     if mask is not None and mask.dim() == 3:  # one for each head
@@ -93,8 +98,8 @@ def _attend(
         weights = shares.mean(1) if average_attn_weights else shares
     else:
         y = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal)
-    y = F.linear(y.transpose(1, 2).flatten(2), m.out_proj.weight, m.out_proj.bias)
-    return y if m.batch_first else y.transpose(0, 1), weights
+    y = F.linear(y.permute(2, 0, 1, 3).flatten(2), m.out_proj.weight, m.out_proj.bias)
+    return y.transpose(0, 1) if m.batch_first else y, weights
 
 
 def _to_bias(mask: Tensor, like: Tensor) -> Tensor:
