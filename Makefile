@@ -56,8 +56,9 @@ docs: $(STAMP) ## Build the documentation into site/
 unit: $(STAMP)
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
+# FILES: a folder with minilm and sst2, which one of the pages needs.
 tutorials: $(STAMP) ## Run the code on the tutorial pages and write down what it prints
-	$(BIN)/python -m benchmarks.tutorials
+	$(BIN)/python -m benchmarks.tutorials $(FILES)
 
 demo: $(STAMP) ## Learn a small network on real data and show the result
 	$(BIN)/archlearn demo
@@ -73,9 +74,9 @@ benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their table
 	$(BIN)/python -m benchmarks.torchvision_models
 
 # Without their dependencies, so that none of them can replace torch.
-zoo: $(STAMP) ## Compact 313 real models of other packages (hours): results/zoo.md
+zoo: $(STAMP) ## Compact 313 real models of other packages (hours): results/zoo.md, docs/support.md
 	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
-	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl
+	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl --matrix docs/support.md
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

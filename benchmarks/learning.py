@@ -173,17 +173,6 @@ GROUPS: dict[str, dict[str, str]] = {
         for n in (5000, 10000, 20000, 40000)
         for seed in range(5)
     },
-    "landing": {
-        f"landing {network} {cost}={share}% {seed}": _row(
-            network, seed, f'budget=["{cost}={share}%"]', "limit=6000", epochs=6
-        )
-        for network, cost in (
-            ("lenet-mnist", "parameters"), ("resnet20", "multiply_adds"),
-            ("vgg16-bn", "multiply_adds"), ("vit", "multiply_adds"),
-        )
-        for share in (10, 20, 35, 50, 75)
-        for seed in SEEDS
-    },
 }  # fmt: skip
 
 
@@ -220,9 +209,6 @@ NOTES = {
     "mixer": _STARTED_AGAIN,
     "gpt": _STARTED_AGAIN,
     "long": "All 50,000 images, nothing to validate on, one seed.",
-    "landing": "Short runs (6,000 images, 6 epochs) that show where the cost lands, not how well a "
-    "network may learn. The ViT, whose attention is not learnt, is refused 10 and 20 % before "
-    "training.",
 }
 
 

@@ -1,7 +1,8 @@
 """Run the blocks of code on the tutorial pages and write down what they print.
 
-`python -m benchmarks.tutorials` rewrites each ```text block that follows a block of code, and puts
-the pictures that a page draws into `docs/figures`.
+`python -m benchmarks.tutorials [FILES]` rewrites each ```text block that follows a block of code,
+and puts the pictures that a page draws into `docs/figures`. Pages that need weights or data which
+the package does not fetch find them in the folder FILES; without it they are left as they are.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import linecache
 import os
 import re
 import shutil
+import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +22,13 @@ import torch
 from benchmarks.torchvision_import import import_models
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tutorial-cnn.md", "your-own-model.md", "training-loops.md", "export.md")
+PAGES = (
+    *("tutorial-cnn.md", "tutorial-transformer.md", "tutorial-own-block.md"),
+    *("your-own-model.md", "training-loops.md", "export.md"),
+)
+NEEDED = {
+    "tutorial-transformer.md": ("minilm", "sst2"),
+}
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 
 
@@ -47,10 +55,15 @@ def run_page(text: str) -> str:
 def main() -> None:
     if find_spec("torchvision") is not None:
         import_models()  # which others import in their turn
-    home = Path.cwd()
+    home, files = Path.cwd(), [Path(word).resolve() for word in sys.argv[1:]]
     for name in PAGES:
         page = DOCS / name
+        if not files and name in NEEDED:
+            print(f"{page}: left as it is, for it needs {', '.join(NEEDED[name])}")
+            continue
         with tempfile.TemporaryDirectory() as folder:
+            for needed in NEEDED.get(name, ()):
+                (Path(folder) / needed).symlink_to(files[0] / needed)
             os.chdir(folder)
             try:
                 page.write_text(run_page(page.read_text("utf-8")), "utf-8")

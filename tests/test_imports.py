@@ -1,6 +1,7 @@
 """`import archlearn` costs nothing, and offers every public name."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -92,3 +93,31 @@ def test_no_two_modules_have_the_same_name() -> None:
     files = Counter(path.name for path in Path(al.__file__).parent.rglob("*.py"))
     counted = {name for name, count in files.items() if count > 1}
     assert counted == {"__init__.py", "__main__.py"}
+
+
+# beside what the guides import
+PACKAGES = {"archlearn"} | {
+    f"archlearn.{room}"
+    for room in ("cli", "data", "models", "reporting", "serialization", "training")
+}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the modules of ours that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name for name in found if name.split(".")[0] in ("archlearn", "archlearn_paper")}
+
+
+def test_at_most_a_third_of_the_tests_import_what_no_guide_does() -> None:
+    """Tests of the public surface let the inside be rebuilt."""
+    root = Path(__file__).parents[1]
+    guides = [page.read_text() for page in (root / "docs").glob("*.md")]
+    shown = re.findall(r"^from (archlearn[\w.]*) import", "\n".join(guides), re.MULTILINE)
+    files = list((root / "tests").rglob("*.py"))
+    inside = [path for path in files if imported_by(path) - PACKAGES - set(shown)]
+    assert len(inside) <= len(files) / 3, f"{len(inside)} of {len(files)}"

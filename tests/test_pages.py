@@ -26,11 +26,12 @@ from archlearn.training.defaults import (
     derive_sizes,
 )
 from benchmarks.torchvision_import import import_models
+from benchmarks.tutorials import NEEDED
 from tests.reporting.run_folders import LENET, write_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and page.name not in NEEDED]
 
 
 def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:

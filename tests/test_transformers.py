@@ -255,6 +255,16 @@ def test_arguments_that_change_nothing_pass_and_others_are_refused_by_name() -> 
             small(tokens(), **given)
 
 
+def test_a_mask_that_the_example_gave_may_be_left_out() -> None:
+    torch.manual_seed(0)
+    net = hf.BertModel(hf.BertConfig(**SMALL)).double().eval()
+    gated = al.add_gates(net, text())
+    close_half_(gated)
+    for model in (gated, al.compact(gated)):
+        meant = model(tokens(3), torch.ones_like(tokens(3))).last_hidden_state
+        assert torch.equal(model(tokens(3)).last_hidden_state, meant)
+
+
 def test_a_cache_that_is_asked_for_is_refused_with_the_way_out() -> None:
     with pytest.raises(al.TracingError, match="put use_cache=False into example_inputs"):
         al.add_gates(llama(), {"input_ids": tokens(), "use_cache": True})

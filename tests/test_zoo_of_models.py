@@ -16,7 +16,7 @@ from benchmarks.zoo.measure import (
     set_head_sizes_,
     silent_groups,
 )
-from benchmarks.zoo.page import table
+from benchmarks.zoo.page import _FAMILIES, matrix, table
 
 OWN = "benchmarks.zoo.networks:"
 
@@ -105,3 +105,18 @@ def test_layers_with_heads_are_found_for_torch_pruning_and_told_their_size() -> 
     assert attention.head_dim == 2
     entry = {"call": OWN + "LeNet", "inputs": ["normal 2 1 28 28"]}
     assert measure("LeNet", entry, "torch-pruning heads")["result"] == "no heads"
+
+
+def test_the_matrix_counts_what_is_learnt_by_family() -> None:
+    entry = {"call": OWN + "LeNet", "inputs": ["normal 2 1 28 28"]}
+    own = measure("own/a", entry, "archlearn") | {"commit": "abc"}
+    old = {"model": "own/b", "side": "archlearn", "result": "exact", "groups": 0, "commit": "abc"}
+    refused = {"model": "hf/c", "side": "archlearn", "result": "refused", "commit": "abc"}
+    other = {"model": "hf/c", "side": "torch-pruning", "result": "runs", "commit": "abc"}
+    text = matrix([own, old, refused, other], ["own/a", "own/b", "own/d", "hf/c"])
+    assert "| 2 of 3 | 2 | 1 | 1 | 0 |  |" in text
+    assert "| transformers | 1 of 1 | 0 | – | – | – | c (refused) |" in text
+
+
+def test_every_model_has_a_family_in_the_matrix() -> None:
+    assert {name.partition("/")[0] for name in read_entries()} == set(_FAMILIES)

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.circumstances import describe
 from benchmarks.zoo.catalogue import read_entries
 from benchmarks.zoo.measure import SIDES, Row, send_row
-from benchmarks.zoo.page import page, table
+from benchmarks.zoo.page import matrix, page, table
 
 PACKAGES = (
     "torchvision", "transformers", "diffusers", "segmentation-models-pytorch", "timm",
@@ -51,6 +51,8 @@ def main() -> None:
     if options.out:
         text = page(rows, list(read_entries()), circumstances)
         options.out.with_suffix(".md").write_text(text)
+    if options.matrix:
+        options.matrix.write_text(matrix(rows, list(read_entries())))
 
 
 def _in_own_process(name: str, side: str, options: argparse.Namespace) -> Row:
@@ -96,6 +98,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="JSON lines; the page is beside it"
+    )
+    parser.add_argument(
+        "--matrix", type=Path, metavar="FILE", help="a page of model families, and what is exact"
     )
     parser.add_argument("--jobs", type=int, default=1, help="models measured at the same time")
     parser.add_argument(

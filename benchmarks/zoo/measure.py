@@ -85,6 +85,8 @@ def _compacted(net: nn.Module, inputs: Call, entry: Entry) -> Row:
         "left": n_parameters(small) / n_parameters(net),
         "types_kept": output_types(expected) == expected_types == output_types(found),
         "groups": len(groups),
+        "depths": len(al.depth_gates(gated)),
+        "branches": len(al.branch_gates(gated)),
         "silent_in_training": silent_groups(gated, inputs),
         "depends_on_input": any(
             not torch.equal(*pair)

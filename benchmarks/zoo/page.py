@@ -1,6 +1,7 @@
 """The page of the zoo, written from its rows alone."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from benchmarks.circumstances import as_markdown
 from benchmarks.zoo.measure import Row
@@ -17,6 +18,21 @@ at a ratio of one half by its plain call (layers that make the output are left a
 gave a model that runs ("too slow": not done within the limit of time); what that model computes is
 not compared. "heads": the same with `num_heads` for the layers that write queries, keys and values,
 where they are found by their names."""
+
+_FAMILIES = {
+    "hf": "transformers",
+    "timm": "timm",
+    "tv": "torchvision: segmentation, detection, video, quantised",
+    "diffusers": "diffusers",
+    "smp": "segmentation-models-pytorch",
+    "pyg": "PyTorch Geometric",
+    "ultralytics": "ultralytics (YOLO)",
+    "rtdl": "tables: RTDL",
+    "pytorch-tabnet": "tables: TabNet",
+    "own": "sequences: TCN, WaveNet",
+    "tp-tests": "the tests of Torch-Pruning",
+}
+_LEARNT = {"widths": "groups", "depth": "depths", "branches": "branches"}
 
 
 def table(rows: list[Row], names: list[str]) -> str:
@@ -65,17 +81,59 @@ def summary(rows: list[Row], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def matrix(rows: list[Row], names: list[str]) -> str:
+    """Return the page of model families: in how many of them what is learnt, and is it exact."""
+    ours = {row["model"]: row for row in rows if row["side"] == "archlearn"}
+    commits = ", ".join(sorted({str(row["commit"]) for row in ours.values()}))
+    lines = [
+        "# Which models",
+        "Small configurations of real models, measured by `make zoo` at " + commits + ": gates are "
+        "added, half of every group is closed, and the compact model is compared with the gated "
+        "one in float64. Exact: they differ by at most 1e-10 of the largest output. Below widths, "
+        "depth (layers that may merge) and branches (blocks that may go as a whole) stands in how "
+        "many of the exact models they can be learnt; “–” where no row says so yet. "
+        "`results/zoo.md` has each model; `al.inspect(net, x)` says the same of yours.",
+        f"| models of | measured | exact | {' | '.join(_LEARNT)} | refused or failed |\n"
+        f"|---|--:|--:|{'--:|' * len(_LEARNT)}---|",
+    ]
+    for family, words in _FAMILIES.items():
+        mine = [name for name in names if name.partition("/")[0] == family]
+        found = [ours[name] for name in mine if name in ours]
+        exact = [row for row in found if row["result"] == "exact"]
+        learnt = [_count(row.get(key) for row in exact) for key in _LEARNT.values()]
+        others = ", ".join(
+            f"{row['model'].partition('/')[2]} ({row['result']})"
+            for row in found
+            if row["result"] != "exact"
+        )
+        cells = [words, f"{len(found)} of {len(mine)}", str(len(exact)), *learnt, others]
+        lines[-1] += f"\n| {' | '.join(cells)} |"
+    return "\n\n".join(lines) + "\n"
+
+
+def _count(values: Iterable[int | None]) -> str:
+    """Return in how many models there is something, or a dash where none was asked."""
+    asked = [value for value in values if value is not None]
+    return str(sum(value > 0 for value in asked)) if asked else "–"
+
+
 def page(rows: list[Row], names: list[str], circumstances: dict[str, str]) -> str:
     """Return the whole page: what it is, with what it was made, and the table."""
-    commits = ", ".join(sorted({str(row["commit"]) for row in rows}))
+    commits = {side: _commits(rows, side) for side in ("archlearn", "torch-pruning")}
     return "\n\n".join(
         [
             f"# Zoo: {len(names)} real models",
-            f"Written by {as_markdown(circumstances)} Rows were measured at {commits}.",
+            f"Written by {as_markdown(circumstances)} Rows of archlearn were measured at "
+            f"{commits['archlearn']}, those of Torch-Pruning at {commits['torch-pruning']}.",
             _HOW,
             table(rows, names) + "\n",
         ]
     )
+
+
+def _commits(rows: list[Row], side: str) -> str:
+    found = {str(row["commit"]) for row in rows if row["side"].startswith(side)}
+    return ", ".join(sorted(found)) or "no commit"
 
 
 def _share(row: Row) -> str:

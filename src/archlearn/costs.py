@@ -14,11 +14,10 @@ from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.instance_forward import class_forwards
-from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops, unfused
-from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 
 EXAMPLE = "_archlearn_example"
 
@@ -100,9 +99,8 @@ def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)
-            stack.enter_context(
-                preserve_weights(gated, mutable_modules(store.choice.blueprint.traces, gated))
-            )
+            graphs = store.choice.blueprint.traces.graphs
+            stack.enter_context(preserve_weights(gated, mutable_modules(graphs, gated)))
         left = (evaluating(model), preserve_state(model), frozen(model), torch.no_grad(), unfused())
         for each in (*left, counter):
             stack.enter_context(each)

@@ -6,10 +6,11 @@ each call is one, and so is what a module keeps to be looked at: such tensors ar
 
 import copy
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
@@ -223,3 +224,23 @@ def is_exchanged() -> bool:
 def is_weight_hook(hook: object) -> bool:
     """Return whether a forward pre-hook is one of torch's that compute a weight."""
     return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
+
+
+@contextmanager
+def noticing_calls(model: nn.Module) -> Generator[list[str]]:
+    """Yield a list that gets the name of each module of a model that is called meanwhile."""
+    called: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.append(name)
+
+    handles = [
+        module.register_forward_pre_hook(note(name or type(model).__name__))
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # takes none
+    ]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -2,39 +2,137 @@
 
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from archlearn.errors import SettingsError
+from archlearn.errors import ArchlearnError, RunInterruptedError, SettingsError
 from archlearn_paper.comparison.methods import SCRATCH, Method
 from archlearn_paper.comparison.protocol import ComparisonSetup, check_setup
 from archlearn_paper.comparison.ranking import UNTUNED, read_result
-from archlearn_paper.comparison.stages import find_comparisons, make_experiment, name_comparison
-from archlearn_paper.documentation import NAME, TRIALS, read_trials, write_documentation
+from archlearn_paper.comparison.stages import (
+    choose_setup,
+    find_comparisons,
+    find_methods,
+    make_experiment,
+    name_comparison,
+)
+from archlearn_paper.documentation import write_documentation
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, Scale, parse_seeds
-from archlearn_paper.results import Results, write_results
-from archlearn_paper.runner import ProgressCallback, RunRequest, run_stages
+from archlearn_paper.experiment_registry import TITLES, find_experiment
+from archlearn_paper.parallel_runs import SIDE_BY_SIDE
+from archlearn_paper.results import Results, read_results, write_results
+from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def choose_scale(experiment: Experiment, *, quick: bool, seeds: str | None, data: str) -> Scale:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PagesAsked:
+    """What was typed of the experiments that are to be made.
+
+    Attributes:
+        folder: Results go here.
+        command: As it was typed, for the record.
+        seeds: As typed; None takes as many as the experiment says.
+    """
+
+    folder: Path
+    command: str
+    quick: bool = False
+    seeds: str | None = None
+    data: str = "mnist"
+    side_by_side: int = SIDE_BY_SIDE
+    force: bool = False
+
+
+def make_page(asked: PagesAsked, name: str, *, draw: bool = False) -> None:
+    """Make the missing runs of an experiment and its page, or draw the page from the results."""
+    experiment = find_experiment(name)
+    if draw:
+        draw_anew(experiment, read_results(asked.folder, name), asked.folder)
+        return
+    request = RunRequest(
+        experiment=experiment,
+        scale=choose_scale(experiment, asked),
+        folder=asked.folder,
+        command=asked.command,
+        side_by_side=asked.side_by_side,
+        force=asked.force,
+    )
+    run_experiment(request)
+
+
+def make_all(asked: PagesAsked, images: str | None, *, draw: bool = False) -> None:
+    """Make every page, one after the other; what is there already is not made again.
+
+    Args:
+        asked: What holds for all.
+        images: The data of table 4; None leaves it out.
+        draw: Whether pages are drawn from the results, without runs.
+
+    Raises:
+        SettingsError: At the end, if one or more pages could not be made.
+    """
+    pages = _list_pages(asked, images, draw=draw)
+    failed: list[str] = []
+    for number, (name, make) in enumerate(pages.items(), start=1):
+        sys.stdout.write(f"page {number} of {len(pages)}: {name}\n")
+        sys.stdout.flush()
+        try:
+            make()
+        except RunInterruptedError:
+            raise
+        except ArchlearnError as error:
+            sys.stdout.write(f"{name} was not made: {error}\n")
+            failed.append(name)
+    if images is None and not draw:
+        sys.stdout.write("table-4 was left out: it needs --images tiny-imagenet:DIR\n")
+    if failed:
+        raise SettingsError(f"{', '.join(failed)} could not be made; the reasons are above")
+
+
+def _list_pages(
+    asked: PagesAsked, images: str | None, *, draw: bool
+) -> dict[str, Callable[[], None]]:
+    """Return what makes each page, by its name; with `draw` those that have complete results."""
+    pages: dict[str, Callable[[], None]] = {}
+    for name in TITLES:
+        own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
+        is_there = read_results(asked.folder, name) is not None
+        if is_there if draw else own.data:
+            pages[name] = partial(make_page, own, name, draw=draw)
+    if draw:
+        for experiment, results in find_comparisons(asked.folder):
+            pages[experiment.name] = partial(draw_anew, experiment, results, asked.folder)
+        return pages
+    for data in dict.fromkeys((asked.data, "fashion-mnist") if not asked.quick else (asked.data,)):
+        setup = choose_setup(model="lenet", data=data, quick=asked.quick, seeds=asked.seeds)
+        request = partial(
+            request_comparison, setup, find_methods(None), asked.folder, asked.command
+        )
+        name = name_comparison("lenet", data)
+        pages[name] = partial(_compare, request, asked)
+    return pages
+
+
+def _compare(request: Callable[[], RunRequest], asked: PagesAsked) -> None:
+    run_experiment(replace(request(), side_by_side=asked.side_by_side, force=asked.force))
+
+
+def choose_scale(experiment: Experiment, asked: PagesAsked) -> Scale:
     """Return the scale that was asked for; an experiment says how many seeds it has.
 
     Raises:
         SettingsError: If the seeds are no numbers.
     """
     full = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
-    scale = replace(QUICK if quick else full, data=data)
-    return scale if seeds is None else replace(scale, seeds=parse_seeds(seeds))
+    scale = replace(QUICK if asked.quick else full, data=asked.data)
+    return scale if asked.seeds is None else replace(scale, seeds=parse_seeds(asked.seeds))
 
 
 def choose_folder(out: Path | None, *, quick: bool) -> Path:
@@ -44,8 +142,7 @@ def choose_folder(out: Path | None, *, quick: bool) -> Path:
 
 def run_experiment(request: RunRequest) -> None:
     """Make the missing runs of an experiment, then write and show what came of them."""
-    with make_progress() as callback:
-        results = run_stages(request, callback)
+    results = run_stages(request, ProgressLines(sys.stdout))
     _show(request.experiment, results, request.folder)
 
 
@@ -102,9 +199,14 @@ def draw_comparison_anew(setup: ComparisonSetup, folder: Path) -> None:
 
 
 def _show(experiment: Experiment, results: Results, folder: Path) -> None:
-    from archlearn_paper.plots.paper_figures import write_figure
+    drawn: list[Path] = []
+    try:
+        from archlearn_paper.plots.paper_figures import write_figure
 
-    drawn = write_figure(experiment.name, results.derived, folder)
+        drawn = write_figure(experiment.name, results.derived, folder)
+    except ImportError:
+        # A machine that is lent for its GPU may have little else.
+        sys.stdout.write("no figure: matplotlib is not installed; draw it elsewhere by --draw\n")
     page = write_page(experiment, results, folder)
     sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
     for path in (folder / f"{experiment.name}.json", page, *drawn):
@@ -112,71 +214,13 @@ def _show(experiment: Experiment, results: Results, folder: Path) -> None:
 
 
 def write_docs(folder: Path, docs: Path) -> Path:
-    """Write the documentation's page of results, with the figure of the prices tried."""
-    from archlearn_paper.plots.paper_figures import draw_prices, save_figure
-
+    """Write the documentation's page of results."""
     if not docs.is_dir():
         raise SettingsError(
             f"there is no folder {docs} here to write the page into; go to the root of the "
             "repository"
         )
-    trials = folder / TRIALS
-    if trials.is_file():
-        save_figure(draw_prices(read_trials(trials)), NAME, folder)
     return write_documentation(folder, docs)
-
-
-@contextmanager
-def make_progress() -> Generator[ProgressCallback]:
-    """Yield what fits the output: a bar on a terminal, plain lines anywhere else."""
-    console = Console()
-    if not console.is_terminal:
-        yield ProgressLines(sys.stdout)
-        return
-    callback = _ProgressBar(console)
-    try:
-        yield callback
-    finally:
-        callback.close()
-
-
-class _ProgressBar:
-    """Shows a bar for the epochs of a stage, and a line above it for each run that has ended."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:.0f} %"),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task: TaskID | None = None
-
-    def began(self, n_runs: int, n_known: int) -> None:
-        """Begin a bar."""
-        self.close()
-        if n_known:
-            self._progress.console.print(f"{n_known} runs are there already", highlight=False)
-        if n_runs:
-            self._progress.start()
-            self._task = self._progress.add_task(f"{n_runs} runs", total=None)
-
-    def advanced(self, done: int, of: int) -> None:
-        """Move the bar."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=done, total=of)
-
-    def finished(self, row: Row) -> None:
-        """Say what a run came to."""
-        self._progress.console.print(describe_row(row).strip(), highlight=False, markup=False)
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
-        self._progress.stop()
 
 
 class ProgressLines:

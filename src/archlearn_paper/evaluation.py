@@ -4,6 +4,7 @@ import copy
 import functools
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,14 +53,28 @@ def evaluate_work(work: Evaluation) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=2)
-def _load(data: str, validation: float, limit: int | None, classes: int | None) -> Dataset:
-    settings = RunSettings(data=data, validation=validation, limit=limit, classes=classes)
+def _load(settings: RunSettings) -> Dataset:
     return load_dataset(settings, no_progress)
 
 
 def find_dataset(settings: RunSettings) -> Dataset:
     """Return the data set of a run, loaded once."""
-    return _load(settings.data, settings.validation, settings.limit, settings.classes)
+    names = ("data", "validation", "limit", "classes", "resize")
+    return _load(RunSettings(**{name: getattr(settings, name) for name in names}))
+
+
+N_BATCHES, BATCH_SIZE = 30, 100
+"""What a channel is worth is measured on many small batches: the square of a batch's gradient says
+more of it the smaller the batch is."""
+
+
+def list_losses(settings: RunSettings, model: nn.Module) -> Iterator[Tensor]:
+    """Yield the losses of a model on some batches of the train data of a run."""
+    dataset = find_dataset(settings)
+    objective, train = objective_of(dataset), dataset.train
+    for place in range(min(N_BATCHES, max(1, len(train.inputs) // BATCH_SIZE))):
+        part = slice(place * BATCH_SIZE, (place + 1) * BATCH_SIZE)
+        yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
 
 
 def best_device() -> torch.device:

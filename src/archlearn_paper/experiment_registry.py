@@ -22,6 +22,22 @@ TITLES = {
     "frontier": "accuracy against parameters over a dozen prices, beside the paper's points",
 }
 
+GPU_MINUTES = {
+    "table-1": 15, "table-2": 8, "figure-3a": 2, "figure-3b": 6, "table-3": 2, "properties": 2,
+    "figure-4": 6, "table-4": 60, "ablation": 4, "frontier": 7,
+    "compare-lenet-mnist": 15, "compare-lenet-fashion-mnist": 15,
+}  # fmt: skip
+"""Estimates for one H200, from the seconds that earlier runs took and how many there are now."""
+
+
+def list_experiments() -> str:
+    """Return a line for each experiment: its name, what it shows, and what it takes."""
+    width = max(map(len, TITLES))
+    return "".join(
+        f"{name:{width}}  {title} (about {GPU_MINUTES[name]} min on an H200)\n"
+        for name, title in TITLES.items()
+    )
+
 
 def find_experiment(name: str) -> "Experiment":
     """Return an experiment.

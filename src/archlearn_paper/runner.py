@@ -169,11 +169,17 @@ def _list_lost(before: Results, request: RunRequest) -> list[str]:
     if before.quick and not is_quick:
         return []
     lost = [] if before.quick else ["the full version"] * is_quick
-    held = {"data": before.scale.get("data"), "epochs": before.scale.get("epochs")}
-    asked = {"data": scale.data, "epochs": scale.epochs}
+    held = {"data": _name_data(before.scale.get("data")), "epochs": before.scale.get("epochs")}
+    asked = {"data": _name_data(scale.data), "epochs": scale.epochs}
     lost += [f"{name} {value}" for name, value in held.items() if value not in (None, asked[name])]
     lost += [f"seed {seed}" for seed in before.seeds if seed not in scale.seeds]
     return lost + list(dict.fromkeys(r.row for r in before.rows if not request.includes(r.row)))
+
+
+def _name_data(data: str | None) -> str | None:
+    """Return the name of data; where the images of a known set lie makes no difference."""
+    kind = (data or "").partition(":")[0]
+    return kind if kind in ("tiny-imagenet", "imagenet") else data
 
 
 def run_stages(request: RunRequest, callback: ProgressCallback) -> Results:

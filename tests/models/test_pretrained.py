@@ -46,13 +46,10 @@ def write(path: Path, body: bytes) -> Path:
 
 
 @pytest.mark.parametrize("form", ["old", "new"])
-@pytest.mark.parametrize("packed", [True, False])
-def test_network_written_as_caffe_does_computes_the_same(
-    tmp_path: Path, form: Form, packed: bool
-) -> None:
+def test_network_written_as_caffe_does_computes_the_same(tmp_path: Path, form: Form) -> None:
     net = caffenet(0)
     layers = as_caffe_has_them(net.state_dict(), "conv1")
-    path = write(tmp_path / "net.caffemodel", network(layers, form, packed=packed))
+    path = write(tmp_path / "net.caffemodel", network(layers, form))
     read = read_pretrained(path)
     assert isinstance(read, Pretrained)
     made = with_weights(caffenet(1), read, SMALL.n_outputs)
@@ -233,29 +230,11 @@ def test_weights_without_counters_of_batches_fit(tmp_path: Path) -> None:
         with_weights(net, Pretrained(state=state), 10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 1000])
-def test_rows_of_values_that_are_not_packed_are_read_whole(
-    tmp_path: Path, n: int, dtype: torch.dtype
-) -> None:
-    values = torch.randn(n, dtype=dtype)
-    tag = varint(5 << 3 | 5) if dtype == torch.float32 else varint(8 << 3 | 1)
-    lines = [tag + value.numpy().tobytes() for value in values]
-    middle = n // 2
-    # Another field stands in between, and a gradient, which is not read, looks like the values.
-    gradient = b"".join(varint(6 << 3 | 5) + bytes(4) for _ in range(n))
-    body = b"".join([*lines[:middle], number(20, 3), *lines[middle:], gradient])
-    shape = content(7, content(1, varint(n)))
-    path = write(tmp_path / "net.caffemodel", layer("fc", [shape + body], "new"))
-    assert torch.equal(read_caffemodel(path)["fc"][0], values)
-
-
-def test_two_million_values_that_are_not_packed_are_a_handful_of_fields(tmp_path: Path) -> None:
-    tag = varint(5 << 3 | 5)
-    shape = content(7, content(1, varint(2_000_000)))
-    body = shape + (tag + b"\0\0\x80\x3f") * 2_000_000
-    path = write(tmp_path / "net.caffemodel", layer("fc", [body], "new"))
-    assert torch.equal(read_caffemodel(path)["fc"][0], torch.ones(2_000_000))
+def test_values_that_are_not_packed_are_refused(tmp_path: Path) -> None:
+    body = network({"fc": [torch.randn(4, 3)]}, "new", packed=False)
+    path = write(tmp_path / "net.caffemodel", body)
+    with pytest.raises(al.FileError, match=r"'fc' has the shape \[4, 3\] but 0 values"):
+        read_caffemodel(path)
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,17 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_package_that_is_broken_is_blamed_and_not_the_file_that_imports_it(
+def test_a_package_that_is_broken_is_named_beside_the_line_that_imports_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "net_with_vision.py").write_text("from torch import nn\nimport vision_of_old\n")
-    blamed = (
-        r"'net_with_vision:Net' \(.*net_with_vision.py:2\) imports 'vision_of_old', which cannot "
-        r"be imported here: RuntimeError: operator nms does not exist \(.*operators.py:1\)"
+    places = (
+        r"'net_with_vision:Net' raised RuntimeError: operator nms does not exist "
+        r"\(.*net_with_vision.py:2, .*vision_of_old/operators.py:1\)"
     )
-    with pytest.raises(InputError, match=blamed):
+    with pytest.raises(InputError, match=places):
         build_network("net_with_vision:Net", (1, 8, 8), 10)
-    with pytest.raises(InputError, match=r"^'vision_of_old:net' imports 'vision_of_old', which"):
+    with pytest.raises(InputError, match=r"nms does not exist \([^,]*operators.py:1\)"):
         build_network("vision_of_old:net", (1, 8, 8), 10)
 
 

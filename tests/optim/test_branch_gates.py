@@ -122,6 +122,8 @@ def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
     holds = Holds(
         group=torch.zeros(3, dtype=torch.long),
         least=torch.ones(1, dtype=torch.long),
+        step=torch.ones(1, dtype=torch.long),
+        is_cut=torch.zeros(1, dtype=torch.bool),
         inner=torch.ones(1, 3, dtype=torch.bool),
         branches=torch.zeros(1, dtype=torch.bool),
     )

@@ -19,7 +19,7 @@ from archlearn.training.cuda_graph import CapturedStepper, make_stepper
 from archlearn.training.hardware import start_fabric
 from archlearn.training.run_setup import open_session
 from archlearn.training.train_step import EagerStepper, make_optimisers
-from archlearn_paper.baselines.l1_diagonal import add_diagonals
+from archlearn_paper.baselines.learnt_diagonals import add_diagonals
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
 from archlearn_paper.parallel_runs import Run, train_side_by_side
 

@@ -25,7 +25,7 @@ TINY = Scale(
 )  # fmt: skip
 METHODS = (
     OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative",
-    "torch-pruning, iterative", "svd", "fastfood", "even widths from scratch",
+    "torch-pruning, iterative", "taylor", "svd", "fastfood", "even widths from scratch",
 )  # fmt: skip
 
 
@@ -59,8 +59,8 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
         (row,) = groups[name_result(method, BUDGET)]
         assert is_within(row.parameters, BUDGET), method
     epochs = {m: groups[name_result(m, BUDGET)][0].epochs for m in reached}
-    assert epochs[OURS] == epochs["l0 gates"] == epochs["l1 diagonal"] == epochs["svd"] == 2
-    assert epochs["even widths from scratch"] == epochs[SCRATCH] == 4
+    assert epochs["taylor"] == epochs["l0 gates"] == epochs["l1 diagonal"] == epochs["svd"] == 2
+    assert epochs[OURS] == epochs["even widths from scratch"] == epochs[SCRATCH] == 4
     # two epochs are enough for two of their four rounds
     for method in ("torch-pruning, iterative", "torch-pruning, sparse learning, iterative"):
         rounds = [rows[0] for name, rows in groups.items() if name.startswith(f"{method} @")]
@@ -74,7 +74,7 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
 def test_strengths_were_tried_on_another_seed(first: tuple[Results, int, str]) -> None:
     search = first[0].derived["search"]
     assert {method for method, spent in search.items() if spent["runs"]} == {
-        OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative",
+        OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative", "svd",
     }  # fmt: skip
 
 

@@ -1,16 +1,13 @@
 """What tables and figures state follows from the rows: worked by hand."""
 
-import json
 import math
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from archlearn.training import RunSettings
-from archlearn_paper.documentation import read_trials, tabulate_trials, tabulate_tries
 from archlearn_paper.experiment import FULL, Check, Row
 from archlearn_paper.experiments import (
     ablation,
@@ -86,6 +83,8 @@ def test_the_power_of_the_cost_is_chosen_on_validation_data_and_told() -> None:
 def test_a_page_tells_what_decided_the_size() -> None:
     by_budget = make_row("AL1", settings={"gates": {"budget": ["parameters=5000"]}})
     by_price = make_row("AL1", settings={"gates": {}, "strengths": {"width_cost": 1e-3}})
+    plain = make_row("reference", settings={"gates": {"learn": "nothing"}, "strengths": {}})
+    assert table_1.describe_size(plain) == "–"
     assert table_1.describe_size(by_budget) == "budget: parameters=5000"
     assert table_1.describe_size(by_price) == "price set by hand: λ3 = 0.001"
 
@@ -345,46 +344,6 @@ def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:
     assert (found.measured, found.met) == ("3.0 − 1.0 neurons", True)
     rows = [*learnt(ablation.BASE, 20, 30), *learnt("half of λ3", 26, 29)]
     assert not ablation.check(ablation.derive(rows))[0].met
-
-
-def test_tried_prices_are_read_without_those_that_differ_in_more(tmp_path: Path) -> None:
-    lines = [
-        {"row": "all param 0.0003", "architecture": "3-4-10", "parameters": 100},
-        {"row": "all param 0.0003", "architecture": "3-5-10", "parameters": 300},
-        {"row": "all param 1.2e-3 wd1e-4", "architecture": "1-1-10", "parameters": 50},
-        {"row": "width neuron 9e-4", "architecture": "2-2-10", "parameters": 70},
-    ]
-    path = tmp_path / "trials.jsonl"
-    texts = [json.dumps(line | {"validation_accuracy": 0.99}) for line in lines]
-    path.write_text("\n".join(texts))
-    first, second = read_trials(path)
-    assert (first["learnt"], first["price"], first["cost"]) == ("width", "neurons", 9e-4)
-    assert second["parameters"]["mean"] == 200
-    assert tabulate_trials([second]).rows == (
-        (
-            "width and depth",
-            "parameters",
-            "0.0003",
-            "3-4-10, 3-5-10",
-            "200 (100–300)",
-            "99.00 ± 0.00",
-        ),
-    )
-
-
-def test_tries_are_told_by_row_in_their_order(tmp_path: Path) -> None:
-    path = tmp_path / "tries.jsonl"
-    common = {"learning_rate": 0.08, "weight_decay": 5e-4}
-    runs = [
-        {"row": "small", "width_cost": 3e-3, "parameters": 10, "test_accuracy": 0.98},
-        {"row": "AL3", "width_cost": 5e-4, "parameters": 100, "test_accuracy": 0.99},
-        {"row": "AL3", "width_cost": 5e-4, "parameters": 300, "test_accuracy": 0.97},
-        {"row": "AL3", "width_cost": 4e-4, "parameters": 500, "test_accuracy": 0.99},
-    ]
-    path.write_text("\n".join(json.dumps(common | run) for run in runs))
-    rows = tabulate_tries(path).rows
-    assert [row[:2] for row in rows] == [("AL3", "0.0005"), ("AL3", "0.0004"), ("small", "0.003")]
-    assert rows[0][4:] == ("200 (100–300)", "98.000 ± 1.414")
 
 
 @pytest.mark.parametrize(("found", "met"), [(0.9, True), (0.89, False), (math.nan, False)])

@@ -1,9 +1,15 @@
 """The documentation says what the results say: `archlearn paper --docs` would change nothing."""
 
 import shutil
+import sys
 from pathlib import Path
 
+import pytest
+
+from archlearn_paper.commands import draw_anew
 from archlearn_paper.documentation import write_documentation
+from archlearn_paper.experiment_registry import find_experiment
+from archlearn_paper.results import read_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,3 +23,15 @@ def test_pages_and_figures_are_those_of_the_results(tmp_path: Path) -> None:
     for made in [*docs.glob("*.md"), *(docs / "figures").glob("*.svg")]:
         kept = ROOT / "docs" / made.relative_to(docs)
         assert made.read_bytes() == kept.read_bytes(), f"run: archlearn paper --docs ({made.name})"
+
+
+def test_a_page_is_written_where_nothing_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("paper_figures", "panels"):
+        monkeypatch.delitem(sys.modules, f"archlearn_paper.plots.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    draw_anew(find_experiment("table-3"), read_results(ROOT / "results", "table-3"), tmp_path)
+    assert "no figure: matplotlib is not installed" in capsys.readouterr().out
+    assert "dead networks" in (tmp_path / "table-3.md").read_text()
+    assert not (tmp_path / "table-3.svg").exists()

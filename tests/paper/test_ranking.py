@@ -1,29 +1,36 @@
 """Who is first in a comparison, how strengths are chosen, and the figure of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn import InputError
-from archlearn_paper.comparison.methods import METHODS, OURS, SCRATCH, LearningMethod, Strength
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
-from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
-from archlearn_paper.comparison.stages import choose_setup, find_methods
-from archlearn_paper.comparison.strength_search import (
-    WEAKER,
+from archlearn_paper.comparison.methods import (
+    METHODS,
+    OURS,
+    SCRATCH,
+    Method,
     choose_strength,
-    find_candidates,
-    list_attempts,
     name_first,
     name_trial,
+)
+from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
+from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
+from archlearn_paper.comparison.stages import (
+    LATER_SEEDS,
+    ComparisonStages,
+    choose_setup,
+    find_methods,
 )
 from archlearn_paper.experiment import FinishedRun, Row, Scale
 from archlearn_paper.plots.paper_figures import draw_comparison, read_curves
 from tests.paper.making import make_row
 
 BUDGET = 1000
-OURS_METHOD = next(e for e in METHODS if isinstance(e, LearningMethod) and e.name == OURS)
+BY_NAME: dict[str, Method] = {each.name: each for each in METHODS}
+LASSO, SVD = BY_NAME["l1 diagonal"], BY_NAME["svd"]
 VERDICT = MethodRanking((BUDGET, 2000), METHODS)
 
 
@@ -84,39 +91,28 @@ def test_seconds_are_those_of_all_parts() -> None:
         make_row(f"{iterative}, round 1", seconds=3.0),
         make_row(f"{iterative}, round 2", seconds=4.0),
         *results("torch-pruning, iterative", [99.0]),
-        make_row(name_first(OURS_METHOD, Strength(1e-3)), seconds=6.0),
-        make_row(name_first(OURS_METHOD, Strength(2e-3)), seconds=8.0),
-        *results(OURS, [99.0]),
+        make_row(name_first(LASSO, 1e-3), seconds=6.0),
+        make_row(name_first(LASSO, 2e-3), seconds=8.0),
+        *results("l1 diagonal", [99.0]),
         *results("even widths from scratch", [99.0]),
     ]
     found = VERDICT.derive(rows)["results"]
     assert found["torch-pruning, iterative"][str(BUDGET)]["seconds"] == 10 + 3 + 4 + 2
     # one of the two first parts belongs to the run: 7 on average
-    assert found[OURS][str(BUDGET)]["seconds"] == 7 + 2
+    assert found["l1 diagonal"][str(BUDGET)]["seconds"] == 7 + 2
     assert found["even widths from scratch"][str(BUDGET)]["seconds"] == 2
 
 
 def test_the_search_is_counted_apart() -> None:
-    trial = make_row(name_first(OURS_METHOD, Strength(1e-3)), CALIBRATION_SEED, epochs=24)
-    ended = make_row(name_trial(OURS_METHOD, Strength(1e-3), BUDGET), CALIBRATION_SEED, epochs=36)
-    derived = VERDICT.derive([trial, ended, *results(OURS, [99.0])])
-    assert derived["search"][OURS] == {"runs": 2, "epochs": 60, "again": 0}
-    assert derived["search"]["svd"] == {"runs": 0, "epochs": 0, "again": 0}
-
-
-def test_seeds_that_begin_again_are_counted_as_search() -> None:
-    price = OURS_METHOD.strengths[3]
-    first = make_row(name_first(OURS_METHOD, price), seed=1, epochs=24)
-    again = make_row(name_first(OURS_METHOD, price.weaken(WEAKER)), seed=1, epochs=24)
-    weakest = make_row(name_first(OURS_METHOD, OURS_METHOD.strengths[0]), seed=1, epochs=24)
-    trials = [
-        make_row(name_trial(OURS_METHOD, price, b), CALIBRATION_SEED, epochs=36)
-        for b in (BUDGET, 2000)
-    ]
-    derived = VERDICT.derive([first, again, weakest, *trials, *results(OURS, [99.0])])
-    assert derived["search"][OURS] == {"runs": 4, "epochs": 120, "again": 2}
-    costs = VERDICT.tabulate(derived)[1].rows[0]
-    assert costs[-1] == "4 runs, 120 epochs, 2 of the runs for seeds that came out too small"
+    trial = make_row(name_first(LASSO, 1e-3), CALIBRATION_SEED, epochs=24)
+    ended = make_row(name_trial(LASSO, 1e-3, BUDGET), CALIBRATION_SEED, epochs=36)
+    begun = make_row(name_first(LASSO, 1e-3), epochs=24)
+    whole = make_row(name_trial(BY_NAME[OURS], 1.0, BUDGET), CALIBRATION_SEED, epochs=60)
+    derived = VERDICT.derive([trial, ended, begun, whole, *results("l1 diagonal", [99.0])])
+    assert derived["search"]["l1 diagonal"] == {"runs": 2, "epochs": 60}
+    assert derived["search"][OURS] == {"runs": 1, "epochs": 60}
+    assert derived["search"]["taylor"] == {"runs": 0, "epochs": 0}
+    assert VERDICT.tabulate(derived)[1].rows[0][-1] == "2 runs, 60 epochs"
 
 
 def test_the_table_marks_the_first_and_dashes_what_cannot_be() -> None:
@@ -142,70 +138,48 @@ SCALE = Scale(name="full", seeds=(0, 1), epochs=10)
 CONTEST = ComparisonSetup(model="lenet", budgets=(BUDGET,), scale=SCALE)
 
 
-def first_part(
-    strength: Strength, parameters: int, method: LearningMethod = OURS_METHOD
-) -> FinishedRun:
-    row = name_first(method, strength)
-    return FinishedRun(
-        row=make_row(row, CALIBRATION_SEED, parameters=parameters), path=Path("none")
-    )
-
-
-def test_the_candidate_is_the_nearest_above_the_budget() -> None:
-    prices = OURS_METHOD.strengths[:5]
-    sizes = (4000, 1500, 2000, 949, 1100)
-    done = [first_part(price, size) for price, size in zip(prices, sizes, strict=True)]
-    found = find_candidates(CONTEST.calibration(), OURS_METHOD, BUDGET, done)
-    # 1,100 is above by less than the margin, and other seeds might fall short
-    assert [strength for strength, _ in found] == [prices[1]]
-
-
-def test_without_a_margin_is_better_than_nothing() -> None:
-    prices = OURS_METHOD.strengths[:2]
-    # 949 is below by more than a twentieth; 960 is within
-    done = [first_part(price, size) for price, size in zip(prices, (949, 960), strict=True)]
-    found = find_candidates(CONTEST.calibration(), OURS_METHOD, BUDGET, done)
-    assert [strength for strength, _ in found] == [prices[1]]
-
-
-def test_where_strength_leaves_the_size_alone_all_strengths_are_tried() -> None:
-    lasso = next(e for e in METHODS if isinstance(e, LearningMethod) and e.name == "l1 diagonal")
-    done = [first_part(strength, 431_080, lasso) for strength in lasso.strengths]
-    found = find_candidates(CONTEST.calibration(), lasso, BUDGET, done)
-    assert [strength for strength, _ in found] == list(lasso.strengths)
-
-
-def test_candidates_are_of_all_variants() -> None:
-    prices = [p for p in OURS_METHOD.strengths if p.value == OURS_METHOD.strengths[0].value]
-    done = [first_part(price, 2000 + place) for place, price in enumerate(prices)]
-    found = find_candidates(CONTEST.calibration(), OURS_METHOD, BUDGET, done)
-    assert [strength.variant for strength, _ in found] == ["on neurons", "on neurons and layers"]
-
-
-def test_a_weaker_strength_is_of_the_same_variant() -> None:
-    weaker = Strength(3e-3, "on neurons").weaken(1.5)
-    assert str(weaker) == "0.002 on neurons"
-
-
-def tried(strength: Strength, accuracy: float, seed: int = CALIBRATION_SEED) -> Row:
-    row = name_trial(OURS_METHOD, strength, BUDGET)
+def tried(method: Method, strength: float, accuracy: float, seed: int = CALIBRATION_SEED) -> Row:
+    row = name_trial(method, strength, BUDGET)
     return make_row(row, seed, validation_accuracy=accuracy, test_accuracy=1 - accuracy)
 
 
 def test_the_strength_that_is_best_on_validation_data_is_chosen() -> None:
-    weakest, second, third = OURS_METHOD.strengths[:3]
-    rows = [tried(second, 0.98), tried(third, 0.99)]
-    assert choose_strength(OURS_METHOD, BUDGET, rows) == third
-    assert choose_strength(OURS_METHOD, 2000, rows) == weakest
-    assert choose_strength(OURS_METHOD, BUDGET, [tried(second, 0.9, seed=0)]) == weakest
+    rows = [tried(LASSO, 1e-3, 0.98), tried(LASSO, 3e-2, 0.99), tried(SVD, 0.5, 0.9)]
+    assert choose_strength(LASSO, BUDGET, rows) == 3e-2
+    assert choose_strength(SVD, BUDGET, rows) == 0.5
+    assert choose_strength(LASSO, 2000, rows) == 3e-3, "nothing was tried: the middle one"
+    assert choose_strength(LASSO, BUDGET, [tried(LASSO, 1e-3, 0.9, seed=0)]) == 3e-3
+    assert choose_strength(BY_NAME["taylor"], BUDGET, rows) == 1.0
 
 
-def test_a_seed_that_is_too_small_is_begun_at_less_strength_and_at_last_at_the_weakest() -> None:
-    price = OURS_METHOD.strengths[-1]
-    attempts = list_attempts(OURS_METHOD, BUDGET, [tried(price, 0.98)])
-    assert attempts[:2] == [price, price.weaken(WEAKER)]
-    assert attempts[-1] == OURS_METHOD.strengths[0]
-    assert attempts[-1].variant == "on neurons"
+def test_ours_lands_on_its_budget_in_one_run_of_all_epochs() -> None:
+    stages = ComparisonStages("lenet", (BUDGET, 2000), [BY_NAME[OURS]])
+    row = make_row(name_trial(BY_NAME[OURS], 0.5, BUDGET), CALIBRATION_SEED, validation_accuracy=1)
+    done = [FinishedRun(row=row, path=Path("none"))]
+    runs = {run.row: run for run in stages.begin(replace(SCALE, seeds=(3,)), done)}
+    assert set(runs) == {f"{OURS} @ 1000", f"{OURS} @ 2000"}
+    settings = runs[f"{OURS} @ 1000"].settings
+    assert settings.gates.budget == ("parameters=1000",)
+    assert settings.gates.gate_schedule == ("cost_power=0.5",)
+    assert settings.epochs == SCALE.epochs
+    plain = CONTEST.plain(3, SCALE.epochs)
+    assert (settings.optimiser, settings.model) == (plain.optimiser, plain.model)
+
+
+def test_the_first_three_at_each_budget_have_more_seeds() -> None:
+    names = (OURS, "taylor", "neuron pruning", "svd")
+    stages = ComparisonStages("lenet", (BUDGET,), [BY_NAME[name] for name in names])
+    rows = [
+        row for name, a in zip(names, (99, 97, 96, 98), strict=True) for row in results(name, [a])
+    ]
+    done = [FinishedRun(row=row, path=Path("none")) for row in rows]
+    *_, begin_more, _prune_more, _scratch = stages.stages()
+    more = begin_more(replace(SCALE, seeds=(0,)), done)
+    assert {(work.row, work.settings.seed) for work in more} == {
+        (row, seed) for row in (LARGE, name_result(OURS, BUDGET)) for seed in LATER_SEEDS
+    }
+    assert stages._find_first(BUDGET, done) == [BY_NAME[n] for n in (OURS, "taylor", "svd")]
+    assert begin_more(replace(SCALE, seeds=(0,), points=1), done) == []
 
 
 def test_epochs_are_the_same_in_total() -> None:

@@ -13,9 +13,9 @@ from torch import nn
 
 from archlearn import save
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.comparison.methods import METHODS, LearningMethod, PruningMethod
+from archlearn_paper.comparison.methods import METHODS, PruningMethod
 from archlearn_paper.comparison.protocol import ComparisonSetup
-from archlearn_paper.comparison.strength_search import reduce_in_round, reduce_learnt
+from archlearn_paper.comparison.stages import _reduce
 from archlearn_paper.experiment import FinishedRun, Scale
 from archlearn_paper.worker_pool import make_networks, map_in_processes
 from tests.cli.commands import start_command
@@ -51,12 +51,11 @@ def test_workers_make_the_same_networks(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     save(CONTEST.fresh_network(0), path)
     large = FinishedRun(row=make_row("large network", parameters=431_080), path=path)
-    ours = next(each for each in METHODS if isinstance(each, LearningMethod))
-    svd = next(each for each in METHODS if isinstance(each, PruningMethod) and each.name == "svd")
+    pruned = {each.name: each for each in METHODS if isinstance(each, PruningMethod)}
     makes = [
-        reduce_learnt(ours, CONTEST, large, 10_000),
+        partial(_reduce, "taylor", pruned["taylor"].reduce, CONTEST, large, 10_000),
         partial(refuse, 10),
-        reduce_in_round(svd, CONTEST, large, 10_000, 0),
+        partial(_reduce, "svd", pruned["svd"].reduce, CONTEST, large, 10_000),
     ]
     alone, helped = make_networks(makes, 0), make_networks(makes, 2)
     assert alone[1] is None

@@ -214,3 +214,21 @@ def test_a_size_that_numpy_reads_is_a_number() -> None:
     told = str(al.inspect(al.add_gates(net, torch.randn(6, 4))))
     assert "cannot be interpreted as a number" in told
     assert "array_struct" not in told
+
+
+class OwnLinear(nn.Linear):
+    """A layer of a class of the user's, as torchvision's video models have them."""
+
+
+class OwnConv(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore
+        return super()._conv_forward(2 * x, weight, bias)
+
+
+def test_layers_of_a_class_of_the_users_are_learnt() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        OwnConv(1, 6, 3), nn.ReLU(), nn.Flatten(), OwnLinear(24, 5), nn.ReLU(), nn.Linear(5, 2)
+    )
+    model = check_exact(net, torch.randn(2, 1, 4, 4).double(), torch.randn(3, 1, 4, 4).double())
+    assert [len(gate) for gate in al.width_gates(model).values()] == [6, 5]

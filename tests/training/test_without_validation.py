@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from archlearn import SettingsError
-from archlearn.cli.model_commands import evaluate
-from archlearn.cli.training_run import start_run
+from archlearn.cli import main
 from archlearn.reporting import write_report
 from archlearn.training import RunSettings, learn, override
 from tests.run_files import METRICS, SUMMARY, read_lines
@@ -24,6 +23,17 @@ ASKED = {
 }
 
 
+def option(name: str, value: object) -> list[str]:
+    words = name.replace("_", "-")
+    return [f"--no-{words}"] if value is False else [f"--{words}", str(value)]
+
+
+def call(*words: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that set nothing apart."""
@@ -36,7 +46,8 @@ def test_run_says_that_it_is_measured_at_the_end_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path
-    start_run(override(RunSettings(), ASKED), folder / "a")
+    words = [word for name, value in ASKED.items() for word in option(name, value)]
+    assert call("learn", *words, "--out", str(folder / "a")) == 0
     output = capsys.readouterr().out
     assert "no validation part: measured once, on the test part, at the end" in output
     assert "not validated" in output
@@ -67,7 +78,7 @@ def test_report_says_so_and_leaves_the_figure_out(folder: Path, tmp_path: Path) 
 def test_evaluate_refuses_a_part_that_is_not_there(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SettingsError, match=r"no validation part apart \(--validation 0\)"):
-        evaluate(folder, split="validation")
-    evaluate(folder)
+    assert call("evaluate", str(folder), "--split", "validation") == 1
+    assert "no validation part apart (--validation 0)" in capsys.readouterr().err
+    assert call("evaluate", str(folder), "--no-speed") == 0
     assert "% right" in capsys.readouterr().out

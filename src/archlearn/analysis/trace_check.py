@@ -62,6 +62,7 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
     for place, (name, module) in enumerate(net.named_modules()):
         spec = spec_of_class(type(module))
         is_layer = spec is not None and (spec.foldable or spec.rule in _LAYERS)
+        is_layer &= type(module).__module__.startswith("torch.nn")  # others are followed inside
         if is_layer and not has_hooks(module) and "forward" not in vars(module):
             vars(module)["forward"] = _stand_in(module, name, place, notes)
             replaced.append(module)

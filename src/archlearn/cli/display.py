@@ -15,14 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from archlearn.data.downloads import DownloadProgress as Callback
-from archlearn.training.callbacks import Callback as Observer
-from archlearn.training.callbacks import EpochEnd, RunStart, SilentCallback
+from archlearn.data.downloads import DownloadProgress
+from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
 
 @contextmanager
-def show_downloads() -> Generator[Callback]:
+def show_downloads() -> Generator[DownloadProgress]:
     """Yield what a download calls with each piece."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
@@ -76,10 +75,10 @@ _MOST_NAMES = 4
 
 
 @contextmanager
-def make_display() -> Generator[Observer]:
+def make_display() -> Generator[Callback]:
     """Yield the display that fits the output; only the first of several processes shows one."""
     if os.environ.get("RANK", "0") != "0":
-        yield SilentCallback()
+        yield Callback()
         return
     console = Console()
     if not console.is_terminal:
@@ -92,15 +91,12 @@ def make_display() -> Generator[Observer]:
         display.close()
 
 
-class PlainDisplay:
+class PlainDisplay(Callback):
     """One line at the start, one an epoch, and what came out of it."""
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what."""
         _write(describe_start(start))
-
-    def stepped(self, step: int) -> None:
-        """Say nothing of single steps."""
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Say how far the run is."""
@@ -117,7 +113,7 @@ class PlainDisplay:
         _write(describe_end(summary))
 
 
-class LiveDisplay:
+class LiveDisplay(Callback):
     """A table that changes in place."""
 
     def __init__(self, console: Console) -> None:

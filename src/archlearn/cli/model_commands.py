@@ -1,4 +1,4 @@
-"""`archlearn inspect`, `compact` and `evaluate`: commands about one model."""
+"""`archlearn inspect`, `compact`, `evaluate` and `export`: commands about one model."""
 
 import sys
 from dataclasses import replace
@@ -11,6 +11,8 @@ from cyclopts.validators import Number
 from archlearn.gating.penalty_prices import CostName
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
@@ -158,13 +160,13 @@ def evaluate(
     from archlearn.training.initial_model import check_fit
     from archlearn.training.metrics import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
-    from archlearn.training.run_directory import COMPACT, REPORT, read_run_settings
+    from archlearn.training.run_directory import REPORT, read_run_settings
     from archlearn.training.run_setup import load_dataset
     from archlearn.training.settings import RunSettings
 
-    path = target / COMPACT if target.is_dir() else target
+    _check_measurable(target, data)
+    path = _find_compact(target)
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
-    _check_measurable(target, path, data)
     asked = replace(
         settings,
         data=data or settings.data,
@@ -182,7 +184,7 @@ def evaluate(
     score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
     sys.stdout.write(f"{_say_score(score)}\n")
     if speed and target.is_dir() and data is None:
-        from archlearn.training.run_speed import measure_run
+        from archlearn.training.finalize import measure_run
 
         rows, before = measure_run(target, network, asked, dataset)
         if before is not None:
@@ -203,7 +205,7 @@ def _say_score(score: "Score") -> str:
     return f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples"
 
 
-def _check_measurable(target: Path, path: Path, data: str | None) -> None:
+def _check_measurable(target: Path, data: str | None) -> None:
     """Refuse what cannot be measured, and say what can be."""
     from archlearn.errors import SettingsError
     from archlearn.training.checkpoint import is_checkpoint
@@ -215,8 +217,92 @@ def _check_measurable(target: Path, path: Path, data: str | None) -> None:
         )
     if data is None and not target.is_dir():
         raise SettingsError(f"say what to measure {target} on: --data mnist")
+
+
+def _find_compact(target: Path) -> Path:
+    """Return the file of a compact model: that of a run's folder, or the one that is named."""
+    from archlearn.errors import SettingsError
+    from archlearn.training.run_directory import COMPACT
+
+    path = target / COMPACT if target.is_dir() else target
     if target.is_dir() and not path.is_file():
         raise SettingsError(
             f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
             f"{target}), or compact it as it is: archlearn compact {target}"
         )
+    return path
+
+
+EXPORT_EXAMPLES = """Examples:
+  archlearn export runs/a --to onnx
+  archlearn export runs/a --to python --out lenet.py
+  archlearn export small.safetensors --to torch-export --shape 1x28x28
+"""
+_SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "python": ".py"}
+
+
+def export(
+    target: Path,
+    /,
+    *,
+    to: Literal["onnx", "torch-export", "python"],
+    out: Path | None = None,
+    shape: str | None = None,
+) -> None:
+    """Write a compact model for other programs, and check that it computes the same there.
+
+    Args:
+        target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
+        to: ONNX, an ExportedProgram of torch.export, or Python source with its weights beside it.
+        out: The file to write. [default: beside the compact model, with the suffix of the format]
+        shape: Shape of one example, as 3x32x32; a run knows its own.
+    """
+    from archlearn.cli.output_paths import writing
+    from archlearn.errors import SettingsError
+    from archlearn.export.programs import export_model
+    from archlearn.serialization import load
+
+    path = _find_compact(target)
+    if shape is None and not target.is_dir():
+        raise SettingsError(f"say what shape an example of {target} has: --shape 1x28x28")
+    chosen = out or path.with_suffix(_SUFFIXES[to])
+    weights = chosen.with_suffix(".safetensors")
+    if to == "python" and weights.resolve() == path.resolve():
+        chosen = chosen.with_name(f"{chosen.stem}_source.py")
+    with writing(chosen):
+        network = load(path).eval()
+        if shape is None:
+            example, n_before = _read_run(target)
+        else:
+            example, n_before = _make_example(network, parse_shape(shape)), None
+        made = export_model(network, chosen, to, example)
+    before = "" if n_before is None else f"{n_before:,} bytes before, "
+    sys.stdout.write(f"{made}\nweights: {before}{_count_bytes(network):,} bytes now\n")
+
+
+def _read_run(folder: Path) -> "tuple[Tensor, int]":
+    """Return two examples of a run's data, and what the weights of its network took at first."""
+    from archlearn.data.downloads import no_progress
+    from archlearn.models.model_registry import build_network
+    from archlearn.training.objectives import objective_of
+    from archlearn.training.run_directory import read_run_settings
+    from archlearn.training.run_setup import load_dataset
+
+    settings = read_run_settings(folder)
+    dataset = load_dataset(settings, no_progress)
+    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
+    return objective_of(dataset).inputs(dataset.train.inputs[:2]), _count_bytes(network)
+
+
+def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
+    """Return two examples of zeros: tokens where the network reads such."""
+    import torch
+    from torch import nn
+
+    reads_tokens = any(isinstance(module, nn.Embedding) for module in network.modules())
+    reference = next(network.parameters())
+    return torch.zeros(2, *shape, dtype=torch.long if reads_tokens else reference.dtype)
+
+
+def _count_bytes(network: "nn.Module") -> int:
+    return sum(p.numel() * p.element_size() for p in network.parameters())

@@ -14,6 +14,9 @@ PAPER_EXAMPLES = """Examples:
   archlearn paper table-1 --quick
   archlearn paper table-1 --seeds 0,1,2,3,4
   archlearn paper table-1 --draw
+  archlearn paper --all --images tiny-imagenet:DIR
+  archlearn paper --all --quick
+  archlearn paper --all --draw
   archlearn paper --docs
 """
 
@@ -26,7 +29,9 @@ def paper(
     out: Path | None = None,
     seeds: str | None = None,
     data: str = "mnist",
+    images: str | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    every: Annotated[bool, Parameter(name="--all")] = False,
     draw: bool = False,
     docs: bool = False,
     force: bool = False,
@@ -38,45 +43,41 @@ def paper(
 
     Args:
         name: The experiment; left out, they are listed.
-        quick: A small version that ends within 3 minutes on 2 cores.
+        quick: A small version: all of them end within 10 minutes on 2 cores.
         out: Where NAME.json, NAME.md and NAME.svg go. [default: results, or runs/quick]
-        seeds: Every row is run once for each, as 0,1,2. [default: 0 to 4, 9 in table-1, 1 if quick]
+        seeds: Every row is run once for each, as 0,1,2. [default: 0 to 4, 9 in table-1, 0 if quick]
         data: The data set.
+        images: With --all, the data of table-4, as tiny-imagenet:DIR; left out, so is table-4.
         side_by_side: How many runs share a GPU at a time.
+        every: Make every page, comparisons too: what is there already is not made again.
         draw: Run nothing: draw figure and tables anew from the results.
         docs: Write docs/results.md and its figures from all results.
         force: Replace earlier results even where seeds or data of them would be lost.
     """
-    from archlearn_paper.experiment_registry import TITLES, check_name, find_experiment
+    from archlearn_paper.experiment_registry import check_name, list_experiments
 
-    if name is None and not docs:
-        width = max(map(len, TITLES))
-        sys.stdout.write("".join(f"{n:{width}}  {title}\n" for n, title in TITLES.items()))
+    if name is None and not (docs or every):
+        sys.stdout.write(list_experiments())
         return
     if name is not None:
         check_name(name)
     from archlearn_paper import commands
-    from archlearn_paper.results import read_results
-    from archlearn_paper.runner import RunRequest
 
-    folder = commands.choose_folder(out, quick=quick)
-    if docs or name is None:
-        sys.stdout.write(f"{commands.write_docs(folder, Path('docs'))}\n")
-        return
-    experiment = find_experiment(name)
-    scale = commands.choose_scale(experiment, quick=quick, seeds=seeds, data=data)
-    if draw:
-        commands.draw_anew(experiment, read_results(folder, name), folder)
-        return
-    request = RunRequest(
-        experiment=experiment,
-        scale=scale,
-        folder=folder,
+    asked = commands.PagesAsked(
+        folder=commands.choose_folder(out, quick=quick),
         command=shlex.join(["archlearn", *sys.argv[1:]]),
+        quick=quick,
+        seeds=seeds,
+        data=data,
         side_by_side=side_by_side,
         force=force,
     )
-    commands.run_experiment(request)
+    if every:
+        commands.make_all(asked, images, draw=draw)
+    elif name is not None and not docs:
+        commands.make_page(asked, name, draw=draw)
+    else:
+        sys.stdout.write(f"{commands.write_docs(asked.folder, Path('docs'))}\n")
 
 
 COMPARE_EXAMPLES = """Examples:

@@ -4,8 +4,9 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,22 @@ from archlearn.training.settings import LoggerName, RunSettings
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:
     """Start a run, watch it, and write its report."""
-    _need_reports(settings)
-    with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, settings.record.logger)
-        summary = learn(settings, folder, audience)
-    return _conclude(folder, summary, report=settings.record.report)
+    return _watch(folder, settings, partial(learn, settings, folder))
 
 
 def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Go on with a run, watch it, and write its report."""
     settings = override(read_run_settings(folder), asked)
+    return _watch(folder, settings, partial(resume, folder, asked))
+
+
+def _watch(
+    folder: Path, settings: RunSettings, run: Callable[[Audience], Mapping[str, Any]]
+) -> Mapping[str, Any]:
     _need_reports(settings)
-    record = settings.record
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
-        audience = _audience(display, progress, record.logger)
-        summary = resume(folder, asked, audience)
-    return _conclude(folder, summary, report=record.report)
+        summary = run(_audience(display, progress, settings.record.logger))
+    return _conclude(folder, summary, report=settings.record.report)
 
 
 def _need_reports(settings: RunSettings) -> None:

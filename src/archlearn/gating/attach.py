@@ -25,7 +25,7 @@ from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, choose
-from archlearn.module_utils import copy_model, find_reference
+from archlearn.module_utils import copy_model, find_reference, noticing_calls
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
@@ -37,13 +37,12 @@ from archlearn.tracing.generated_forward import (
     without_graph_module,
 )
 from archlearn.tracing.huggingface import disable_caches_, with_attention_mask
-from archlearn.tracing.independence import noticing_calls
 from archlearn.tracing.instance_forward import check_forwards, remove_wrapper_
+from archlearn.tracing.module_state import restore_weights_
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
 from archlearn.tracing.transformer_blocks import BLOCKS, has_blocks
-from archlearn.tracing.weight_state import restore_weights_
 
 
 def check_net(net: Any) -> None:
@@ -208,7 +207,7 @@ def _rehearse(
                 "something that is not copied holds it, such as a lambda or a hook made from it; "
                 "let that use the module that it is called with (self), or remove it"
             )
-        restore_weights_(copied, net, choice.blueprint.traces)
+        restore_weights_(copied, net, choice.blueprint.traces.graphs)
     return copied, choice
 
 

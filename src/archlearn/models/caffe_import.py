@@ -4,7 +4,8 @@ Only what is there is read: every length is held against the bytes that are left
 is allocated on a file's word alone.
 
 Fields are numbered as in Caffe's schema. Layers stand in field 2 of the network in the form that
-was used until 2014 (BVLC's published models), and in field 100 since then.
+was used until 2014 (BVLC's published models), and in field 100 since then. Values are packed, as
+Caffe writes them in both.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch import Tensor
 from archlearn.errors import FileError
 from archlearn.serialization.limits import Limit
 
-# A row of numbers counts once: real files of a few hundred layers have some 20,000.
+# Numbers are packed into one field: real files of a few hundred layers have some 20,000.
 MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn.models.caffe_import")
 
 
@@ -40,7 +41,7 @@ class Field:
         number: What the schema calls it by.
         kind: How it is written: VARINT, FIXED64, BYTES or FIXED32.
         value: The number of a VARINT, else 0.
-        content: The bytes of any other kind; of a row of fixed-size fields all bytes.
+        content: The bytes of any other kind.
     """
 
     number: int
@@ -57,9 +58,6 @@ class FieldReader:
 
     def read(self, message: memoryview) -> Iterator[Field]:
         """Yield the fields of a message in the order they are written in.
-
-        A row of fixed-size fields of one number, as numbers that are not packed make it, is
-        yielded as one field with all their bytes.
 
         Raises:
             FileError: If the bytes are no message, end inside a field, or have too many.
@@ -91,27 +89,7 @@ def _read_field(message: memoryview, start: int) -> tuple[Field, int]:
         raise FileError(
             f"its field {number} promises {length} bytes, but {len(message) - place} are left"
         )
-    if kind == BYTES:
-        return Field(number, kind, 0, message[place : place + length]), place + length
-    row = _read_row(message[start:], place - start, length)
-    return Field(number, kind, 0, memoryview(row[:, place - start :].tobytes())), start + row.size
-
-
-def _read_row(message: memoryview, n_tag: int, length: int) -> np.ndarray:
-    """Return the fields of one tag that a message begins with, as an array with a line for each.
-
-    It looks ahead twice as far each time, so that many short rows cost no more than a long one.
-    """
-    stride = n_tag + length
-    n_possible, n_seen, n_ahead = len(message) // stride, 1, 8
-    lines = np.frombuffer(message, np.uint8, n_possible * stride).reshape(n_possible, stride)
-    while n_seen < n_possible:
-        ahead = lines[n_seen : n_seen + n_ahead, :n_tag]
-        same = (ahead == lines[0, :n_tag]).all(axis=1)
-        if not same.all():
-            return lines[: n_seen + int(same.argmin())]
-        n_seen, n_ahead = n_seen + len(ahead), 2 * n_ahead
-    return lines
+    return Field(number, kind, 0, message[place : place + length]), place + length
 
 
 def read_varint(message: memoryview, place: int) -> tuple[int, int]:
@@ -251,9 +229,9 @@ def _take_(reader: FieldReader, blob: _Blob, part: Field) -> None:
         for inner in reader.read(part.content):
             if inner.number == 1:
                 blob.shape += read_packed(inner, _MOST_DIMENSIONS)
-    elif part.number == _DATA and part.kind in (BYTES, FIXED32):
+    elif part.number == _DATA and part.kind == BYTES:
         blob.pieces.append(_numbers(part, "<f4"))
-    elif part.number == _DOUBLE_DATA and part.kind in (BYTES, FIXED64):
+    elif part.number == _DOUBLE_DATA and part.kind == BYTES:
         blob.pieces.append(_numbers(part, "<f8"))
 
 

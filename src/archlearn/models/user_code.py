@@ -4,13 +4,14 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from archlearn.errors import ArchlearnError, InputError
 
-_NOT_THEIRS = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<frozen")
+_OURS = str(Path(__file__).parents[1])
+_NOT_THEIRS = (_OURS, sys.prefix, sys.base_prefix, "<frozen")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -90,29 +91,13 @@ def _explain_missing(reference: str, error: ModuleNotFoundError) -> str:
 
 
 def _explain(reference: str, error: Exception) -> str:
-    """Blame the package that cannot be imported, if it is one; else the user's last line."""
+    """Return what was raised, at which line of the user's, and at which line of a package."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [number for number, frame in enumerate(frames) if _is_theirs(frame)]
-    what = f"{type(error).__name__}: {error}"
-    after = frames[theirs[-1] + 1 :] if theirs else _behind_our_own(frames)
-    entered = [frame for frame in after if not _is_machinery(frame)]
-    is_import = bool(entered) and entered[0].name == "<module>"
-    package = _name_package(entered[0]) if is_import else ""
-    if package:
-        by = f" ({_place(frames[theirs[-1]])})" if theirs else ""
-        return (
-            f"{reference!r}{by} imports {package!r}, which cannot be imported here: {what} "
-            f"({_place(entered[-1])}); install a {package} that fits the other packages, torch "
-            f'above all, until `python -c "import {package}"` says nothing'
-        )
-    place = f" ({_place(frames[theirs[-1]])})" if theirs else ""
-    return f"{reference!r} raised {what}{place}; try it in Python alone"
-
-
-def _behind_our_own(frames: Sequence[traceback.FrameSummary]) -> Sequence[traceback.FrameSummary]:
-    names = (__file__, importlib.__file__)
-    last = max((n for n, frame in enumerate(frames) if frame.filename in names), default=-1)
-    return frames[last + 1 :]
+    theirs = [frame for frame in frames if _is_theirs(frame)]
+    raised = [] if frames[-1].filename.startswith(_OURS) else frames[-1:]
+    places = list(dict.fromkeys(_place(frame) for frame in (*theirs[-1:], *raised)))
+    where = f" ({', '.join(places)})" if places else ""
+    return f"{reference!r} raised {type(error).__name__}: {error}{where}; try it in Python alone"
 
 
 def _is_theirs(frame: traceback.FrameSummary) -> bool:
@@ -122,13 +107,6 @@ def _is_theirs(frame: traceback.FrameSummary) -> bool:
 
 def _is_machinery(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith("<frozen importlib")
-
-
-def _name_package(frame: traceback.FrameSummary) -> str:
-    """Return the installed package that a frame lies in, or nothing."""
-    parts = Path(frame.filename).parts
-    places = [number for number, part in enumerate(parts) if part in _INSTALLED]
-    return parts[places[-1] + 1].removesuffix(".py") if places else ""
 
 
 def _place(frame: traceback.FrameSummary) -> str:

@@ -186,7 +186,7 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If there are none.
         """
         group, gates = self.param_groups[0], self.param_groups[0]["params"]
-        if group["frozen"] and all(gate.grad is None for gate in gates):
+        if group["frozen"]:
             return
         if self._rates is not None and self._rates.device != gates[0].device:
             self._follow_branches_()

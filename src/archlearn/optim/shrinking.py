@@ -24,6 +24,7 @@ from archlearn.module_utils import evaluating, find_module, find_tensor, modes_o
 from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.original_channels import KEPT
@@ -34,8 +35,8 @@ from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.generated_forward import unwrap
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.weight_state import mutable_modules
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
@@ -60,7 +61,8 @@ def shrink_(
     is updated next as it would have been. With a `GateOptimizer` among the optimisers, channels go
     that it never opens again; without one, all that are closed. Channels stay that leave a constant
     behind (a BatchNorm follows their gate) or live in weights that are computed (weight_norm), and
-    two of each group; `compact` removes them at the end. Wrap in DDP again behind it.
+    two of each group; `compact` removes them at the end. `DistributedDataParallel` around the model
+    is set up anew, in place: call it in all processes.
 
     Args:
         model: A model from `add_gates`, or one that contains such a model.
@@ -96,6 +98,7 @@ def shrink_(
     for states in sliced:
         for state, new in states:
             state.update(new)
+    renew_wrappers_(owner)
     for optimizer in inner:
         if isinstance(optimizer, GateOptimizer):
             optimizer.follow_model()
@@ -195,7 +198,7 @@ def _prepare(
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
         movers = {name for name, module in owner.named_modules() if module._buffers}
-        movers = {*movers, *mutable_modules(blueprint.traces, owner)} - {STORE}
+        movers = {*movers, *mutable_modules(blueprint.traces.graphs, owner)} - {STORE}
         gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
@@ -336,7 +339,9 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
         if key not in target._buffers and buffer is not None:
             target.register_buffer(key, buffer.clone())
     setattr(target, KEPT, cut.plan.kept(getattr(target, KEPT, None)))
-    target.__class__ = type(cut.small)
+    new_class: Any = type(cut.small)
+    new_class.forward = type(target).forward  # Accelerate and torch.compile may hold it
+    target.__class__ = new_class
 
 
 def _holds_places(module: nn.Module) -> bool:

@@ -1,13 +1,12 @@
 """`write_report`: one HTML file without scripts, network or other files."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from archlearn.data.file_cache import write_whole
 from archlearn.errors import InputError
 from archlearn.reporting.colours import write_variables
 from archlearn.reporting.comparison import describe_comparison
@@ -39,7 +38,7 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
     content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
     table = read_paper_table(runs)
     pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
-    _replace(out, render(content | {"by_layer": table, "pasted": pasted}))
+    write_whole(out, render(content | {"by_layer": table, "pasted": pasted}).encode())
     return out
 
 
@@ -60,18 +59,3 @@ def render(content: Mapping[str, object]) -> str:
         light=write_variables(dark=False),
         dark=write_variables(dark=True),
     )
-
-
-def _replace(out: Path, text: str) -> None:
-    """Write beside the file first, so that a reader never sees half a page."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        part.chmod(0o644)
-        part.replace(out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -174,8 +174,26 @@ def read_run(folder: Path) -> RunRecord:
     # A resumed run may have written an epoch twice: the later line holds.
     epochs = tuple(_epoch(n, rows[n]) for n in sorted(n for n in rows if n is not None))
     finished = bool(summary.get("finished", bool(summary)))
-    notes = (*_notes(folder, epochs, finished=finished), *summary_note)
-    return _assemble(folder, config, summary, _Progress(epochs, finished, notes))
+    task = as_text(summary.get("task")) or as_text(config.get("task"))
+    regression = task == "regression" or any(epoch.is_error for epoch in epochs)
+    return RunRecord(
+        folder=folder,
+        name=as_text(summary.get("name")) or folder.resolve().name,
+        model=as_text(summary.get("model")) or as_text(config.get("model")),
+        data=as_text(config.get("data")) or as_text(summary.get("data")),
+        regression=regression,
+        finished=finished,
+        validation_score=epochs[-1].score if epochs else None,
+        test_score=as_number(summary.get("test_error" if regression else "test_accuracy")),
+        score_before=as_number(_read_measured(folder).get("score_before")),
+        epochs=epochs,
+        before=_standing(as_table(summary.get("before")), epochs[0] if epochs else None),
+        after=_standing(as_table(summary.get("after")), epochs[-1] if epochs else None),
+        merged=tuple(as_text(name) for name in as_items(summary.get("merged"))),
+        config=config,
+        summary=summary,
+        notes=(*_notes(folder, epochs, finished=finished), *summary_note),
+    )
 
 
 def read_json_lines(path: Path) -> Iterator[JsonTable]:
@@ -215,13 +233,6 @@ def read_speed(folder: Path) -> list[SpeedRow]:
 def _read_measured(folder: Path) -> JsonTable:
     path = folder / SPEED
     return as_table(_parse(path.read_bytes())) if path.is_file() else {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    epochs: tuple[Epoch, ...]
-    finished: bool
-    notes: tuple[str, ...]
 
 
 def _parse(text: bytes) -> object:
@@ -316,31 +327,4 @@ def _standing(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
             )
             for layer in map(as_table, as_items(summary.get("layers")))
         },
-    )
-
-
-def _assemble(
-    folder: Path, config: JsonTable, summary: JsonTable, progress: _Progress
-) -> RunRecord:
-    task = as_text(summary.get("task")) or as_text(config.get("task"))
-    epochs = progress.epochs
-    regression = task == "regression" or any(epoch.is_error for epoch in epochs)
-    test_score = as_number(summary.get("test_error" if regression else "test_accuracy"))
-    return RunRecord(
-        folder=folder,
-        name=as_text(summary.get("name")) or folder.resolve().name,
-        model=as_text(summary.get("model")) or as_text(config.get("model")),
-        data=as_text(config.get("data")) or as_text(summary.get("data")),
-        regression=regression,
-        finished=progress.finished,
-        validation_score=epochs[-1].score if epochs else None,
-        test_score=test_score,
-        score_before=as_number(_read_measured(folder).get("score_before")),
-        epochs=epochs,
-        before=_standing(as_table(summary.get("before")), epochs[0] if epochs else None),
-        after=_standing(as_table(summary.get("after")), epochs[-1] if epochs else None),
-        merged=tuple(as_text(name) for name in as_items(summary.get("merged"))),
-        config=config,
-        summary=summary,
-        notes=progress.notes,
     )

@@ -37,9 +37,9 @@ from archlearn.tracing.computed_weights import make_plain_
 from archlearn.tracing.example_inputs import CHECKS, count_examples
 from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, user_class
 from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.module_state import mutable_modules, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.weight_state import mutable_modules, preserve_weights
 from archlearn.verification.certificate import Certificate, Comparison
 from archlearn.verification.precision import cast_, exchanging, to_float64
 
@@ -139,7 +139,7 @@ def _make(
         training=graphs[1] if graphs[1:] else None,
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
-    moving = mutable_modules(traces, small)
+    moving = mutable_modules(traces.graphs, small)
     if certified:
         comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
         certificate = _finish_(small, comparison, traces, changed)
@@ -174,7 +174,7 @@ def carry_out(
     What surgery computes is in double precision still.
     """
     blueprint = decision.choice.blueprint
-    with preserve_weights(gated, mutable_modules(blueprint.traces, gated)):
+    with preserve_weights(gated, mutable_modules(blueprint.traces.graphs, gated)):
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]

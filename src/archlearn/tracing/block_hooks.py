@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import InputError
 from archlearn.tracing.example_inputs import is_plain
-from archlearn.tracing.graph_pickling import BLOCK_CALLS, NodeName
+from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName
 from archlearn.tracing.output_types import construction_of, parts_of
 
 _log = logging.getLogger(__name__)

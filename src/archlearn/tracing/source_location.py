@@ -9,7 +9,7 @@ import traceback
 import torch
 from torch import fx
 
-from archlearn.tracing.graph_pickling import SOURCE
+from archlearn.tracing.fx_utils import SOURCE
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DECORATORS = contextlib.__file__  # `add_gates` is one of its contexts

@@ -6,7 +6,7 @@ opaque leaf: it is called as it is, and nothing is assumed about its inside.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument
 from archlearn.tracing.example_inputs import values_for as values_for
-from archlearn.tracing.graph_pickling import Packed, pack_graph, unpack_graph
+from archlearn.tracing.fx_utils import Packed, pack_graph, unpack_graph
 from archlearn.tracing.module_state import look_at, preserve_state
 from archlearn.tracing.rng import check_draws, putting_back, watching_draws
 from archlearn.tracing.shape_guards import Refusal
@@ -56,8 +56,8 @@ class Traces:
     blocks: tuple[Blocks, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        packed = [pack_graph(graph) for graph in self.graphs]
-        return _unpack, (packed, self.opaque, self.answers, self.asks_mode, self.blocks)
+        kept = {each.name: getattr(self, each.name) for each in fields(self)[2:]}
+        return _unpack, ([pack_graph(graph) for graph in self.graphs], kept)
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
@@ -70,16 +70,9 @@ class Traces:
         return tuple(call for calls in self.blocks[: len(self.graphs)] for call in calls)
 
 
-def _unpack(
-    packed: list[Packed],
-    opaque: dict[str, str],
-    answers: dict[str, str],
-    asks_mode: bool = True,
-    blocks: tuple[Blocks, ...] = (),
-) -> Traces:
+def _unpack(packed: list[Packed], kept: dict[str, Any]) -> Traces:
     graphs = [unpack_graph(each) for each in packed]
-    training = graphs[1] if len(graphs) > 1 else None
-    return Traces(graphs[0], training, opaque, answers, asks_mode, blocks=blocks)
+    return Traces(graphs[0], graphs[1] if len(graphs) > 1 else None, **kept)
 
 
 def trace(

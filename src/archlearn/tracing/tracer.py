@@ -28,8 +28,8 @@ from archlearn.tracing.example_inputs import (
     ones_if_left_out,
 )
 from archlearn.tracing.example_runs import ExampleRuns, is_untraced
+from archlearn.tracing.fx_utils import BLOCK_CALLS
 from archlearn.tracing.gelu_fusion import fuse_gelu_
-from archlearn.tracing.graph_pickling import BLOCK_CALLS
 from archlearn.tracing.huggingface import config_flags, is_pretrained
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of

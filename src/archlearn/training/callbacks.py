@@ -1,4 +1,4 @@
-"""Callback protocol of a training run, and loggers: CSV, TensorBoard, wandb."""
+"""Callbacks of a training run, and loggers: CSV, TensorBoard, wandb."""
 
 import importlib
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from archlearn.errors import SettingsError
 from archlearn.training.run_directory import METRICS, read_lines
@@ -52,40 +52,23 @@ class EpochEnd:
     seconds_left: float
 
 
-class Callback(Protocol):
-    """Watches a run."""
+class Callback:
+    """Watches a run; what is not overridden does nothing."""
 
     def started(self, start: RunStart) -> None:
         """Take note of the start."""
-        ...
 
     def stepped(self, step: int) -> None:
         """Take note of finished steps."""
-        ...
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Take note of a finished epoch."""
-        ...
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Take note of the end."""
-        ...
 
 
-class SilentCallback:
-    """Watches and says nothing."""
-
-    def started(self, start: RunStart) -> None:
-        """Say nothing."""
-
-    def stepped(self, step: int) -> None:
-        """Say nothing."""
-
-    def epoch_ended(self, end: EpochEnd) -> None:
-        """Say nothing."""
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        """Say nothing."""
+SilentCallback = Callback
 
 
 _LOGGERS = {
@@ -108,7 +91,7 @@ _SCALARS = (
 )
 
 
-class EpochLogger:
+class EpochLogger(Callback):
     """Writes the numbers of each epoch with a logger of Lightning Fabric, into the run's folder."""
 
     def __init__(self, kind: LoggerName) -> None:
@@ -137,9 +120,6 @@ class EpochLogger:
         for row in read_lines(start.folder / METRICS):
             self._write(row)
 
-    def stepped(self, step: int) -> None:
-        """Write nothing for single steps."""
-
     def epoch_ended(self, end: EpochEnd) -> None:
         """Write the numbers of an epoch."""
         self._write(end.row)
@@ -157,7 +137,7 @@ class EpochLogger:
         self._logger.log_metrics(numbers | widths, row["epoch"])
 
 
-class Several:
+class Several(Callback):
     """Tells several observers, in order."""
 
     def __init__(self, observers: Sequence[Callback]) -> None:

@@ -14,20 +14,31 @@ from torch import nn
 
 import archlearn
 from archlearn.costs import count_costs, count_layer_costs
+from archlearn.data.dataset import Dataset
 from archlearn.errors import FileError, InputError
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
+from archlearn.speed import Speed, compare_speed
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.checkpoint import Position, capture_random_states, restore_random_states
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware
+from archlearn.training.initial_model import start_network
 from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
 from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import COMPACT, METRICS, SUMMARY, read_lines, write_json
+from archlearn.training.run_directory import (
+    COMPACT,
+    METRICS,
+    SPEED,
+    SUMMARY,
+    read_lines,
+    write_json,
+)
 from archlearn.training.run_setup import Session, gate_network, set_layout_
+from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
 
 logger = logging.getLogger(__name__)
@@ -247,3 +258,24 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
 def _plain(settings: Any) -> dict[str, Any]:
     table = asdict(settings)
     return {name: getattr(value, "value", value) for name, value in table.items()}
+
+
+def measure_run(
+    folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset
+) -> tuple[list[Speed], Score | None]:
+    """Return times and memory before and after, and the score that the network began with.
+
+    All of it is written into the run's folder, where the report finds it. A network that began
+    untrained has no score.
+    """
+    original = start_network(settings, dataset)
+    objective = objective_of(dataset)
+    score = evaluate(original, dataset.test, objective) if settings.start_from else None
+    example = in_format_of(original, objective.inputs(dataset.train.inputs[:64]))
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows: list[Speed] = []
+    for device in devices:
+        rows += compare_speed(original, compact, example, device=device)
+    before = None if score is None else score.error if score.accuracy is None else score.accuracy
+    write_json(folder / SPEED, {"rows": [asdict(row) for row in rows], "score_before": before})
+    return rows, score

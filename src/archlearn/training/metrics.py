@@ -13,6 +13,7 @@ from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
+from archlearn.module_utils import evaluating
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -68,29 +69,16 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     """
     device = objective.mean.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    number_format = next(floating, objective.mean.dtype)
     n_at_once = _count_at_once(split, objective)
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        for raw, targets in zip(
-            split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True
-        ):
+    parts = zip(split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True)
+    with evaluating(network):
+        for raw, targets in parts:
             raw, targets = raw.to(device), targets.to(device)
-            outputs = network(as_format(objective.inputs(raw), number_format))
+            outputs = network(in_format_of(network, objective.inputs(raw)))
             loss = objective.loss(outputs, targets).double() * len(targets)
             score = objective.score_sum(outputs, targets)
             sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])
-    finally:
-        for module, training in modes.items():
-            module.training = training
     return sums
-
-
-def as_format(inputs: Tensor, number_format: torch.dtype) -> Tensor:
-    """Return inputs in a network's number format; tokens stay whole numbers."""
-    return inputs.to(number_format) if inputs.is_floating_point() else inputs
 
 
 def _count_at_once(split: Split, objective: Objective) -> int:
@@ -249,9 +237,9 @@ def costs_of(network: nn.Module, example: Tensor) -> Costs:
 
 
 def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
-    """Return inputs in the number format of a network's weights."""
+    """Return inputs in the number format of a network's weights; tokens stay whole numbers."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    return as_format(example, next(floating, example.dtype))
+    return example.to(next(floating, example.dtype)) if example.is_floating_point() else example
 
 
 def per_example(costs: Costs, example: Tensor) -> Costs:

@@ -1,7 +1,8 @@
 """`certify`: compare two models on real and random inputs, in double precision."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,16 +11,15 @@ from torch import Tensor, nn
 
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
-from archlearn.module_utils import evaluating
+from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import unwrap
-from archlearn.tracing.independence import filled_with_nan, find_shared, noticing_calls
 from archlearn.tracing.instance_forward import class_forwards
+from archlearn.tracing.module_state import preserve_weights
 from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import cuda_devices, watching_draws
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import without_autocast
-from archlearn.tracing.weight_state import preserve_weights
 from archlearn.verification.precision import exchanging, to_float64
 from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
 
@@ -250,7 +250,7 @@ class Comparison:
         model, other = self.models[place], self.models[1 - place]
         if not self.must_be_apart:
             return _run(model, inputs, self.movers)
-        with noticing_calls(other) as called, filled_with_nan(other):
+        with noticing_calls(other) as called, _filled_with_nan(other):
             outputs = _run(model, inputs, self.movers)
         if called:
             raise CertificateError(
@@ -266,7 +266,7 @@ class Comparison:
         Raises:
             CertificateError: If they do.
         """
-        shared = find_shared(*self.models) if self.must_be_apart else ""
+        shared = _find_shared(*self.models) if self.must_be_apart else ""
         if shared:
             raise CertificateError(
                 f"the two models share the tensor {shared!r}, so nothing is known of the second by "
@@ -341,3 +341,35 @@ def _dtype(model: nn.Module) -> torch.dtype:
         if parameter.is_floating_point():
             return parameter.dtype
     raise InputError(f"{type(model).__name__} has no parameters; there is nothing to compare")
+
+
+@contextmanager
+def _filled_with_nan(model: nn.Module) -> Generator[None]:
+    """Let every parameter and buffer of a model be NaN for a while; what reads one is NaN, too."""
+    own = {tensor: tensor.data for _, tensor in tensors_of(model) if _is_plain(tensor)}
+    try:
+        for tensor in own:
+            nan = torch.full((), torch.nan, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = nan.expand(tensor.shape)
+        yield
+    finally:
+        for tensor, data in own.items():
+            tensor.data = data
+
+
+def _find_shared(first: nn.Module, second: nn.Module) -> str:
+    """Return the name that a tensor has in the first model whose memory the second uses, or ''."""
+    theirs = {_memory(tensor) for _, tensor in tensors_of(second)}
+    return next((name for name, tensor in tensors_of(first) if _memory(tensor) in theirs), "")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return is_number and tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter)
+
+
+def _memory(tensor: Tensor) -> object:
+    """Return where a tensor's numbers are; tensors without any share nothing."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.untyped_storage().data_ptr()

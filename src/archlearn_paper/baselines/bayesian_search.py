@@ -72,23 +72,18 @@ class Training:
 
 
 class Search:
-    """One Optuna study: widths are proposed, and what they came to is told."""
+    """One Optuna study: widths are proposed from what is known so far."""
 
-    def __init__(self, name: str, space: Space, *, seed: int, storage: str | None = None) -> None:
-        """Open a study, or go on with one.
+    def __init__(self, space: Space, *, seed: int) -> None:
+        """Open a study in memory: what was trained before is added to it.
 
         Args:
-            name: Of the study in its storage.
             space: What is searched.
-            seed: Of the sampler; workers that share a study need different ones.
-            storage: Where Optuna keeps the study, as `sqlite:///study.db`; None is in memory.
+            seed: Of the sampler.
         """
         self._optuna = import_optuna()
         self._space, self._seed = space, seed
-        self._study = self._optuna.create_study(
-            study_name=name, storage=storage, direction="minimize", load_if_exists=True
-        )
-        self._asked: dict[int, Any] = {}
+        self._study = self._optuna.create_study(direction="minimize")
 
     def add(self, training: Training) -> None:
         """Take note of a training that was proposed elsewhere."""
@@ -100,10 +95,6 @@ class Search:
                 for name, most in self._space.most.items()
             },
             value=training.objective,
-            user_attrs={
-                "search_seconds": training.search_seconds,
-                "train_seconds": training.train_seconds,
-            },
         )
         self._study.add_trial(trial)
 
@@ -112,7 +103,8 @@ class Search:
         started = time.perf_counter()
         # Seeded anew for each training, so that a study that is gone on with does not repeat
         # itself.
-        number = len(self._study.get_trials(deepcopy=False))
+        state = self._optuna.trial.TrialState
+        number = len(self._study.get_trials(deepcopy=False, states=(state.COMPLETE,)))
         self._study.sampler = self._optuna.samplers.GPSampler(
             seed=1009 * self._seed + number, n_startup_trials=N_RANDOM
         )
@@ -122,42 +114,15 @@ class Search:
             for name, most in self._space.most.items()
         }
         seconds = time.perf_counter() - started
-        trial.set_user_attr("search_seconds", seconds)
-        self._asked[trial.number] = trial
-        return Proposal(
-            number=trial.number, widths={**self._space.fixed, **searched}, seconds=seconds
-        )
-
-    def tell(self, proposal: Proposal, objective: float, train_seconds: float) -> None:
-        """Take note of what a proposal came to."""
-        trial = self._asked.pop(proposal.number)
-        trial.set_user_attr("train_seconds", train_seconds)
-        self._study.tell(trial, objective)
-
-    def history(self) -> list[Training]:
-        """Return all finished trainings, in the order in which they were proposed."""
-        finished = self._study.get_trials(
-            deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,)
-        )
-        return [
-            Training(
-                number=trial.number,
-                widths={
-                    **self._space.fixed,
-                    **{name: trial.params[name] for name in self._space.most},
-                },
-                objective=float(trial.value),
-                search_seconds=trial.user_attrs["search_seconds"],
-                train_seconds=trial.user_attrs["train_seconds"],
-            )
-            for trial in finished
-        ]
+        # What came of it is added as a training, so the study need not wait for this one.
+        self._study.tell(trial, state=state.FAIL)
+        return Proposal(number=number, widths={**self._space.fixed, **searched}, seconds=seconds)
 
 
 @functools.cache
 def warm_up() -> None:
     """Make a proposal for nothing, once: what it takes to load the parts is no time of a search."""
-    search = Search("warm-up", Space(most={"a": 2 * N_RANDOM}, fixed={}), seed=0)
+    search = Search(Space(most={"a": 2 * N_RANDOM}, fixed={}), seed=0)
     for number in range(N_RANDOM):
         search.add(
             Training(

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn_paper.baselines.budget import is_within
-from archlearn_paper.baselines.penalised_module import Penalised
+from archlearn_paper.baselines.learnt_diagonals import Penalised
 
 _HALVINGS = 10
-
-
 """Enough to tell single channels apart among a thousand."""
+MOST_OF_A_LAYER = 0.9
+"""The part of a layer that may go, by Torch-Pruning's own `max_pruning_ratio`: without it, ranking
+over all layers left single channels of some."""
 
 
 def import_torch_pruning() -> Any:
@@ -95,6 +96,7 @@ def make_pruner(
         importance=tp.importance.GroupMagnitudeImportance(p=2),
         global_pruning=all_layers_together,
         pruning_ratio=ratio,
+        max_pruning_ratio=MOST_OF_A_LAYER,
         ignored_layers=fixed,
     )
 

@@ -12,30 +12,23 @@ from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import seed_everything
-from archlearn.training.defaults import TRAVEL
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts
-from archlearn_paper.evaluation import find_dataset
+from archlearn_paper.evaluation import find_dataset, list_losses
 from archlearn_paper.experiment import Scale
-from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
+from archlearn_paper.recipes import (
+    RATE_OF_AN_EXAMPLE,
+    VALIDATION,
+    learn_to_budget,
+    train_plainly,
+)
 
 FIRST_PART = 0.4
 """Part of the epochs before a network is brought to its budget; the rest comes after, for small
 networks gain from training for long."""
-FREEZE_FOR = 0.05
-"""Last part of the first epochs in which gates stand still: there is more training to come."""
-START_AFTER = 0.25
-"""Part of the first epochs before gates move. Drawn ones that move earlier close all at once:
-their network has learnt nothing yet that would hold them open."""
-MOST_GATE_RATE = 1.0
-"""Above this the noise of the loss, and not its mean, would move the gates."""
-VALIDATION = 1 / 12
 CALIBRATION_SEED = 1000
 """Strengths are chosen on this seed, which is none of those that count."""
-N_TRIM_BATCHES, TRIM_BATCH_SIZE = 30, 100
-"""What a channel is worth is measured on many small batches: the square of a batch's gradient says
-more of it the smaller the batch is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,32 +61,20 @@ class ComparisonSetup:
         scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
         return replace(self, scale=scale)
 
-    def plain(self, seed: int, epochs: int) -> RunSettings:
+    def plain(self, seed: int, epochs: int, rate_factor: float = 1.0) -> RunSettings:
         """Return the settings of training without gates of ours."""
-        return train_plainly(replace(self.scale, epochs=epochs), seed, model=self.model)
+        scale, rate = replace(self.scale, epochs=epochs), rate_factor * RATE_OF_AN_EXAMPLE
+        return train_plainly(scale, seed, model=self.model, rate=rate)
 
-    def gated(self, seed: int, terms: Terms) -> RunSettings:
-        """Return the settings of the first part of a run that learns its widths.
+    def to_budget(self, seed: int, budget: int, cost_power: float) -> RunSettings:
+        """Return the settings of a run that learns which parameters stay.
 
-        Where the terms have no rate for the gates, it follows from the cost, within bounds.
+        Gates stand still when the networks of other methods are brought to their budget.
         """
-        scale = replace(self.scale, epochs=self.first_epochs)
-        rate = terms.gate_rate or min(MOST_GATE_RATE, self._find_gate_rate(terms.cost))
-        terms = replace(terms, start_after=START_AFTER, freeze_for=FREEZE_FOR, gate_rate=rate)
-        return learn_architecture(scale, seed, terms, model=self.model)
-
-    def _find_gate_rate(self, cost: float) -> float:
-        """Return the rate that the engine would derive from a cost."""
-        n_steps = self.first_epochs * (
-            len(find_dataset(self.plain(0, 1)).train) // self.scale.batch_size
+        settings = learn_to_budget(
+            self.scale, seed, budget, cost_power, model=self.model, rate=RATE_OF_AN_EXAMPLE
         )
-        return TRAVEL / (cost * max(1, n_steps) * (1 - START_AFTER - FREEZE_FOR))
-
-    def given_gates(self, seed: int, terms: Terms) -> RunSettings:
-        """Return the same for a network that comes with gates of its own."""
-        settings = self.gated(seed, terms)
-        kept = settings.gates
-        return replace(settings, gates=replace(kept, learn="nothing"))
+        return replace(settings, gates=replace(settings.gates, freeze_for=1 - FIRST_PART))
 
     def example(self) -> Tensor:
         """Return two inputs as the network takes them."""
@@ -109,14 +90,7 @@ class ComparisonSetup:
 
     def losses(self, model: nn.Module) -> Iterator[Tensor]:
         """Yield the losses of a model on some batches of train data."""
-        dataset = find_dataset(self.plain(0, 1))
-        objective = objective_of(dataset)
-        train = dataset.train
-        size = TRIM_BATCH_SIZE
-        n_batches = min(N_TRIM_BATCHES, max(1, len(train.inputs) // size))
-        for place in range(n_batches):
-            part = slice(place * size, (place + 1) * size)
-            yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
+        return list_losses(self.plain(0, 1), model)
 
 
 def check_setup(setup: ComparisonSetup) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
-from archlearn_paper.comparison.methods import OURS, SCRATCH, LearningMethod, Method, PruningMethod
+from archlearn_paper.comparison.methods import OURS, SCRATCH, Method, PruningMethod
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED
-from archlearn_paper.comparison.strength_search import choose_strength, name_first
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -94,28 +93,13 @@ class MethodRanking:
         }
 
     def _count_search(self, rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-        """Return the runs and epochs that choosing strengths took, by method.
-
-        A seed that came out below its budget is begun again at less strength; those runs count.
-        """
+        """Return the runs and epochs that choosing strengths took, by method."""
         found: dict[str, dict[str, int]] = {}
         for each in self._methods:
-            asked = (
-                self._name_chosen(each, rows) if isinstance(each, LearningMethod) else set[str]()
-            )
-            own = [row for row in rows if row.row.startswith(f"{each.name}, strength")]
-            again = [r for r in own if r.seed != CALIBRATION_SEED and r.row not in asked]
-            spent = [r for r in own if r.seed == CALIBRATION_SEED] + again
-            found[each.name] = {
-                "runs": len(spent),
-                "epochs": sum(row.epochs for row in spent),
-                "again": len(again),
-            }
+            first = f"{each.name}, strength"
+            spent = [r for r in rows if r.seed == CALIBRATION_SEED and r.row.startswith(first)]
+            found[each.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
         return found
-
-    def _name_chosen(self, each: LearningMethod, rows: Sequence[Row]) -> set[str]:
-        """Return the first parts at the strengths that were chosen for some budget."""
-        return {name_first(each, choose_strength(each, budget, rows)) for budget in self._budgets}
 
     def check(self, derived: Derived) -> list[Check]:
         """Return whether ours is ahead of its best rival at every budget, seed by seed."""
@@ -169,7 +153,9 @@ class MethodRanking:
                     "yes" if any_budget["is_dense"] else "no",
                     "; ".join(write_counts(n["parameters"]) for n in numbers.values()),
                     "; ".join(f"{n['seconds']:.0f}" for n in numbers.values()),
-                    _write_search(search) if search["runs"] else NOTHING,
+                    f"{search['runs']} runs, {search['epochs']:,} epochs"
+                    if search["runs"]
+                    else NOTHING,
                 )
             )
         columns = (
@@ -219,12 +205,6 @@ def _check_ahead(derived: Derived) -> list[Check]:
         )
         for (budget, rival, found, _), p in zip(compared, corrected, strict=True)
     ]
-
-
-def _write_search(search: Mapping[str, int]) -> str:
-    again = search.get("again", 0)
-    more = f", {again} of the runs for seeds that came out too small" if again else ""
-    return f"{search['runs']} runs, {search['epochs']:,} epochs{more}"
 
 
 def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:

@@ -2,43 +2,41 @@
 
 Every method has the same number of epochs in total: two fifths before its network is brought to
 the budget, three fifths after. Those that begin with a small network have all of them for that.
-Strengths are chosen on validation data of another seed, and what that took is counted apart.
+Strengths are chosen on validation data of another seed, and what that took is counted apart. The
+first methods at each budget then have more seeds.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from archlearn.errors import SettingsError
+from torch import nn
+
+from archlearn.errors import InputError, SettingsError
+from archlearn.training.settings import RunSettings
+from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.comparison.methods import (
     METHODS,
     OURS,
     SCRATCH,
+    BudgetMethod,
     FromScratchMethod,
     LearningMethod,
     Method,
     PruningMethod,
-    Strength,
+    Reduce,
+    choose_strength,
+    list_strengths,
+    name_first,
+    name_trial,
 )
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, MethodRanking, name_result
-from archlearn_paper.comparison.strength_search import (
-    N_WEAKER,
-    Pending,
-    begin_learnt,
-    begin_trials,
-    choose_strength,
-    end_trials,
-    is_enough,
-    list_attempts,
-    name_first,
-    reduce_in_round,
-    start_runs,
-)
 from archlearn_paper.experiment import (
     Evaluation,
     Experiment,
@@ -46,10 +44,59 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
     Stage,
+    group,
     parse_seeds,
+    spread_of,
 )
 from archlearn_paper.parallel_runs import Run
 from archlearn_paper.results import Results, read_results
+from archlearn_paper.worker_pool import Make, make_networks
+
+N_FIRST = 3
+"""Methods that have more seeds at a budget: those of the highest means."""
+LATER_SEEDS = (5, 6, 7, 8, 9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A run whose network is still to be made."""
+
+    row: str
+    settings: RunSettings
+    make: Make
+
+
+@contextmanager
+def naming(method: str) -> Generator[None]:
+    """Say which method it is that cannot be used with a network.
+
+    A budget out of reach is another matter, and passes as it is.
+    """
+    try:
+        yield
+    except BudgetError:
+        raise
+    except InputError as error:
+        raise InputError(
+            f"{method} cannot be used with this network: {error}; or name the others with --methods"
+        ) from error
+
+
+def start_runs(pending: Sequence[Pending]) -> list[Run]:
+    """Return the runs with their networks; one that cannot reach its budget is left out."""
+    networks = make_networks([each.make for each in pending])
+    return [
+        Run(row=each.row, settings=each.settings, network=network)
+        for each, network in zip(pending, networks, strict=True)
+        if network is not None
+    ]
+
+
+def _reduce(
+    method: str, reduce: Reduce, setup: ComparisonSetup, finished: FinishedRun, budget: int
+) -> nn.Module:
+    with naming(method):
+        return reduce(setup, finished.load_model(), budget)
 
 
 class ComparisonStages:
@@ -60,49 +107,79 @@ class ComparisonStages:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
-        rounds = max([each.rounds for each in self._in_rounds()], default=0)
-        later = [partial(self._prune, number=number) for number in range(1, rounds)]
-        return (
-            self._begin_trials,
-            self._end_trials,
-            self._begin,
-            *[self._begin_again] * (N_WEAKER + 1),
-            self._end,
-            *later,
-            self._from_scratch,
-        )
+        once = [ComparisonStages.begin, *(partial(_prune, number=n) for n in range(self._rounds()))]
+        more = [partial(self._repeat, stage) for stage in once]
+        first = [partial(stage, self) for stage in once]
+        return (self._begin_trials, self._end_trials, *first, *more, self._from_scratch)
+
+    def _rounds(self) -> int:
+        return max([each.rounds for each in self._in_rounds()], default=1)
 
     def _setup(self, scale: Scale) -> ComparisonSetup:
         return ComparisonSetup(model=self._model, budgets=self._budgets, scale=scale)
 
-    def _pruned(self) -> list[PruningMethod]:
-        return [each for each in self._methods if isinstance(each, PruningMethod)]
-
-    def _learnt(self) -> list[LearningMethod]:
-        return [each for each in self._methods if isinstance(each, LearningMethod)]
-
     def _in_rounds(self) -> list[LearningMethod | PruningMethod]:
-        return [*self._pruned(), *self._learnt()]
+        return [m for m in self._methods if isinstance(m, LearningMethod | PruningMethod)]
 
     def _begin_trials(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+        """Return, on the calibration seed, whole runs to budgets and all first parts."""
         del done
-        setup = self._setup(scale)
-        return begin_trials(setup, self._methods)
+        setup, works = self._setup(scale).calibration(), list[RunTask]()
+        for each in self._methods:
+            for strength in setup.scale.pick(list_strengths(each)):
+                if isinstance(each, LearningMethod):
+                    works.append(_first(setup, each, CALIBRATION_SEED, strength))
+                if isinstance(each, BudgetMethod):
+                    works += [
+                        _land(
+                            setup,
+                            each,
+                            CALIBRATION_SEED,
+                            b,
+                            strength,
+                            name_trial(each, strength, b),
+                        )
+                        for b in self._budgets
+                    ]
+        if any(isinstance(each, PruningMethod) and each.strengths for each in self._methods):
+            works.append(_large(setup, CALIBRATION_SEED))
+        return _by_length(works)
 
     def _end_trials(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        return end_trials(self._setup(scale), self._methods, done)
+        """Return the last parts on the calibration seed, at every strength and budget."""
+        setup, pending = self._setup(scale).calibration(), list[Pending]()
+        first = {d.row.row: d for d in done if d.row.seed == CALIBRATION_SEED}
+        for each in self._in_rounds():
+            for strength in setup.scale.pick(each.strengths):
+                pruned = isinstance(each, PruningMethod)
+                finished = first[LARGE if pruned else name_first(each, strength)]
+                factor = strength if pruned else 1.0
+                pending += [
+                    Pending(
+                        row=name_trial(each, strength, budget),
+                        settings=setup.plain(CALIBRATION_SEED, setup.last_epochs, factor),
+                        make=partial(_reduce, each.name, each.reduce, setup, finished, budget),
+                    )
+                    for budget in self._budgets
+                ]
+        return list(start_runs(pending))
 
-    def _begin(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return the large networks, the first parts at chosen strengths, and all fresh ones."""
-        setup = self._setup(scale)
+    def begin(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+        """Return large networks, first parts, runs to budgets and fresh networks."""
+        setup, rows = self._setup(scale), [finished.row for finished in done]
         works: list[RunTask] = []
         for seed in scale.seeds:
-            if self._pruned():
-                settings = setup.plain(seed, setup.first_epochs)
-                works.append(Run(row=LARGE, settings=settings))
-            for each in self._learnt():
-                chosen = {choose_strength(each, b, [d.row for d in done]) for b in self._budgets}
-                works += [_first(setup, each, seed, s) for s in sorted(chosen, key=str)]
+            if any(isinstance(each, PruningMethod) for each in self._methods):
+                works.append(_large(setup, seed))
+            for each in self._methods:
+                chosen = {b: choose_strength(each, b, rows) for b in self._budgets}
+                if isinstance(each, LearningMethod):
+                    works += [_first(setup, each, seed, s) for s in sorted(set(chosen.values()))]
+                if isinstance(each, BudgetMethod):
+                    works += [
+                        _land(setup, each, seed, budget, strength, name_result(each.name, budget))
+                        for budget, strength in chosen.items()
+                    ]
         return _by_length(works + self._fresh(setup))
 
     def _fresh(self, setup: ComparisonSetup) -> list[RunTask]:
@@ -119,54 +196,23 @@ class ComparisonStages:
         ]
         return list(start_runs(pending))
 
-    def _begin_again(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return first parts at less strength, for seeds that came out below their budget."""
-        setup, works = self._setup(scale), dict[tuple[str, int], RunTask]()
-        for each in self._learnt():
-            for budget in self._budgets:
-                for seed in scale.seeds:
-                    known = self._attempts(each, budget, seed, done)
-                    left = [strength for strength, finished in known if finished is None]
-                    if left and not _first_enough(known, budget):
-                        run = _first(setup, each, seed, left[0])
-                        works[run.row, seed] = run
-        return list(works.values())
-
-    def _attempts(
-        self, each: LearningMethod, budget: int, seed: int, done: Sequence[FinishedRun]
-    ) -> list[tuple[Strength, FinishedRun | None]]:
-        """Return the strengths for a seed and a budget, with the first parts that were made."""
-        made = {(finished.row.row, finished.row.seed): finished for finished in done}
-        strengths = list_attempts(each, budget, [finished.row for finished in done])
-        return [(strength, made.get((name_first(each, strength), seed))) for strength in strengths]
-
-    def _end(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return the last parts: every network brought to every budget and trained on."""
-        setup = self._setup(scale)
-        pending = self._rounds(setup, done, number=0)
-        for each in self._learnt():
-            for budget in self._budgets:
-                for seed in scale.seeds:
-                    large = _first_enough(self._attempts(each, budget, seed, done), budget)
-                    pending += [_round(setup, each, finished, budget, 0) for finished in large]
+    def prune(self, scale: Scale, done: Sequence[FinishedRun], number: int) -> list[RunTask]:
+        """Return a round: networks brought to their budgets, or nearer, and trained on."""
+        setup, rows = self._setup(scale), [finished.row for finished in done]
+        made = {(d.row.row, d.row.seed): d for d in done}
+        pending: list[Pending] = []
+        for each in self._in_rounds():
+            for budget in self._budgets if number < _count_rounds(setup, each) else ():
+                strength = choose_strength(each, budget, rows)
+                start = LARGE if isinstance(each, PruningMethod) else name_first(each, strength)
+                before = start if number == 0 else _name_round(setup, each, budget, number - 1)
+                pending += [
+                    _round(setup, each, made[before, seed], budget, number, strength)
+                    for seed in scale.seeds
+                    if (before, seed) in made
+                ]
         runs = start_runs(pending)
         return _by_length([*runs, *self._untuned(setup, runs)])
-
-    def _prune(self, scale: Scale, done: Sequence[FinishedRun], number: int) -> list[RunTask]:
-        """Return a later round of pruning and training."""
-        return list(start_runs(self._rounds(self._setup(scale), done, number)))
-
-    def _rounds(
-        self, setup: ComparisonSetup, done: Sequence[FinishedRun], number: int
-    ) -> list[Pending]:
-        return [
-            _round(setup, each, finished, budget, number)
-            for each in self._in_rounds()
-            if number < _count_rounds(setup, each)
-            for budget in self._budgets
-            for finished in done
-            if _is_ready(setup, each, finished, budget, number)
-        ]
 
     def _untuned(self, setup: ComparisonSetup, runs: Sequence[Run]) -> list[RunTask]:
         """Return the networks of SVD as they are before they are trained on."""
@@ -180,6 +226,34 @@ class ComparisonStages:
             for run in runs
             if run.row in rows and run.network is not None
         ]
+
+    def _repeat(
+        self,
+        stage: Callable[["ComparisonStages", Scale, Sequence[FinishedRun]], list[RunTask]],
+        scale: Scale,
+        done: Sequence[FinishedRun],
+    ) -> list[RunTask]:
+        """Return a stage of the first methods at each budget, with more seeds; none if quick."""
+        if scale.points is not None:
+            return []
+        later, works = replace(scale, seeds=LATER_SEEDS), dict[tuple[str, int], RunTask]()
+        for budget in self._budgets:
+            first = self._find_first(budget, [d for d in done if d.row.seed in scale.seeds])
+            part = ComparisonStages(self._model, (budget,), first)
+            for work in stage(part, later, done):
+                works[work.row, work.settings.seed] = work
+        return _by_length(list(works.values()))
+
+    def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[Method]:
+        """Return the methods of the highest means at a budget."""
+        groups = group([finished.row for finished in done])
+        means = {
+            each.name: spread_of(groups[row], lambda found: found.accuracy).mean
+            for each in self._methods
+            if (row := name_result(each.name, budget)) in groups
+        }
+        names = sorted(means, key=lambda name: -means[name])[:N_FIRST]
+        return [each for each in self._methods if each.name in names]
 
     def _from_scratch(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         """Return the architectures that ours learnt, with fresh weights."""
@@ -195,36 +269,33 @@ class ComparisonStages:
         return works
 
 
+def _prune(
+    stages: ComparisonStages, scale: Scale, done: Sequence[FinishedRun], *, number: int
+) -> list[RunTask]:
+    return stages.prune(scale, done, number)
+
+
 def _by_length(works: list[RunTask]) -> list[RunTask]:
     """Return runs of equal length next to each other: side by side, none waits for another."""
     return sorted(works, key=lambda work: work.settings.epochs or 0)
 
 
-def _first_enough(
-    attempts: Sequence[tuple[Strength, FinishedRun | None]], budget: int
-) -> list[FinishedRun]:
-    """Return the first part at the greatest strength that is large enough, if there is one."""
-    made = [finished for _, finished in attempts if finished is not None]
-    return [finished for finished in made if is_enough(finished, budget)][:1]
+def _large(setup: ComparisonSetup, seed: int) -> Run:
+    return Run(row=LARGE, settings=setup.plain(seed, setup.first_epochs))
 
 
-def _first(setup: ComparisonSetup, each: LearningMethod, seed: int, strength: Strength) -> Run:
-    return begin_learnt(each, setup, seed, strength, name_first(each, strength))
+def _first(setup: ComparisonSetup, each: LearningMethod, seed: int, strength: float) -> Run:
+    with naming(each.name):
+        network = each.begin(setup, seed, strength)
+    settings = setup.plain(seed, setup.first_epochs)
+    return Run(row=name_first(each, strength), settings=settings, network=network)
 
 
-def _is_ready(
-    setup: ComparisonSetup,
-    each: LearningMethod | PruningMethod,
-    finished: FinishedRun,
-    budget: int,
-    number: int,
-) -> bool:
-    """Return whether a finished run is the one that a round goes on from."""
-    if number == 0:
-        before = LARGE if isinstance(each, PruningMethod) else None
-    else:
-        before = _name_round(setup, each, budget, number - 1)
-    return finished.row.row == before and finished.row.seed in setup.scale.seeds
+def _land(
+    setup: ComparisonSetup, each: BudgetMethod, seed: int, budget: int, strength: float, row: str
+) -> Run:
+    settings = each.settings(setup, seed, budget, strength)
+    return Run(row=row, settings=settings, finish_compact=True)
 
 
 def _round(
@@ -233,16 +304,22 @@ def _round(
     finished: FinishedRun,
     budget: int,
     number: int,
+    strength: float,
 ) -> Pending:
     """Return the training that follows one round of pruning; rounds share the epochs evenly."""
     rounds = _count_rounds(setup, each)
-    left = rounds - number
-    target = round(finished.row.parameters * (budget / finished.row.parameters) ** (1 / left))
     ends = [setup.last_epochs * done // rounds for done in (number, number + 1)]
+    if isinstance(each, PruningMethod):
+        reduce, factor = each.reduce, strength
+    else:
+        reduce, factor = (each.again if number and each.again else each.reduce), 1.0
+    # The network of a first part that learns has more numbers than the large one.
+    whole = finished.row.parameters
+    target = round(whole * (budget / whole) ** (1 / (rounds - number)))
     return Pending(
         row=_name_round(setup, each, budget, number),
-        settings=setup.plain(finished.row.seed, ends[1] - ends[0]),
-        make=reduce_in_round(each, setup, finished, target, number),
+        settings=setup.plain(finished.row.seed, ends[1] - ends[0], factor),
+        make=partial(_reduce, each.name, reduce, setup, finished, target),
     )
 
 

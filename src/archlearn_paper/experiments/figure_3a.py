@@ -226,4 +226,5 @@ EXPERIMENT = Experiment(
     check=check,
     tabulate=tabulate,
     keeps_history=True,
+    n_seeds=6,
 )

@@ -97,7 +97,7 @@ def ask_next(known: tuple[Panel, int, Sequence[Training]]) -> Proposal:
     """Return the next widths of one search."""
     panel, seed, trainings = known
     warm_up()
-    search = Search(f"{panel.key} {seed}", panel.space(), seed=seed)
+    search = Search(panel.space(), seed=seed)
     for training in trainings:
         search.add(training)
     return search.propose()

@@ -267,9 +267,11 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 def describe_size(row: Row) -> str:
     """Return what decided the size of a run: a budget, or a price that somebody chose."""
-    budget = row.settings.get("gates", {}).get("budget")
-    if budget:
-        return f"budget: {', '.join(budget)}"
+    gates = row.settings.get("gates", {})
+    if gates.get("learn") == "nothing":
+        return NOTHING
+    if gates.get("budget"):
+        return f"budget: {', '.join(gates['budget'])}"
     price = row.settings.get("strengths", {}).get("width_cost")
     return NOTHING if price is None else f"price set by hand: λ3 = {price:g}"
 

@@ -11,7 +11,7 @@ from archlearn.models import CaffeNet, CaffeNetSizes
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.from_scratch import start_anew
-from archlearn_paper.baselines.l1_diagonal import add_diagonals, diagonals, reduce_by_diagonals
+from archlearn_paper.baselines.learnt_diagonals import add_diagonals, diagonals, reduce_by_diagonals
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn.models import LeNet
 from archlearn_paper.baselines.budget import is_within
-from archlearn_paper.baselines.penalised_module import Penalised
+from archlearn_paper.baselines.learnt_diagonals import Penalised
 from archlearn_paper.baselines.torch_pruning_methods import (
     STRENGTH,
     GroupPenalty,

@@ -1,5 +1,6 @@
-"""A real diagonal: scaled, folded, cut."""
+"""A learnt factor for each neuron, by L1 and L0 penalties: scaled, folded, cut."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from torch import nn
 import archlearn as al
 from archlearn.models import ConvNet, LeNet
 from archlearn_paper.baselines.budget import is_within
-from archlearn_paper.baselines.l1_diagonal import (
+from archlearn_paper.baselines.learnt_diagonals import (
     Scaled,
     add_diagonals,
     diagonals,
     fold_diagonals,
     reduce_by_diagonals,
+    scaled_layers,
     writers,
 )
 
@@ -114,6 +116,56 @@ def test_budgets_are_met(budget: int) -> None:
     spread_(rider)
     small = reduce_by_diagonals(rider.network, DIGITS, budget)
     assert is_within(al.count_costs(small, DIGITS).parameters, budget)
+
+
+def test_l0_factors_are_drawn_in_training_and_settle_after_it() -> None:
+    torch.manual_seed(0)
+    scaled = Scaled(nn.Linear(3, 4), "l0")
+    with torch.no_grad():
+        scaled.diagonal.copy_(torch.tensor([-9.0, -0.2, 0.0, 9.0]))
+    draws = torch.stack([scaled.factors() for _ in range(2000)]).detach()
+    assert ((draws >= 0) & (draws <= 1)).all()
+    # log odds 0: open with probability sigmoid(2/3 log 11), at the cap of log 100 nearly always
+    shares = (draws > 0).double().mean(0)
+    odds = torch.tensor([-math.log(100), -1.0, 0.0, math.log(100)]) + 2 / 3 * math.log(11)
+    torch.testing.assert_close(shares, torch.sigmoid(odds).double(), atol=0.03, rtol=0)
+    assert scaled.cost().item() == pytest.approx(torch.sigmoid(odds).sum().item(), rel=1e-5)
+    scaled.eval()
+    settled = (1.2 * torch.sigmoid(odds - 2 / 3 * math.log(11)) - 0.1).clamp(0, 1)
+    torch.testing.assert_close(scaled.factors().detach(), settled)
+
+
+def test_the_cap_of_l0_has_a_gradient_that_leads_back() -> None:
+    scaled = Scaled(nn.Linear(3, 2), "l0")
+    with torch.no_grad():
+        scaled.diagonal.copy_(torch.tensor([7.0, -7.0]))
+    scaled.log_odds().sum().backward()
+    assert scaled.diagonal.grad is not None
+    assert (scaled.diagonal.grad > 0).all()
+
+
+def test_l0_networks_learn_small_sizes_and_are_cut_to_budgets(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    y = torch.randint(4, (400,))
+    x = torch.randn(4, 8)[y] + 0.3 * torch.randn(400, 8)
+    net = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 4))
+    rider = add_diagonals(net, x[:2], 3e-3, "l0")
+    optimiser = torch.optim.SGD(rider.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(300):
+        nn.functional.cross_entropy(rider(x), y).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    rider.eval()
+    layer = scaled_layers(rider.network)["0"]
+    assert 1 <= int((layer.factors() > 0).sum()) < 30
+    al.certify(rider.network, fold_diagonals(rider.network), x[:4])
+    al.save(rider, tmp_path / "a.safetensors", example_inputs=x[:2])
+    again = add_diagonals(net, x[:2], 0.0, "l0")
+    again.load_state_dict(al.load(tmp_path / "a.safetensors").state_dict())
+    # 20 neurons: 20 x 9 + 4 x 20 + 4
+    small = reduce_by_diagonals(again.network, x[:2], 264)
+    assert sum(p.numel() for p in small.parameters()) == 264
+    assert (small(x).argmax(1) == y).float().mean() > 0.9
 
 
 class Sum(nn.Module):

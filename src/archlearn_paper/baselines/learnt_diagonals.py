@@ -1,0 +1,258 @@
+"""A learnt factor for every neuron, in front of each activation: L1 and L0 penalties.
+
+L1: a layer computes `act(D (W x + b))`; the penalty `strength * sum |D|` draws entries of D to
+zero, and neurons below a threshold go (Kulkarni, Zepeda, Jurie, Perez and Chevallier 2015,
+"Learning the structure of deep architectures using L1 regularization"): the paper's closest
+relative, with real numbers where the paper has binary ones.
+
+L0: a factor is drawn anew in every step, often exactly 0 or 1, and the penalty is the expected
+number of those that are not 0 (Louizos, Welling and Kingma 2018, "Learning sparse neural networks
+through L0 regularization"; log alpha stays within ±log 100, as in its authors' code).
+
+What is left of the factors goes into W and b, and the rows that go are taken out exactly.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+
+from archlearn.errors import InputError
+from archlearn.gating.attach import add_gates
+from archlearn.gating.gate_container import find_store
+from archlearn.gating.learn import Learn
+from archlearn.gating.parameters import width_gates
+from archlearn.nn.hard_concrete import HIGHEST, LOWEST, TEMPERATURE
+from archlearn.surgery.compaction import compact
+from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, Ranked, close_to_budget
+
+Penalty = Literal["l1", "l0"]
+MOST_LOG_ODDS = math.log(100.0)
+LOG_ODDS_OF_A_UNIT = 5.0
+"""Log odds that a unit of the learnt number stands for: with the rate of the weights they move as
+fast as gates of a rate of their own did."""
+
+
+class _AddPenaltyGradient(torch.autograd.Function):
+    """The identity on outputs; the penalty's gradient is one, whatever theirs is.
+
+    Just as if it had been added to the loss, so such a method needs no loop of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, penalty: Tensor) -> Tensor:
+        ctx.save_for_backward(penalty)
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (penalty,) = ctx.saved_tensors
+        return grads[0], torch.ones_like(penalty)
+
+
+class Penalised(nn.Module):
+    """A network whose penalty is added to the loss while it is in training mode.
+
+    Attributes:
+        network: The network itself; take it out when training is over.
+    """
+
+    def __init__(self, network: nn.Module, penalty: nn.Module) -> None:
+        """Take a network, and what returns a number when it is called with the network."""
+        super().__init__()
+        self.network = network
+        # No submodule: a penalty is no part of the model, and is not saved with it.
+        self._penalty = (penalty,)
+
+    @property
+    def penalty(self) -> nn.Module:
+        """What returns the penalty of a network, on the network's device."""
+        reference = next(self.network.parameters())
+        return self._penalty[0].to(reference.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the network returns."""
+        outputs = self.network(x)
+        # While the model is traced, outputs are no tensors, and the penalty is no part of it.
+        is_traced = isinstance(outputs, fx.Proxy)
+        if is_traced or not (self.training and torch.is_grad_enabled()):
+            return outputs  # pyright: ignore[reportReturnType]
+        return _AddPenaltyGradient.apply(outputs, self.penalty(self.network))
+
+
+class Scaled(nn.Module):
+    """A layer with each of its outputs multiplied by a learnt factor.
+
+    Attributes:
+        layer: A linear layer, a convolution or a BatchNorm.
+        diagonal: One number a channel: the factor itself, or what stands for the odds of it.
+    """
+
+    def __init__(self, layer: nn.Module, penalty: Penalty = "l1") -> None:
+        super().__init__()
+        self.layer = layer
+        self.is_drawn = penalty == "l0"
+        weight: Tensor = layer.get_parameter("weight")
+        start = torch.ones_like(weight[(slice(None), *[0] * (weight.dim() - 1))])
+        self.diagonal = nn.Parameter(torch.zeros_like(start) if self.is_drawn else start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled outputs."""
+        n_space = _SPACE.get(type(self.layer), 0)
+        return self.layer(x) * self.factors().reshape(-1, *[1] * n_space)
+
+    def factors(self) -> Tensor:
+        """Return what outputs are multiplied by: drawn while an L0 network trains, else settled."""
+        if not self.is_drawn:
+            return self.diagonal
+        odds = self.log_odds()
+        if self.training:
+            tiny = torch.finfo(odds.dtype).eps
+            noise = torch.rand_like(odds).clamp(tiny, 1 - tiny)
+            odds = (torch.logit(noise) + odds) / TEMPERATURE
+        return (torch.sigmoid(odds) * (HIGHEST - LOWEST) + LOWEST).clamp(0.0, 1.0)
+
+    def log_odds(self) -> Tensor:
+        """Return log alpha within its bounds; the gradient is that of the unbounded one."""
+        odds = LOG_ODDS_OF_A_UNIT * self.diagonal
+        return odds + (odds.clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS) - odds).detach()
+
+    def cost(self) -> Tensor:
+        """Return the sum of magnitudes, or the number of factors expected not to be 0."""
+        if not self.is_drawn:
+            return self.diagonal.abs().sum()
+        shift = TEMPERATURE * math.log(-LOWEST / HIGHEST)
+        return torch.sigmoid(self.log_odds() - shift).sum()
+
+    def importance(self) -> Tensor:
+        """Return what neurons are ranked by."""
+        return self.diagonal if self.is_drawn else self.diagonal.abs()
+
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_SPACE: dict[type[nn.Module], int] = {
+    nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3,
+}  # fmt: skip
+"""Dimensions of a layer's outputs that stand behind the channels; 0 for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLayer:
+    """A module that writes a group of channels, and the gate that each of its rows belongs to."""
+
+    layer: str
+    gate: Tensor
+
+    def largest(self, importance: Tensor, n_gates: int) -> Tensor:
+        """Return the largest importance for each gate."""
+        lowest = importance.new_full((n_gates,), -torch.inf)
+        return lowest.scatter_reduce(0, self.gate, importance, "amax")
+
+
+class _FactorPenalty(nn.Module):
+    """The cost of all factors, times a strength."""
+
+    def __init__(self, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, network: nn.Module) -> Tensor:
+        costs = [scaled.cost() for scaled in scaled_layers(network).values()]
+        return self.strength * torch.stack(costs).sum()
+
+
+def add_diagonals(
+    model: nn.Module, example: Tensor, strength: float, penalty: Penalty = "l1"
+) -> Penalised:
+    """Return a copy with a factor behind every layer that can be narrowed, and its penalty.
+
+    Args:
+        model: Any model; it is left alone.
+        example: Inputs of one call.
+        strength: What each unit of a diagonal, or each factor that is not 0, adds to the loss.
+        penalty: Which one.
+
+    Raises:
+        InputError: If several layers write the same channels.
+    """
+    made = copy.deepcopy(model)
+    for writer in writers(model, example).values():
+        made.set_submodule(writer.layer, Scaled(made.get_submodule(writer.layer), penalty))
+    return Penalised(made, _FactorPenalty(strength))
+
+
+def scaled_layers(network: nn.Module) -> dict[str, Scaled]:
+    """Return the layers with factors, by name."""
+    return {n: m for n, m in network.named_modules() if isinstance(m, Scaled)}
+
+
+def diagonals(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the learnt numbers of a network by the name of their layer."""
+    return {name: scaled.diagonal for name, scaled in scaled_layers(network).items()}
+
+
+@torch.no_grad()
+def fold_diagonals(network: nn.Module) -> nn.Module:
+    """Return the network without factors that computes the same when nothing is drawn."""
+    made = copy.deepcopy(network).eval()
+    for name, scaled in scaled_layers(made).items():
+        factors = scaled.factors()
+        for parameter in scaled.layer.parameters(recurse=False):
+            parameter.mul_(factors.reshape(-1, *[1] * (parameter.dim() - 1)))
+        made.set_submodule(name, scaled.layer)
+    return made
+
+
+@torch.no_grad()
+def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.Module:
+    """Return the plain network whose neurons are those above the threshold that fits a budget.
+
+    Args:
+        network: Trained, with diagonals (the `network` of what `add_diagonals` returned).
+        example: Inputs of one call.
+        budget: The number of parameters wanted.
+    """
+    found = scaled_layers(network)
+    if not found:
+        raise BudgetError("the network has no diagonals; train what add_diagonals returns")
+    plain = fold_diagonals(network)
+    gated = add_gates(plain, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
+    written_by = writers(plain, example)
+    ranked = [
+        Ranked(written_by[group].largest(found[written_by[group].layer].importance(), len(gate)))
+        for group, gate in width_gates(gated).items()
+    ]
+    close_to_budget(ParameterCounts(gated), ranked, budget, per_parameter=False)
+    for gate, channels in zip(width_gates(gated).values(), ranked, strict=True):
+        gate[channels.closed()] = 0.0
+    return compact(gated)
+
+
+def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
+    """Return the module that writes each group of channels last, by the name of the group."""
+    store = find_store(add_gates(model, example, learn={"*": Learn.WIDTH}))
+    assert store is not None
+    blueprint = store.choice.blueprint
+    found: dict[str, ScaledLayer] = {}
+    for group in blueprint.groups:
+        rows = {
+            name.removesuffix(".weight"): channels
+            for (name, dim), channels in blueprint.dims.items()
+            if dim == 0
+            and name.endswith(".weight")
+            and bool(torch.isin(channels, group.channels).all())
+        }
+        norms = [n for n in rows if isinstance(model.get_submodule(n), _NORMS)]
+        last = norms or list(rows)
+        if len(last) != 1:
+            raise InputError(
+                f"the channels of {group.name!r} are written by {', '.join(rows) or 'nothing'}; a "
+                "diagonal needs one layer that writes them: use a network without sums of layers"
+            )
+        place = {channel: index for index, channel in enumerate(group.channels.tolist())}
+        gates = torch.tensor([place[channel] for channel in rows[last[0]].tolist()])
+        found[group.name] = ScaledLayer(last[0], gates)
+    return found
