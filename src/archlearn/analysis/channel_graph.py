@@ -1,6 +1,6 @@
 """Which channels of a network are tied together, and which groups may be removed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,11 @@ from archlearn.analysis.gate_sites import NO_ACTIVATION, Site, Stream, find_site
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules.embedding import embedding
-from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.normalization import (
+    across_channels,
+    group_norm,
+    local_response,
+)
 from archlearn.analysis.propagation_rules.pooling import mean
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import evaluating
@@ -155,6 +159,7 @@ class ChannelGraph:
         reasons: Why each other channel must stay.
         fixed: Why each atom at a site must stay that is tied to something fixed.
         sharing: Layers with a parameter that another module holds, too.
+        whole_groups: Of each call with groups, whether it loses whole ones or parts of each.
     """
 
     inputs: ExampleInputs
@@ -172,6 +177,7 @@ class ChannelGraph:
     reasons: dict[int, Reason]
     fixed: dict[int, Reason]
     sharing: frozenset[str]
+    whole_groups: dict[str, bool]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChannelGraph":
         return self
@@ -224,6 +230,7 @@ def build_channel_graph(
     trained_only: bool = True,
     with_streams: bool = True,
     traces: Traces | None = None,
+    whole_groups: Mapping[str, bool] | None = None,
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
@@ -235,12 +242,14 @@ def build_channel_graph(
         trained_only: Whether channels stay whose gates no gradient would reach in training mode.
         with_streams: Whether channels may be gated where they are read.
         traces: The network's calls, where they are known already.
+        whole_groups: Which calls lose whole groups, where that is known already.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
         return _draw(
-            net, inputs, traces, may_gate, trained_only=trained_only, with_streams=with_streams
-        )
+            net, inputs, traces, may_gate, whole_groups or {},
+            trained_only=trained_only, with_streams=with_streams,
+        )  # fmt: skip
 
 
 def _draw(
@@ -248,6 +257,7 @@ def _draw(
     inputs: ExampleInputs,
     traces: Traces,
     may_gate: Callable[[Site], bool],
+    whole_groups: Mapping[str, bool],
     *,
     trained_only: bool,
     with_streams: bool,
@@ -265,7 +275,9 @@ def _draw(
         }
 
     def run(gated: dict[int, frozenset[str]]) -> _Findings:
-        ledger, followed = follow(net, traces.graphs, inputs, gated, gate_reads=with_streams)
+        ledger, followed = follow(
+            net, traces.graphs, inputs, gated, gate_reads=with_streams, whole_groups=whole_groups
+        )
         root = ledger.roots()
         reasons = _find_reasons(ledger, root, followed)
         streams = _find_streams(net, traces, followed, root)
@@ -333,6 +345,7 @@ def _draw(
         reasons=reasons,
         fixed=_find_fixed(ledger, root, followed),
         sharing=ledger.sharing,
+        whole_groups=ledger.whole_groups,
     )
 
 
@@ -355,6 +368,9 @@ def _not_asked_for(stream: Stream) -> Reason:
     )
 
 
+_OVER_CHANNELS = (across_channels, group_norm, mean)
+
+
 def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
@@ -362,7 +378,7 @@ def _find_normed(
     normed = torch.zeros(len(root), dtype=torch.bool)
     for graph, each in zip(traces.graphs, followed, strict=True):
         for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) in (across_channels, mean):
+            if node.name in each.reads and rule_for(node, net) in _OVER_CHANNELS:
                 normed[root[each.reads[node.name].ids]] = True
     return normed
 

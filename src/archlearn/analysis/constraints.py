@@ -49,6 +49,8 @@ class ChannelConstraints:
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
         sharing: Layers with a parameter that another module holds, too.
+        whole_groups: Of each call with groups, whether it loses whole ones or parts of each. In a
+            network that shrinks it goes on as it began.
     """
 
     net: nn.Module
@@ -61,6 +63,7 @@ class ChannelConstraints:
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     sharing: frozenset[str] = frozenset()
+    whole_groups: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = first_names(self.net)

@@ -412,7 +412,7 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
 
     A class token in front of patches, or a table of positions: labels vary along both dimensions.
     """
-    labels = [each for each in all_labels if each.ids.dim()]
+    labels = [each for each in all_labels if each.ids.dim() and each.ids.numel()]
     most = max(each.ids.dim() for each in labels)
     dims = {dim - most for dim in range(most)}
     best, best_count = None, 1
@@ -449,6 +449,7 @@ def follow(
     gated: Mapping[int, frozenset[str]],
     *,
     gate_reads: bool = False,
+    whole_groups: Mapping[str, bool] | None = None,
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
@@ -458,11 +459,12 @@ def follow(
         inputs: Arguments for one call.
         gated: Sites that are taken to be gated, by graph.
         gate_reads: Whether layers may read through gates what no activation stands behind.
+        whole_groups: Which calls are known to lose whole groups, or parts of each.
 
     Raises:
         InputError: If the network does not run on the inputs.
     """
-    ledger = ChannelConstraints(net)
+    ledger = ChannelConstraints(net, whole_groups=dict(whole_groups or {}))
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.channel_labels import CONSTANT, Labels, core
+from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import Costs, count_parameters, known_inputs
@@ -307,6 +307,9 @@ def _constant_inputs(
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
+            read = blueprint.followed[place].reads.get(node.name)
+            if read is not None:  # through gates: nothing of it is left
+                constant = constant & (read.ids == FIXED)
             if bool(constant.any()):
                 yield op.layer, blueprint.root[ids[0]], constant
 

@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import Labels, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
-from archlearn.analysis.propagation_rules.linear import splits_whole_groups
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import find_module
@@ -25,12 +24,14 @@ class Seen:
 
     Attributes:
         is_gated: Whether it reads its input through gates.
+        is_whole: Whether it loses whole groups, and not parts of each.
     """
 
     source: Any
     out: Any
     root: Tensor
-    is_gated: bool = False
+    is_gated: bool
+    is_whole: bool
 
 
 def narrow_call_(
@@ -88,8 +89,11 @@ def _set_size_(
         if name == "normalized_shape":
             module.normalized_shape = (n_kept,)
         elif module.num_channels != n_kept:
-            module.num_groups = module.num_groups * n_kept // module.num_channels
+            if seen.is_whole:
+                module.num_groups = module.num_groups * n_kept // module.num_channels
             module.num_channels = n_kept
+        return False
+    if name == "num_groups" and not seen.is_whole:
         return False
     given: Any = node.args[1] if len(node.args) > 1 else node.kwargs[name]
     size: Any = (n_kept,) if name == "normalized_shape" else given * n_kept // len(ids)
@@ -108,7 +112,7 @@ def _set_groups_(
         return False
     dim = seen.out.ids.dim() + op.channel_dim
     ids = _line(seen.out.ids, dim)
-    if not splits_whole_groups(op, seen.source.shape[dim], len(ids)):
+    if not seen.is_whole:
         return False
     stays = ~dropped[seen.root[ids]]
     groups = int(stays.sum()) * op.groups // len(ids)

@@ -23,11 +23,7 @@ from archlearn.tracing.example_inputs import DEFAULT, check_argument
 from archlearn.tracing.fx_utils import Packed, compile_graph, pack_graph, unpack_graph
 
 GRAPHS = "_archlearn_graphs"
-
-
 MODE_READERS = "_archlearn_mode_readers"
-
-
 _RECIPE = "_archlearn_recipe"
 
 
