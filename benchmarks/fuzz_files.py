@@ -127,7 +127,7 @@ def build_corpus(folder: Path) -> list[File]:
     torch.save({"state_dict": state}, folder / "old.pth", _use_new_zipfile_serialization=False)
     layers = {"conv": [torch.ones(2, 3, 3, 3), torch.ones(2)], "fc": [torch.ones(2, 8)]}
     (folder / "new.caffemodel").write_bytes(network(layers, "new"))
-    (folder / "old.caffemodel").write_bytes(network(layers, "old", packed=False))
+    (folder / "old.caffemodel").write_bytes(network(layers, "old"))
     write_checkpoint(
         folder, Position(epoch=3, command="archlearn learn"), {"model/a": torch.ones(9)}
     )

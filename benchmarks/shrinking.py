@@ -3,31 +3,58 @@
     python -m benchmarks.shrinking lenet vgg-small --out results/shrinking
     python -m benchmarks.shrinking vgg resnet56 gpt --text FILE --out results/shrinking
 
-Each case is three runs of `python -m archlearn.training` with the same epochs and seed, one after
-the other, each alone in a process of its own: plain training, learning with `shrink_`, and without.
-Runs that are finished in DIR/runs are not repeated; close other programs. The seconds are those of
-the training, cuts and captures included; those of the whole process stand beside them.
+Each case is three runs with the same epochs and seed, each in a process of its own: plain training,
+learning with `shrink_`, and without. They go one after the other, or all at once (`--together`).
+Runs that are finished in DIR/runs are not repeated. Two clocks are read: seconds of the training on
+the wall, cuts and captures included, and seconds that the processor worked for the whole run, from
+reading the data to the compact model's test. The second does not depend on what else the machine
+does, and is the one that counts on a CPU.
 """
 
 import argparse
 import json
+import shutil
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
+import torch
+
+from archlearn.training import Audience, RunSettings, learn, override
+from archlearn.training.__main__ import parse_value
+from archlearn.training.callbacks import EpochEnd, SilentCallback
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
 
 ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"] shrink=true',
         "whole": 'budget=["{budget}"] shrink=false'}  # fmt: skip
+MOST_LOST = 1.0
+"""Points of accuracy that learning may lose to plain training."""
+INTRO = """\
+# Learning to a budget beside plain training
+
+Seconds that the processor worked (on a GPU: seconds on the wall) for whole runs with the same
+epochs, plain training and learning to a budget side by side. `computed` is the mean of what a step
+computes, as a part of the original's multiply-adds. Accuracies are those of the test set, read
+once; differences are paired and have the error of their mean (with one seed, that of drawing the
+test examples). A row is met if the ratio is within its bound, learning loses at most one point to
+plain training, and shrinking differs from not shrinking by at most two errors.
+
+"""
+BETWEEN = """\
+Seconds that the processor worked in each epoch, and the peak of memory above what was there before
+the run:
+
+"""
 HEAD = """\
-| case | budget | plain, s | shrinking / plain | bound | whole process | without shrinking / plain \
-| computed | cuts | plain | shrinking | without | met |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|
+| case | budget | seeds | plain | shrinking / plain | bound | without / plain | on the wall \
+| computed | cuts | plain | shrinking | without | shrinking − without | shrinking − plain | met |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|
 """
 
 
@@ -40,7 +67,7 @@ class Case:
     bound: float
 
 
-_CORES = "accelerator=cpu threads=2"
+_CORES = "accelerator=cpu threads=1"
 CASES = {
     "lenet": Case(f"{NETWORKS['lenet-mnist']} epochs=10 {_CORES}", "parameters=10000", 0.7),
     "vgg-small": Case(
@@ -52,83 +79,167 @@ CASES = {
     "resnet56": Case(f"{NETWORKS['resnet56']} epochs=30", "multiply_adds=50%", 0.9),
     "gpt": Case(f"{NETWORKS['gpt']} epochs=8", "multiply_adds=50%", 0.75),
 }
+ON_GPU = ("vgg", "resnet56", "gpt")
 
 
-def run_arm(name: str, arm: str, seed: int, places: dict[str, str], out: Path) -> dict[str, Any]:
-    """Return the result of one run, which is made unless it is there."""
-    case = CASES[name]
-    folder = out / "runs" / f"{name}-{arm}-{seed}"
-    known = folder.with_suffix(".json")
-    if known.exists():
-        return json.loads(known.read_text())
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    words = f"{case.settings} {ARMS[arm]} seed={seed}".format(budget=case.budget, **places)
-    command = [sys.executable, "-m", "archlearn.training", str(folder), *words.split()]
-    started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} {arm}: {done.stderr[-2000:]}")
-    summary = json.loads((folder / "summary.json").read_text())
+class Meter(SilentCallback):
+    """Takes down how long the processor worked in each epoch, and the peak of memory in it."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.megabytes: list[float] = []
+
+    def epoch_ended(self, end: EpochEnd) -> None:
+        """Note an epoch; the first line is of the start."""
+        del end
+        self.seconds.append(time.process_time())
+        self.megabytes.append(_read_peak())
+
+
+def _read_peak() -> float:
+    """Return the peak of memory since the last call, in megabytes."""
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        torch.cuda.reset_peak_memory_stats()
+        return round(peak, 1)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    Path("/proc/self/clear_refs").write_text("5")
+    return round(peak, 1)
+
+
+def measure(folder: Path, words: list[str]) -> None:
+    """Train as the words say, and write what it took beside the run's folder."""
+    pairs = (word.partition("=") for word in words)
+    settings = override(RunSettings(), {name: parse_value(value) for name, _, value in pairs})
+    meter = Meter()
+    base, started = _read_peak(), time.process_time()
+    summary = learn(settings, folder, Audience(observer=meter))
     row = {
+        "cpu": round(time.process_time() - started, 2),
         "seconds": summary["seconds"],
-        "process": round(time.monotonic() - started, 1),
         "score": summary["test_accuracy"],
-        "loss": summary["test_loss"],
+        "n_test": summary["n_test"],
         "left": summary["after"]["multiply_adds"] / summary["before"]["multiply_adds"],
         "parameters": summary["after"]["parameters"],
         "shrinking": summary["shrinking"],
+        "cpu_by_epoch": [round(b - a, 2) for a, b in pairwise(meter.seconds)],
+        "memory_by_epoch": [round(peak - base, 1) for peak in meter.megabytes[1:]],
     }
-    known.write_text(json.dumps(row))
-    print(f"{name} {arm} {seed}: {row}", flush=True)
-    return row
+    folder.with_suffix(".json").write_text(json.dumps(row))
 
 
-def write_row(name: str, found: dict[str, list[dict[str, Any]]]) -> str:
-    """Return a row of the table: means over the seeds."""
+def start_arm(name: str, arm: str, seed: int, asked: argparse.Namespace) -> Popen[bytes] | None:
+    """Start one run, unless its result is there."""
+    case, folder = CASES[name], asked.out / "runs" / f"{name}-{arm}-{seed}"
+    if folder.with_suffix(".json").exists():
+        return None
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    words = f"{case.settings} {ARMS[arm]} seed={seed} report=false".format(
+        budget=case.budget, text=asked.text, weights=asked.weights
+    )
+    command = [sys.executable, "-m", "benchmarks.shrinking", "measure", str(folder)]
+    return Popen([*command, *words.split()])
+
+
+def run_seed(name: str, seed: int, asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the results of all arms with one seed; those are run that are not there."""
+    waiting: list[Popen[bytes]] = []
+    for arm in ARMS:
+        started = start_arm(name, arm, seed, asked)
+        if started is not None:
+            waiting.append(started)
+        if not asked.together:
+            _wait(waiting)
+    _wait(waiting)
+    files = {arm: asked.out / "runs" / f"{name}-{arm}-{seed}.json" for arm in ARMS}
+    return {arm: json.loads(file.read_text()) for arm, file in files.items()}
+
+
+def _wait(running: list[Popen[bytes]]) -> None:
+    if any(process.wait() for process in running):
+        raise SystemExit("a run failed; its error is above")
+
+
+def write_row(name: str, found: list[dict[str, dict[str, Any]]]) -> str:
+    """Return a row of the table: means over the seeds, differences with their errors."""
     case = CASES[name]
+    clock = "seconds" if name in ON_GPU else "cpu"
 
     def mean(arm: str, key: str) -> float:
-        return statistics.fmean(row[key] for row in found[arm])
+        return statistics.fmean(row[arm][key] for row in found)
 
-    ratio = mean("shrinking", "seconds") / mean("plain", "seconds")
-    cuts = [row["shrinking"] for row in found["shrinking"]]
+    def ratio(arm: str, key: str) -> float:
+        return mean(arm, key) / mean("plain", key)
+
+    cuts = [row["shrinking"]["shrinking"] for row in found]
     computed = statistics.fmean(cut.get("multiply_adds", 1.0) for cut in cuts)
     times = statistics.fmean(cut.get("times", 0) for cut in cuts)
     scores = " | ".join(f"{100 * mean(arm, 'score'):.2f} %" for arm in ARMS)
+    lost, error = _difference(found, "shrinking", "plain")
+    beside, beside_error = _difference(found, "shrinking", "whole")
+    is_met = ratio("shrinking", clock) <= case.bound and lost >= -MOST_LOST
+    is_met &= abs(beside) <= 2 * beside_error
     return (
-        f"| {name} | {case.budget.replace('_', '-')} | {mean('plain', 'seconds'):.0f} "
-        f"| **{ratio:.3f}** | {case.bound} "
-        f"| {mean('shrinking', 'process') / mean('plain', 'process'):.3f} "
-        f"| {mean('whole', 'seconds') / mean('plain', 'seconds'):.3f} | {100 * computed:.0f} % "
-        f"| {times:.1f} | {scores} | {'yes' if ratio <= case.bound else '**no**'} |"
+        f"| {name} | {case.budget.replace('_', '-')} | {len(found)} | {mean('plain', clock):.0f} s "
+        f"| **{ratio('shrinking', clock):.3f}** | {case.bound} | {ratio('whole', clock):.3f} "
+        f"| {ratio('shrinking', 'seconds'):.3f} | {100 * computed:.0f} % | {times:.1f} | {scores} "
+        f"| {beside:+.2f} ± {beside_error:.2f} | {lost:+.2f} ± {error:.2f} "
+        f"| {'yes' if is_met else '**no**'} |"
     )
 
 
+def _difference(
+    found: list[dict[str, dict[str, Any]]], arm: str, other: str
+) -> tuple[float, float]:
+    """Return by how many points one arm is better than another, and the error of that.
+
+    The error is that of the mean over seeds; with one seed, that of drawing the test examples.
+    """
+    points = [100 * (row[arm]["score"] - row[other]["score"]) for row in found]
+    if len(points) > 1:
+        return statistics.fmean(points), statistics.stdev(points) / len(points) ** 0.5
+    spread = [row["score"] * (1 - row["score"]) / row["n_test"]
+              for row in (found[0][arm], found[0][other])]  # fmt: skip
+    return points[0], 100 * sum(spread) ** 0.5
+
+
+def write_epochs(name: str, found: list[dict[str, dict[str, Any]]]) -> str:
+    """Return a table of seconds and peak memory in each epoch: means over the seeds."""
+    n_epochs = len(found[0]["plain"]["cpu_by_epoch"])
+    lines = [f"| {name}, epoch | {' | '.join(str(n + 1) for n in range(n_epochs))} |",
+             f"|---|{'--:|' * n_epochs}"]  # fmt: skip
+    for arm in ARMS:
+        for key, unit in (("cpu_by_epoch", "s"), ("memory_by_epoch", "MB")):
+            epochs = zip(*(row[arm][key] for row in found), strict=True)
+            cells = " | ".join(f"{statistics.fmean(each):.3g}" for each in epochs)
+            lines.append(f"| {arm}, {unit} | {cells} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Measure, print the table and write it."""
+    """Measure, print the tables and write them."""
+    if sys.argv[1:2] == ["measure"]:
+        measure(Path(sys.argv[2]), sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="+", choices=[*CASES])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--together", action="store_true", help="all arms of a seed at once")
     parser.add_argument("--text", default="", help="the file of tiny Shakespeare, for gpt")
     parser.add_argument("--weights", default="")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    places = {"text": asked.text, "weights": asked.weights}
     rows: list[str] = []
+    epochs: list[str] = []
     for name in asked.cases:
-        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-        for seed in range(asked.seeds):
-            for arm in ARMS:
-                found[arm].append(run_arm(name, arm, seed, places, asked.out))
+        found = [run_seed(name, seed, asked) for seed in range(asked.seeds)]
         rows.append(write_row(name, found))
-    device = "cpu" if set(asked.cases) <= {"lenet", "vgg-small"} else "cuda"
-    intro = (
-        "# Learning to a budget beside plain training\n\n"
-        "Seconds of the training with the same epochs; `computed` is the mean of what a step "
-        "computes, as a part of the original's multiply-adds.\n\n"
-    )
-    page = intro + HEAD + "\n".join(rows) + "\n\n" + as_markdown(describe(device=device)) + "\n"
+        epochs.append(write_epochs(name, found))
+    device = "cuda" if set(asked.cases) & set(ON_GPU) else "cpu"
+    page = INTRO + HEAD + "\n".join(rows) + "\n\n" + BETWEEN + "\n\n".join(epochs) + "\n\n"
+    page += as_markdown(describe(device=device)) + "\n"
     (asked.out / ("shrinking.md" if device == "cpu" else "shrinking_gpu.md")).write_text(page)
     print(page)
 

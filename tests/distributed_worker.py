@@ -35,8 +35,7 @@ def learn_to_budget(
             each.step()
             each.zero_grad()
         if gates.can_shrink() and shrinks:
-            al.shrink_(wrapped, optimiser, gates)
-            wrapped = DistributedDataParallel(model) if world > 1 else model
+            al.shrink_(model, optimiser, gates)
     opened = {name: gate.detach() for name, gate in al.width_gates(model).items()}
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     return {"opened": opened, "weights": weights, **gates.costs()}

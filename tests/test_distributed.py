@@ -85,7 +85,7 @@ def test_a_budget_is_learnt_alike_everywhere_and_as_by_one_process(
         assert torch.equal(opened, alone["opened"][name])
 
 
-def test_two_processes_that_shrink_and_wrap_again_equal_one(results: list[dict[str, Any]]) -> None:
+def test_two_processes_that_shrink_equal_one(results: list[dict[str, Any]]) -> None:
     first, second = (result["shrunk"] for result in results)
     alone, whole = results[0]["shrunk_alone"], results[0]["alone"]
     assert first["parameters"] == second["parameters"] == alone["parameters"]

@@ -34,6 +34,33 @@ def images(height: int) -> Tensor:
     return torch.randn(2, 3, height, 8, dtype=torch.float64)
 
 
+class Stacked(nn.Module):
+    """Feature maps that are summed as one tensor, as in segmentation_models_pytorch's FPN."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
+        self.last, self.reading = nn.Conv2d(8, 4, 1), reading
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [torch.relu(self.first(x)), self.second(x), -torch.relu(self.first(x))]
+        return self.last(self.reading(torch.stack(maps)))
+
+
+STACKED: dict[str, Reading] = {
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "maximum": lambda x: torch.amax(x, 0),
+    "deviation": lambda x: torch.std(x, 0),
+    "sum over space, too": lambda x: x.sum((0, 3), keepdim=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_tensors_that_are_stacked_are_reduced_channel_by_channel(name: str) -> None:
+    check_exact(Stacked(STACKED[name]))
+
+
 EXACT: dict[str, Reading] = {
     "var by position": lambda x: torch.var(x, (2, 3), True),
     "var of a method": lambda x: x.var((2, 3), False),
@@ -78,7 +105,7 @@ def check_exact(net: nn.Module) -> None:
     small = al.compact(model)
     x = images(11)
     torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
-    assert al.read_architecture(model).widths == (4, 4)
+    assert set(al.read_architecture(model).widths) == {4}
 
 
 REFUSED: dict[str, tuple[type[Reads], Reading]] = {

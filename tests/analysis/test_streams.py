@@ -370,6 +370,66 @@ def test_group_norms_lose_whole_groups() -> None:
     assert (small[1].num_groups, small[1].num_channels, small[0].out_channels) == (2, 6, 6)
 
 
+class NormedBehind(nn.Module):
+    """A BatchNorm behind an activation, read with zero padding and without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.padded, self.plain = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.up = nn.ConvTranspose2d(8, 4, 1)
+        for parameter in self.norm.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(F.relu(self.stem(x)))
+        return self.padded(x) + self.plain(x) * self.up(x)
+
+
+def test_a_norm_behind_an_activation_is_gated_where_padding_reads_it() -> None:
+    torch.manual_seed(0)
+    small: Any = check_exact(NormedBehind(), draw(2, 3, 8, 8), draw(3, 3, 9, 9))
+    assert small.stem.out_channels == small.norm.num_features == 4
+
+
+class Grouped(nn.Module):
+    """A convolution, a GroupNorm as a module or a function, and two readers."""
+
+    def __init__(self, n_groups: int, *, is_function: bool = False) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 12, 3, padding=1), nn.GroupNorm(n_groups, 12, eps=0.1)
+        self.body, self.head = nn.Conv2d(12, 12, 3, padding=1), nn.Conv2d(12, 2, 3)
+        self.is_function = is_function
+        for parameter in self.norm.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, norm = self.stem(x), self.norm
+        for _ in range(2):
+            if self.is_function:
+                y = F.group_norm(x, norm.num_groups, norm.weight, bias=norm.bias, eps=0.1)
+            else:
+                y = norm(x)
+            x = x + self.body(F.silu(y))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize(("n_groups", "n_gates"), [(1, 12), (2, 6), (3, 4), (4, 4), (6, 6)])
+def test_group_norms_lose_whole_groups_or_equally_many_channels_of_each(
+    n_groups: int, n_gates: int, is_function: bool
+) -> None:
+    torch.manual_seed(0)
+    net = Grouped(n_groups, is_function=is_function)
+    model = al.add_gates(net, torch.randn(2, 3, 8, 8))
+    assert {key: len(gate) for key, gate in al.width_gates(model).items()} == {"stem": n_gates}
+    small: Any = check_exact(net, draw(2, 3, 8, 8), draw(3, 3, 9, 9))
+    assert small.stem.out_channels == 6
+    if not is_function:
+        left = n_groups if n_groups < 4 else n_groups // 2
+        assert (small.norm.num_groups, small.norm.num_channels) == (left, 6)
+
+
 def test_masks_joined_by_operators_are_not_changed_in_place() -> None:
     class MaskedStream(Encoder):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -392,6 +452,27 @@ def test_a_stream_shrinks_while_it_learns() -> None:
     assert model.first.normalized_shape == (4,)
     torch.testing.assert_close(model(tokens), before, rtol=0, atol=1e-10)
     torch.testing.assert_close(al.compact(model)(tokens), before, rtol=0, atol=1e-10)
+
+
+GROUPED: dict[str, Callable[[], nn.Module]] = {
+    "norm in parts": lambda: Grouped(3),
+    "norm by whole groups": lambda: Grouped(4),
+    "convolution in parts": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_what_groups_lose_stays_the_same_while_a_network_shrinks(name: str) -> None:
+    torch.manual_seed(0)
+    model: Any = al.add_gates(GROUPED[name]().double(), draw(2, 3, 8, 8))
+    close_(model)
+    x = draw(3, 3, 9, 9)
+    before = model(x)
+    al.shrink_(model)
+    torch.testing.assert_close(model(x), before, rtol=0, atol=1e-10)
+    torch.testing.assert_close(al.compact(model)(x), before, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

@@ -84,6 +84,25 @@ def test_a_closed_block_is_gone_with_its_norm_and_its_scale(gated: nn.Module) ->
     assert "two: branch left out" in str(plan)
 
 
+class AskingBlock(Block):
+    """It asks for a size inside, as attention of transformers does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if y.dim() > 1:
+            y = F.relu(y)
+        return self.shortcut(x) + self.second(y)
+
+
+def test_a_layer_that_is_asked_for_its_size_goes_with_its_branch() -> None:
+    net = Net().double()
+    net.two = AskingBlock(6, 6).double()
+    model = al.add_gates(net.eval(), batch())
+    close_(model, "two")
+    assert "two.first.weight" in al.plan(model).removed
+    assert agree(model, al.compact(model), batch(3))
+
+
 def test_a_projection_is_the_shortcut_and_stays(gated: nn.Module) -> None:
     close_(gated, "one")
     small = al.compact(gated)

@@ -1,11 +1,13 @@
 """One of two processes that learn together under Lightning's DDP."""
 
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+import archlearn as al
 from benchmarks.torchvision_import import import_models
 
 if find_spec("torchvision") is not None:
@@ -18,8 +20,11 @@ from tests.integrations.lightning_modules import QUIET, Classifier, loader
 
 def main(folder: Path) -> None:
     """Learn to a budget; write gates and weights."""
+    warnings.filterwarnings("error", "gates were moved")
     callback = LightningGateCallback(
-        budget={"parameters": "40%"}, save_to=folder / "small.safetensors"
+        budget={"parameters": "40%"},
+        save_to=folder / "small.safetensors",
+        schedule=al.GateSchedule(patience=5),
     )
     trainer = L.Trainer(
         **QUIET,
@@ -31,6 +36,7 @@ def main(folder: Path) -> None:
     )
     module = Classifier()
     trainer.fit(module, loader())
+    assert module.net.archlearn_gates.n_shrinks >= 2
     torch.save(module.state_dict(), folder / f"{trainer.global_rank}.pt")
 
 

@@ -29,7 +29,7 @@ def run_two(module: str, folder: Path) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in running]
+        errors = [process.communicate(timeout=300)[1].decode() for process in running]
     finally:
         for process in running:
             process.kill()

@@ -49,6 +49,8 @@ def test_one_callback_lands_on_the_budget_and_hands_back_the_compact_model(tmp_p
     small = callback.compact()
     whole = 64 * 48 + 48 * 32 + 32 * 10
     assert 0.35 * whole < al.count_costs(small).multiply_adds / 2 <= 0.4 * whole
+    assert 2 <= module.net.archlearn_gates.n_shrinks <= 6
+    assert module.net[0].weight.shape[0] < 48
     x, y = digits()
     torch.testing.assert_close(small(x), module.net(x))
     assert (small(x[:1536]).argmax(1) == y[:1536]).float().mean() > 0.8
@@ -64,17 +66,52 @@ def test_the_modules_own_optimiser_does_not_touch_the_gates() -> None:
     assert len(states) == 6
 
 
-def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, epoch: int) -> None:
+    """From before the first cut, and from between two."""
+
     class Stopper(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 1:
+            if trainer.current_epoch == epoch:
                 trainer.save_checkpoint(tmp_path / "half.ckpt")
+                n_shrinks.append(pl_module.net.archlearn_gates.n_shrinks)
 
+    n_shrinks: list[int] = []
     whole, _ = fit(LightningGateCallback(budget=BUDGET), Stopper(), enable_checkpointing=False)
     callback = LightningGateCallback(budget=BUDGET)
     resumed, _ = fit(callback, checkpoint=tmp_path / "half.ckpt", enable_checkpointing=False)
+    assert (n_shrinks[0] > 0) == (epoch > 0)
+    assert n_shrinks[0] < whole.net.archlearn_gates.n_shrinks
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_a_run_learns_the_same_with_and_without_shrinking() -> None:
+    """In double precision; an averaged copy of the module loses the same channels."""
+    found: list[Any] = []
+    for shrink in (True, False):
+        average = L.callbacks.WeightAveraging()
+        callback = LightningGateCallback(budget=BUDGET, shrink=shrink)
+        fit(callback, average, enable_checkpointing=False, precision="64-true")
+        found.append(callback.compact())
+    x = digits()[0].double()
+    assert al.count_costs(found[0]) == al.count_costs(found[1])
+    torch.testing.assert_close(found[0](x), found[1](x), rtol=1e-6, atol=1e-8)
+
+
+def test_an_optimiser_that_cannot_follow_is_told_and_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Factored(Classifier):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adafactor(al.weights(self), lr=1e-2)
+
+    callback = LightningGateCallback(budget=BUDGET)
+    trainer = L.Trainer(callbacks=[callback], **QUIET, max_epochs=4, enable_checkpointing=False)
+    with caplog.at_level(logging.WARNING, logger="archlearn"):
+        trainer.fit(Factored(), loader())
+    assert caplog.text.count("cannot shrink with Adafactor") == 1
+    assert callback.gates.fits()
 
 
 def test_a_run_that_ends_early_is_cut_to_the_budget(caplog: pytest.LogCaptureFixture) -> None:

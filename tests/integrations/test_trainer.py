@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import archlearn as al
@@ -29,9 +30,9 @@ def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
     small: Any = callback.compact()
     assert isinstance(small, hf.BertForSequenceClassification)
     gated: Any = trainer.model
-    plan = al.plan(gated)
-    assert 0.75 * plan.before.multiply_adds < plan.after.multiply_adds
-    assert plan.after.multiply_adds <= 0.8 * plan.before.multiply_adds
+    assert gated.archlearn_gates.n_shrinks >= 1
+    before, after = callback.gates.param_groups[0]["start"], callback.gates.costs()
+    assert 0.75 * before[1] < 4 * after["multiply_adds"] <= 0.8 * before[1]
     gated = trainer.accelerator.unwrap_model(gated, keep_fp32_wrapper=False)  # no autocast
     torch.testing.assert_close(small.eval()(**example()).loss, gated.eval()(**example()).loss)
     torch.testing.assert_close(
@@ -40,14 +41,19 @@ def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """From before the first cut, and from behind it."""
     options = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 5}
     whole = make_trainer(tmp_path / "a", TrainerGateCallback(budget=BUDGET), **options)
     whole.train()
-    callback = TrainerGateCallback(budget=BUDGET, resume_from=tmp_path / "a" / "checkpoint-10")
-    resumed = make_trainer(tmp_path / "b", callback, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-10"))
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    for place, is_small in (("checkpoint-10", False), ("checkpoint-20", True)):
+        checkpoint = tmp_path / "a" / place
+        state = safetensors.torch.load_file(checkpoint / "model.safetensors")
+        assert ("archlearn_gates.shrinks" in state) == is_small
+        callback = TrainerGateCallback(budget=BUDGET, resume_from=checkpoint)
+        resumed = make_trainer(tmp_path / "b", callback, **options)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(tensor, resumed.model.state_dict()[name]), name
     lost = make_trainer(tmp_path / "c", TrainerGateCallback(budget=BUDGET), **options)
     with pytest.raises(al.InputError, match="resume_from="):
         lost.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-10"))

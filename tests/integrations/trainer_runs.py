@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -76,11 +77,14 @@ def accelerate_run(
     x, y = torch.randn(32 * n_steps, 64), torch.randint(10, (32 * n_steps,))
     accelerator = accelerate.Accelerator(cpu=True)
     model = al.add_gates(net, x[:2])
-    gates = al.GateOptimizer(model, n_steps, budget={"multiply_adds": "40%"})
+    schedule = al.GateSchedule(patience=5)
+    gates = al.GateOptimizer(model, n_steps, budget={"multiply_adds": "40%"}, schedule=schedule)
     optimizer = torch.optim.AdamW(al.weights(model), lr=1e-3)
     data = DataLoader(TensorDataset(x, y), batch_size=32 // accelerator.num_processes)
     model, optimizer, prepared, loader = accelerator.prepare(model, optimizer, gates, data)
     if resume:
+        saved = safetensors.torch.load_file(folder / "state" / "model.safetensors")
+        al.shrink_(model, optimizer, prepared, like=saved)
         accelerator.load_state(str(folder / "state"))
     for step, (inputs, labels) in enumerate(loader):
         if resume and step < n_steps // 2:
@@ -89,9 +93,13 @@ def accelerate_run(
         for each in (optimizer, prepared):
             each.step()
             each.zero_grad()
+        if gates.can_shrink():
+            al.shrink_(model, optimizer, prepared)
         if step == n_steps // 2 - 1 and not resume:
             accelerator.save_state(str(folder / "state"))
-    small = al.compact(accelerator.unwrap_model(model))
+    inner = accelerator.unwrap_model(model)
+    assert inner.archlearn_gates.n_shrinks >= 2
+    small = al.compact(inner)
     return dict(small.state_dict()), gates.costs()
 
 

@@ -1,5 +1,7 @@
 """Blocks that take places for tokens: MLPs over channels or places, and attention."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,8 +87,22 @@ class FunctionalNorm(nn.Module):
             return F.layer_norm(x, (self.n,), self.weight)
         if self.kind == "rms":
             return F.rms_norm(x, (self.n,), self.weight, 1e-6)
+        if self.kind == "centred by hand":
+            x = x - x.mean(-1, keepdim=True)
         y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
         return y if self.weight is None else self.weight * y
+
+
+class Scaled(nn.Module):
+    """What a branch adds, times a scale for each channel (LayerScale), and sometimes dropped."""
+
+    def __init__(self, n: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.ones(n))
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.inner(x) * self.scale)
 
 
 class Stream(nn.Module):
@@ -100,19 +116,25 @@ class Stream(nn.Module):
         return x + self.mlp(self.norm(x)) if self.is_first else self.norm(x + self.mlp(x))
 
 
-def stream(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
-    """A stream that a layer starts: its channels pass norms, and no activation."""
-    n_in, *space = shape
-    if len(space) > 2:
-        return None
-    n, kind = pick((4, 6, 3)), pick(("layer", "rms", "by hand"))
+def _block(n: int, width: int, pick: Chooser) -> nn.Module:
+    kind = pick(("layer", "rms", "by hand", "centred by hand"))
     norms = (
         lambda: nn.LayerNorm(n, elementwise_affine=pick((True, False))),
         lambda: FunctionalNorm(n, kind, pick((True, False))),
         lambda: nn.RMSNorm(n),
     )
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
-    body = Stream(pick(norms)(), mlp, is_first=pick((True, False)))
+    scales = (lambda: mlp, lambda: Scaled(n, mlp))
+    return Stream(pick(norms)(), pick(scales)(), is_first=pick((True, False)))
+
+
+def stream(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A stream that a layer starts: its channels pass norms, and no activation."""
+    n_in, *space = shape
+    if len(space) > 2:
+        return None
+    n = pick((4, 6, 3))
+    body = nn.Sequential(*[_block(n, width, pick) for _ in range(pick((1, 2, 3)))])
     if not space:
         return nn.Sequential(nn.Linear(n_in, n), body)
     turn, back = (lambda x: x.transpose(1, -1)), (lambda x: x.transpose(1, -1))
@@ -120,10 +142,36 @@ def stream(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
 
 
 def group_normed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
-    """A layer, a GroupNorm and an activation: whole groups go."""
-    n_groups, size = pick((3, 2, 4)), pick((2, 1))
+    """A layer, a GroupNorm and an activation: whole groups go, or parts of each.
+
+    Of one number alone a norm would give a constant.
+    """
+    n_groups, size = pick((3, 2, 1, 4)), pick((2, 3, 4, 1))
     made = keeping(shape[0], n_groups * size, len(shape) - 1, pick)
+    if len(shape) == 1 and size == 1:
+        return None
     return nn.Sequential(made, nn.GroupNorm(n_groups, n_groups * size), activation(1, pick))
+
+
+def stacked(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """Layers whose results are stacked, and summed or averaged."""
+    n_space = len(shape) - 1
+    layers = [keeping(shape[0], width, n_space, pick) for _ in range(pick((2, 3)))]
+    reading = pick((lambda x: x.sum(0), lambda x: x.mean(0), lambda x: x.amax(0)))
+    return Stacked(layers, reading, activation(1, pick))
+
+
+class Stacked(nn.Module):
+    """What several layers give, reduced as one tensor."""
+
+    def __init__(
+        self, layers: list[nn.Module], reading: Callable[[Tensor], Tensor], last: nn.Module
+    ) -> None:
+        super().__init__()
+        self.layers, self.reading, self.last = nn.ModuleList(layers), reading, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.reading(torch.stack([layer(x) for layer in self.layers])))
 
 
 MAKERS: dict[str, Maker] = {
@@ -131,4 +179,5 @@ MAKERS: dict[str, Maker] = {
     "transformer": transformer,
     "stream": stream,
     "group_normed": group_normed,
+    "stacked": stacked,
 }

@@ -40,6 +40,9 @@ SHAPES: list[Shape] = [
 # A network starts with a layer, or seldom would anything in it be learnt.
 STARTS = ["plain", "pair", "residual", "concat", "halves", "skip", "excite"]
 NETWORKS = programs(STARTS, KINDS, SHAPES)
+# Nothing but streams, norms, branches, and what stands between them.
+_OF_STREAMS = ["stream", "group_normed", "stacked", "transformer", "residual"]
+STREAMS = programs(_OF_STREAMS[:3], [*_OF_STREAMS, "plain"], SHAPES)
 
 
 class Network(nn.Module):

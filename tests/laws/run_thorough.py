@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from benchmarks.circumstances import describe
 from tests.laws import chains, checking
-from tests.laws.networks import NETWORKS
+from tests.laws.networks import NETWORKS, STREAMS
 from tests.laws.pages import Outcome, write_page
 from tests.laws.programs import gates
 
@@ -53,7 +53,13 @@ ON_CHAINS: dict[str, Callable[..., None]] = {
     "associative": chains.check_associative,
     "fold": chains.check_fold,
 }
-LAWS = (*ON_NETWORKS, *ON_CHAINS)
+ON_STREAMS: dict[str, Callable[..., None]] = {
+    "streams": checking.check_compact,
+    "streams_open": checking.check_open,
+    "streams_prediction": checking.check_prediction,
+    "streams_shrink": checking.check_shrink,
+}
+LAWS = (*ON_NETWORKS, *ON_STREAMS, *ON_CHAINS)
 # A worker gives a law up once it has been broken this often.
 MOST_FAILURES = 3
 
@@ -80,8 +86,9 @@ def try_law(share: Share) -> Result:
     torch.set_num_threads(1)
     n_kept = 0
     failures: list[str] = []
-    law = ON_NETWORKS.get(share.law) or ON_CHAINS[share.law]
-    drawn: tuple[Any, ...] = (NETWORKS, gates) if share.law in ON_NETWORKS else (chains.CHAINS,)
+    law = (ON_NETWORKS | ON_STREAMS | ON_CHAINS)[share.law]
+    networks = STREAMS if share.law in ON_STREAMS else NETWORKS
+    drawn: tuple[Any, ...] = (chains.CHAINS,) if share.law in ON_CHAINS else (networks, gates)
 
     def counted(*example: Any) -> None:
         nonlocal n_kept

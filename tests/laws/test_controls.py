@@ -66,6 +66,25 @@ def test_the_examples_of_the_controls_keep_the_laws() -> None:
     chains.check_fold(CHAIN)
 
 
+STREAM = Program(
+    shape=(3, 5),
+    blocks=(Block("stream", 5, (0, 1, 2, 1, 0, 0, 0, 1, 0, 0)), Block("group_normed", 4, PLAIN)),
+    head=Block("head", 1, PLAIN),
+    seed=3,
+)
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.GroupNorm])
+def test_a_norm_that_is_off_by_a_millionth_is_seen(kind: type[nn.Module]) -> None:
+    gated = checking.gate_and_set(STREAM, replace(GATES, closed=3))
+    small, x = al.compact(gated), checking.fresh(STREAM)
+    checking.check_same(gated, small, x)
+    norm = next(module for module in small.modules() if isinstance(module, kind))
+    next(norm.parameters()).data.mul_(1 + 1e-6)
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
 def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn.Module) -> None:
     x = checking.fresh(PROGRAM)
     checking.check_same(gated, small, x)

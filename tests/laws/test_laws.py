@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, seed, settings
 
 from tests.laws import chains, checking
-from tests.laws.networks import NETWORKS, build
+from tests.laws.networks import NETWORKS, STREAMS, build
 from tests.laws.programs import Gates, Program, gates
 
 LEAST_LEARNABLE = 0.9
@@ -76,6 +76,29 @@ def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> N
 def test_a_model_computes_the_same_when_channels_are_cut_out(
     program: Program, gates: Gates
 ) -> None:
+    checking.check_shrink(program, gates)
+
+
+@given(program=STREAMS, gates=gates)
+def test_streams_through_norms_and_branches_are_compacted_exactly(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_compact(program, gates)
+
+
+@given(program=STREAMS, gates=gates)
+def test_open_gates_on_streams_change_nothing(program: Program, gates: Gates) -> None:
+    checking.check_open(program, gates)
+
+
+@given(program=STREAMS, gates=gates)
+def test_plan_foretells_the_counted_costs_of_streams(program: Program, gates: Gates) -> None:
+    checking.check_prediction(program, gates)
+
+
+@settings(max_examples=60)
+@given(program=STREAMS, gates=gates)
+def test_streams_shrink_exactly(program: Program, gates: Gates) -> None:
     checking.check_shrink(program, gates)
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm
+from archlearn.nn.masked_norms import masked_group_norm, masked_layer_norm, masked_rms_norm
 
 OPEN = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
 
@@ -39,6 +39,18 @@ def test_open_channels_are_what_a_smaller_norm_gives(gate: Tensor) -> None:
     meant = F.rms_norm(x[..., kept], (n,), weight[kept], 1e-6)
     torch.testing.assert_close(found[..., kept], meant, rtol=1e-12, atol=1e-12)
     assert not found[..., ~kept].any()
+
+
+def test_open_channels_of_groups_are_what_a_smaller_group_norm_gives() -> None:
+    gate = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    x, weight, bias, kept = draw(2, 6, 3, 4) + 4, draw(6), draw(6) - 1, gate.bool()
+    found = masked_group_norm(x, gate.double(), weight, bias, 1e-6, 2)
+    meant = F.group_norm(x[:, kept], 2, weight[kept], bias[kept], 1e-6)
+    torch.testing.assert_close(found[:, kept], meant, rtol=1e-12, atol=1e-12)
+    assert not found[:, ~kept].any()
+    whole = masked_group_norm(x, torch.ones(6), weight, bias, 1e-6, 3)
+    torch.testing.assert_close(whole, F.group_norm(x, 3, weight, bias, 1e-6))
+    assert masked_group_norm(x.half(), torch.ones(6).half(), n_groups=3).dtype is torch.half
 
 
 def test_statistics_are_in_single_precision_at_least() -> None:

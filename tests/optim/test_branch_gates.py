@@ -1,5 +1,7 @@
 """The gate optimiser closes residual branches where that pays, once they have grown."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,8 +75,9 @@ def test_branches_that_hardly_matter_go_first_and_the_budget_holds() -> None:
         assert (small(draw(1)[0]) - model(draw(1)[0])).abs().max() < 1e-5
 
 
-def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows() -> None:
-    model = al.add_gates(Net(1.0, 0.0, 1.0, 1.0), draw(0)[0])
+@pytest.mark.parametrize("scale", [0.0, 1e-6])  # of a norm's weight, of LayerScale
+def test_a_branch_that_starts_at_zero_is_not_judged_while_it_grows(scale: float) -> None:
+    model = al.add_gates(Net(1.0, scale, 1.0, 1.0), draw(0)[0])
     learn(model, 400, "75%", upto=64, rate=0.02)  # gates decide from step 40 on
     assert "blocks.1" not in closed(model)
     idle = al.add_gates(Net(1.0, 1e-3, 1.0, 1.0), draw(0)[0])
@@ -140,3 +143,33 @@ def test_small_budgets_are_reached_by_leaving_out_branches(share: str) -> None:
     gates = learn(model, 60, share)
     assert gates.fits()
     assert al.plan(model).after.multiply_adds == gates.costs()["multiply_adds"] * 32
+
+
+class OneBlock(nn.Module):
+    """Two branches that cost nearly all there is, as in a transformer of one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 32)
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(self.first(x.view(-1, 8, 8))).mean(1))
+
+
+@pytest.mark.parametrize("share", [40, 20])
+def test_two_branches_do_not_go_at_once_where_that_leaves_half_of_the_budget(share: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(200, 64), torch.randint(10, (200,))
+    model = al.add_gates(OneBlock(), x[:2])
+    gates: Any = al.GateOptimizer(model, 60, budget={"parameters": f"{share}%"})
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
+    for _ in range(60):
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        gates.step()
+        model.zero_grad()
+    plan = al.plan(model)
+    limit = share / 100 * plan.before.parameters
+    assert 0.97 * limit <= plan.after.parameters <= limit

@@ -398,6 +398,22 @@ def test_a_compiled_model_goes_on_behind_a_cut() -> None:
     assert int(model.state_dict()["archlearn_gates.shrinks"]) >= 3
 
 
+def test_a_forward_that_was_wrapped_runs_the_smaller_network() -> None:
+    """As Accelerate does for mixed precision: what it wrapped belongs to the class from before."""
+    model, x, _ = make("view")
+    whole, inner = copy.deepcopy(model), model.forward
+    calls: list[int] = []
+
+    def forward(*args: Any) -> Tensor:
+        calls.append(len(args))
+        return inner(*args)
+
+    al.shrink_(model)
+    vars(model)["forward"] = forward
+    torch.testing.assert_close(model(x), whole(x), rtol=0, atol=1e-10)
+    assert calls == [1]
+
+
 def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
     model, x, y = make("residual")
     with torch.no_grad():

@@ -166,7 +166,7 @@ KINDS: tuple[Kind, ...] = (
         "stack_then_sum",
         parts(Stack, first=conv(3, 5), second=conv(3, 5), third=conv(5, 7), head=conv(7, 4)),
         IMAGE,
-        (7,),
-        note="a sum over a dimension that held channels of two layers",
+        (5, 7),
+        note="a sum over a dimension that held channels of two layers ties them one by one",
     ),
 )

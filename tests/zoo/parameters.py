@@ -180,7 +180,7 @@ KINDS: tuple[Kind, ...] = (
         (7,),
     ),
     kind("scalar_bias_behind", scalar_bias(1), IMAGE, (5, 7)),
-    kind("scalar_bias_padded", scalar_bias(3), IMAGE, (7,), note="zero padding is no constant"),
+    kind("scalar_bias_padded", scalar_bias(3), IMAGE, (5, 7), note="gated where padding reads it"),
     kind(
         "scalar_scale",
         parts(

@@ -86,10 +86,10 @@ class WidthFromLayer(Net):
 
 
 SPRINGS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
-    "plus_one": (lambda x: x + 1, (7,)),
-    "one_minus": (lambda x: 1 - x, (7,)),
+    "plus_one": (lambda x: x + 1, (5, 7)),
+    "one_minus": (lambda x: 1 - x, (5, 7)),
     "square": (lambda x: x**2, (5, 7)),
-    "exponential": (lambda x: torch.exp(-x), (7,)),
+    "exponential": (lambda x: torch.exp(-x), (5, 7)),
     "logarithm": (lambda x: torch.log1p(x), (5, 7)),
     "masked_fill": (lambda x: x.masked_fill(x < 0.1, 0.7), (7,)),
     "where": (lambda x: torch.where(x > 0.1, x, torch.full_like(x, 0.3)), (7,)),
@@ -111,10 +111,10 @@ SPRINGS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "lerp_in_place": (lambda x: x.clone().lerp_(2 * x, 0.3), (5, 7)),
     "lerp_by_a_share": (lambda x: torch.lerp(x, x**2, x.mean((0, 1, 2, 3))), (5, 7)),
     "lerp_by_channel": (lambda x: torch.lerp(x, x**2, x.mean((2, 3), keepdim=True)), (5, 7)),
-    "lerp_to_one": (lambda x: torch.lerp(x, torch.ones_like(x), 0.5), (7,)),
+    "lerp_to_one": (lambda x: torch.lerp(x, torch.ones_like(x), 0.5), (5, 7)),
     "addcmul": (lambda x: torch.addcmul(x, x, x + 1, value=0.5), (5, 7)),
     "addcmul_in_place": (lambda x: x.clone().addcmul_(x, x), (5, 7)),
-    "addcmul_of_one": (lambda x: torch.addcmul(x, torch.ones_like(x), x + 1), (7,)),
+    "addcmul_of_one": (lambda x: torch.addcmul(x, torch.ones_like(x), x + 1), (5, 7)),
     "addcdiv": (lambda x: torch.addcdiv(x, x, x + 1), (5, 7)),
     "vector_norm": (
         lambda x: x * torch.linalg.vector_norm(x, 2, (2, 3), keepdim=True),

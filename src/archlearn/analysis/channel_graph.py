@@ -1,6 +1,6 @@
 """Which channels of a network are tied together, and which groups may be removed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +9,22 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.gate_sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
+from archlearn.analysis.gate_sites import (
+    ATTENTION,
+    NO_ACTIVATION,
+    Site,
+    Stream,
+    find_sites,
+    find_trained,
+)
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules.embedding import embedding
-from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.normalization import (
+    across_channels,
+    group_norm,
+    local_response,
+)
 from archlearn.analysis.propagation_rules.pooling import mean
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import evaluating
@@ -155,6 +166,7 @@ class ChannelGraph:
         reasons: Why each other channel must stay.
         fixed: Why each atom at a site must stay that is tied to something fixed.
         sharing: Layers with a parameter that another module holds, too.
+        whole_groups: Of each call with groups, whether it loses whole ones or parts of each.
     """
 
     inputs: ExampleInputs
@@ -172,6 +184,7 @@ class ChannelGraph:
     reasons: dict[int, Reason]
     fixed: dict[int, Reason]
     sharing: frozenset[str]
+    whole_groups: dict[str, bool]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChannelGraph":
         return self
@@ -224,6 +237,7 @@ def build_channel_graph(
     trained_only: bool = True,
     with_streams: bool = True,
     traces: Traces | None = None,
+    whole_groups: Mapping[str, bool] | None = None,
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
@@ -235,12 +249,14 @@ def build_channel_graph(
         trained_only: Whether channels stay whose gates no gradient would reach in training mode.
         with_streams: Whether channels may be gated where they are read.
         traces: The network's calls, where they are known already.
+        whole_groups: Which calls lose whole groups, where that is known already.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
         return _draw(
-            net, inputs, traces, may_gate, trained_only=trained_only, with_streams=with_streams
-        )
+            net, inputs, traces, may_gate, whole_groups or {},
+            trained_only=trained_only, with_streams=with_streams,
+        )  # fmt: skip
 
 
 def _draw(
@@ -248,6 +264,7 @@ def _draw(
     inputs: ExampleInputs,
     traces: Traces,
     may_gate: Callable[[Site], bool],
+    whole_groups: Mapping[str, bool],
     *,
     trained_only: bool,
     with_streams: bool,
@@ -265,7 +282,9 @@ def _draw(
         }
 
     def run(gated: dict[int, frozenset[str]]) -> _Findings:
-        ledger, followed = follow(net, traces.graphs, inputs, gated, gate_reads=with_streams)
+        ledger, followed = follow(
+            net, traces.graphs, inputs, gated, gate_reads=with_streams, whole_groups=whole_groups
+        )
         root = ledger.roots()
         reasons = _find_reasons(ledger, root, followed)
         streams = _find_streams(net, traces, followed, root)
@@ -333,6 +352,7 @@ def _draw(
         reasons=reasons,
         fixed=_find_fixed(ledger, root, followed),
         sharing=ledger.sharing,
+        whole_groups=ledger.whole_groups,
     )
 
 
@@ -355,6 +375,9 @@ def _not_asked_for(stream: Stream) -> Reason:
     )
 
 
+_OVER_CHANNELS = (across_channels, group_norm, mean)
+
+
 def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
@@ -362,7 +385,7 @@ def _find_normed(
     normed = torch.zeros(len(root), dtype=torch.bool)
     for graph, each in zip(traces.graphs, followed, strict=True):
         for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) in (across_channels, mean):
+            if node.name in each.reads and rule_for(node, net) in _OVER_CHANNELS:
                 normed[root[each.reads[node.name].ids]] = True
     return normed
 
@@ -378,6 +401,7 @@ def _find_streams(
     if not any(each.reads for each in followed):
         return ()
     names, first = _find_first_writers(net, traces, followed, root)
+    attended = _find_attended(followed, root)
     sites: dict[str, Site] = {}
     parts: dict[str, list[Tensor]] = {}
     for graph, each in zip(traces.graphs, followed, strict=True):
@@ -387,11 +411,22 @@ def _find_streams(
             for writer in dict.fromkeys(first[channels].tolist()):
                 name = names[writer]
                 source = source_of(nodes[node])
-                sites.setdefault(name, Site(name, node, "", NO_ACTIVATION, source, False))
-                parts.setdefault(name, []).append(channels[first[channels] == writer])
+                own = channels[first[channels] == writer]
+                kind = ATTENTION if bool(attended[own].all()) else NO_ACTIVATION
+                sites.setdefault(name, Site(name, node, "", kind, source, False))
+                parts.setdefault(name, []).append(own)
     return tuple(
         Stream(site, _without_repeats(torch.cat(parts[name]))) for name, site in sites.items()
     )
+
+
+def _find_attended(followed: tuple[PropagationResult, ...], root: Tensor) -> Tensor:
+    """Return whether each channel is a head, or a channel of queries, keys or values."""
+    attended = torch.zeros(len(root), dtype=torch.bool)
+    for each in followed:
+        for _, ids in (part for parts in each.products.values() for part in parts):
+            attended[root[ids]] = True
+    return attended
 
 
 def _find_first_writers(

@@ -301,10 +301,15 @@ def find_idle(graph: fx.Graph, rules: Mapping[fx.Node, Rule], net: nn.Module) ->
     """Return calls whose results nobody reads, and which do nothing else."""
     idle: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_plain = "call" in node.op and rules[node] is not opaque and not is_in_place(node, net)
-        if is_plain and all(user in idle for user in node.users):
+        is_known = "call" in node.op and (rules[node] is not opaque or _is_operator(node))
+        if is_known and not is_in_place(node, net) and all(user in idle for user in node.users):
             idle.add(node)
     return idle
+
+
+def _is_operator(node: fx.Node) -> bool:
+    """Return whether a call only compares or computes, such as `y.shape[1] > 1`."""
+    return getattr(node.target, "__module__", "") in ("_operator", "math")
 
 
 def find_removals(

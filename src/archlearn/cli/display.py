@@ -69,8 +69,6 @@ class _Bars:
 
 
 _LONGEST_LINE = 160
-
-
 _MOST_NAMES = 4
 
 

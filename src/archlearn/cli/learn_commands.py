@@ -63,8 +63,6 @@ def _help(item: dataclasses.Field[Any]) -> str:
 
 
 _MADE: Any = _make_options()
-
-
 NONE_GIVEN: Any = _MADE()
 
 

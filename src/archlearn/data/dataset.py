@@ -11,20 +11,10 @@ from archlearn.data.transforms import Framing
 from archlearn.errors import DataError, SettingsError
 
 Task = Literal["classification", "regression", "next_token"]
-
-
 """A class for each example, numbers for each example, or a class for each token of a text."""
-
-
 _AS_THEY_ARE = Framing()
-
-
 _MOST_TO_MEASURE = 100_000
-
-
 SPLIT_SEED = 20170
-
-
 """The validation split does not follow the run's seed: runs of several seeds stay comparable."""
 
 
@@ -171,8 +161,6 @@ def _moments(inputs: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
 
 
 MOST_CLASSES = 1_000_000
-
-
 """A network has an output for each, so one stray number would fill the memory."""
 
 

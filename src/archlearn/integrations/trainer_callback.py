@@ -18,9 +18,10 @@ class TrainerGateCallback(TrainerCallback):
     """Steps a `GateOptimizer` in front of each step of the trainer's own optimiser.
 
     The trainer's model comes from `add_gates`; labels belong into its example inputs, and its
-    optimiser may be given all parameters. Each `checkpoint-…` of the trainer gets a file with the
-    state of the gates, so that `trainer.train(resume_from_checkpoint=True)` goes on as if it had
-    never stopped. The trainer clips gates and weights by one norm.
+    optimiser may be given all parameters. What is closed for good is cut out while the run goes on.
+    Each `checkpoint-…` of the trainer gets a file with the state of the gates, so that
+    `trainer.train(resume_from_checkpoint=True)` goes on as if it had never stopped. The trainer
+    clips gates and weights by one norm.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class TrainerGateCallback(TrainerCallback):
         *,
         save_to: str | Path | None = None,
         resume_from: str | Path | None = None,
+        shrink: bool = True,
         **options: Any,
     ) -> None:
         """Prepare to learn gates.
@@ -36,10 +38,11 @@ class TrainerGateCallback(TrainerCallback):
             save_to: A file for the compact model, written when training ends.
             resume_from: The folder of the checkpoint to go on from, where it is not the trainer's
                 own `checkpoint-…` in its `output_dir`.
+            shrink: Whether to cut out what is closed for good, so that later steps cost less.
             options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
                 of steps is the trainer's.
         """
-        self._learner = GateLearner(save_to, options)
+        self._learner = GateLearner(save_to, options, shrinks=shrink)
         self._resume_from = resume_from
 
     @property
@@ -50,6 +53,12 @@ class TrainerGateCallback(TrainerCallback):
     def compact(self) -> nn.Module:
         """Return the compact model, of the class that the trainer's model had."""
         return self._learner.compact()
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Prepare for a checkpoint of a model that has shrunk."""
+        self._learner.prepare(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -70,6 +79,12 @@ class TrainerGateCallback(TrainerCallback):
     ) -> None:
         """Step the gates."""
         self._learner.step()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Cut out what is closed for good, where that pays."""
+        self._learner.shrink([kwargs["optimizer"]])
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -22,14 +22,8 @@ from archlearn.serialization.limits import Limit
 
 # Numbers are packed into one field: real files of a few hundred layers have some 20,000.
 MAX_FIELDS = Limit("MAX_FIELDS", 250_000, "fields", "archlearn.models.caffe_import")
-
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-
 _LONGEST_VARINT = 10
-
-
 _FIXED = {FIXED64: 8, FIXED32: 4}
 
 
@@ -135,14 +129,8 @@ class _Form:
 
 
 _FORMS = {2: _Form(name=4, blobs=6), 100: _Form(name=1, blobs=7)}
-
-
 _OLD_SIZES = (1, 2, 3, 4)
-
-
 _DATA, _SHAPE, _DOUBLE_DATA = 5, 7, 8
-
-
 _MOST_DIMENSIONS = 8
 
 

@@ -121,8 +121,6 @@ IMAGE_NETWORKS = {
         "MLP-Mixer: patches of 4 x 4, 6 blocks of 192", transformers.PATCH, _mixer
     ),
 }
-
-
 Shape = tuple[int, ...]
 MODELS = {
     "lenet": "20-50-500-10, the paper's network for MNIST; lenet:8-12-20 chooses widths",

@@ -26,20 +26,10 @@ from archlearn.serialization import load
 from archlearn.serialization.file_format import FORMAT, open_safetensors, read_tensor
 
 _CAFFE_MEAN = (122.67891434 / 255, 116.66876762 / 255, 104.00698793 / 255)
-
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-
-
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
-
-
 _PREFIXES = ("module.", "model.")
-
-
 _TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
 
 
@@ -141,14 +131,8 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
 
 
 logger = logging.getLogger(__name__)
-
-
 _FEW_NAMES = 5
-
-
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
-
-
 SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and means whose statistics are taken over the open channels alone.
+"""LayerNorm, RMSNorm, GroupNorm and means whose statistics are taken over the open channels alone.
 
 A closed channel gives nothing, and has no part in mean or variance: what is left is what a plain
 norm of the open channels computes. With all gates open that is the norm as it was, to rounding.
@@ -27,6 +27,30 @@ def masked_layer_norm(
         out = out * weight
     if bias is not None:
         out = torch.addcmul(out, gate, bias.to(gate.dtype))
+    return out.to(x.dtype)
+
+
+def masked_group_norm(
+    x: Float[Tensor, "batch channels *space"],
+    gate: Float[Tensor, " channels"],
+    weight: Float[Tensor, " channels"] | None = None,
+    bias: Float[Tensor, " channels"] | None = None,
+    eps: float = 1e-5,
+    n_groups: int = 1,
+) -> Float[Tensor, "batch channels *space"]:
+    """Normalise each group of channels over those whose gates are 1."""
+    wide, gate = _widen(x, gate)
+    along_channels = (-1, *[1] * (x.dim() - 2))
+    opened = gate.view(along_channels).expand(x.shape[1:]).reshape(n_groups, -1)
+    n_open = opened.sum(-1, keepdim=True)
+    grouped = wide.reshape(len(x), n_groups, -1)
+    centred = (grouped - (grouped * opened).sum(-1, keepdim=True) / n_open) * opened
+    variance = centred.square().sum(-1, keepdim=True) / n_open
+    out = (centred * torch.rsqrt(variance + eps)).reshape(x.shape)
+    if weight is not None:
+        out = out * weight.view(along_channels)
+    if bias is not None:
+        out = out + (gate * bias).view(along_channels)
     return out.to(x.dtype)
 
 

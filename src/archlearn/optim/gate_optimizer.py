@@ -37,13 +37,19 @@ from archlearn.optim.gate_limits import (
     least_widths,
     width_steps,
 )
-from archlearn.optim.gate_ranking import Holds, fill_up, find_savings, fit, rank_gates
+from archlearn.optim.gate_ranking import (
+    LAST_RESORT,
+    Holds,
+    fill_up,
+    find_savings,
+    fit,
+    rank_gates,
+    use_room,
+)
 from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
-_LAST_RESORT = 1e30
-"""What a layer seems to earn that goes only if nothing else makes the network fit."""
 _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
@@ -186,7 +192,7 @@ class GateOptimizer(torch.optim.Optimizer):
             InputError: If there are none.
         """
         group, gates = self.param_groups[0], self.param_groups[0]["params"]
-        if group["frozen"] and all(gate.grad is None for gate in gates):
+        if group["frozen"]:
             return
         if self._rates is not None and self._rates.device != gates[0].device:
             self._follow_branches_()
@@ -332,7 +338,7 @@ class GateOptimizer(torch.optim.Optimizer):
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
             prices, overshoots = find_savings(cost, opened, gone, self._limits)
-            earned[n_width:] *= torch.where(overshoots, _LAST_RESORT, 1.0)
+            earned[n_width:] *= torch.where(overshoots, LAST_RESORT, 1.0)
             prices = torch.where(prices > 0, prices.abs() ** schedule.cost_power, prices)
         else:
             prices = self._neurons(opened, gone)
@@ -345,6 +351,7 @@ class GateOptimizer(torch.optim.Optimizer):
         holds = self._find_holds(last=last)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
+            ranking = use_room(ranking, cost, limits)
             count = fit(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()

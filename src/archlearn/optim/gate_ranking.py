@@ -17,6 +17,10 @@ _AT_ONCE = 32
 """States of the gates whose costs are computed together while the number to close is searched."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
+LAST_RESORT = 1e30
+"""What a layer seems to earn that goes only if nothing else makes the network fit."""
+_FILLED, _MOVED = 0.98, 2
+"""The part of the limits that is to be used, and how many layers and branches may move for it."""
 _FILLS = 16
 """Channels that may be opened again where the last one to close left room in the budget."""
 
@@ -45,6 +49,10 @@ class Ranking:
         is_gone = (self.rank < counts[:, None]) & (self.ratio < torch.inf)
         gone = is_gone.double()
         return 1.0 - gone[:, :n_width], gone[:, n_width:]
+
+    def move(self, chosen: Tensor, ratio: Tensor) -> "Ranking":
+        """Return the ranking with another ratio for what is chosen."""
+        return _sort_gates(torch.where(chosen, ratio, self.ratio), self.block, self.is_rest)
 
     def distances(self, price: Tensor, is_kept: Tensor) -> Tensor:
         """Return values of gates that say how far each is from the price, around one half."""
@@ -133,7 +141,11 @@ def rank_gates(earned: Tensor, cost: Tensor, is_kept: Tensor, holds: Holds, stay
         best = torch.where(inner.any(1), best, torch.inf)
         ratio[-len(inner) :].clamp_(max=best).masked_fill_(holds.branches, torch.inf)
     ratio[:n_width].masked_fill_(places < least[group], torch.inf)
-    others = torch.arange(n_width, len(ratio), device=block.device)
+    return _sort_gates(ratio, block, is_rest)
+
+
+def _sort_gates(ratio: Tensor, block: Tensor, is_rest: Tensor) -> Ranking:
+    others = torch.arange(len(block), len(ratio), device=block.device)
     first_of = torch.cat([block, others])
     rest_first = torch.cat([~is_rest, others >= 0]).to(torch.uint8).argsort(stable=True)
     order = rest_first[ratio[rest_first].argsort(stable=True)]
@@ -161,6 +173,26 @@ def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor,
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device) - starts[group[order]]
     return places, order, starts
+
+
+def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Ranking:
+    """Return the ranking with layers and branches moved whose going would leave much room.
+
+    Where the last to go so that the network fits is one of them, channels go instead; if all
+    channels are not enough, it is the first to go, and only as many channels as then must.
+    """
+    if len(ranking.ratio) == cost.n_width:
+        return ranking
+    for _ in range(_MOVED):
+        count = fit(ranking, cost, limits)
+        landed = cost(*ranking.states(count[None], cost.n_width))[0]
+        leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
+        is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
+        is_last[: cost.n_width] = False
+        ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
+        must_go = (is_last & (ranking.rank < fit(ranking, cost, limits))).any()
+        ranking = ranking.move(is_last, torch.where(must_go, -LAST_RESORT, LAST_RESORT))
+    return ranking
 
 
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from archlearn.module_utils import evaluating, find_module, find_tensor, modes_o
 from archlearn.nn.functional import open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.original_channels import KEPT
@@ -60,7 +61,8 @@ def shrink_(
     is updated next as it would have been. With a `GateOptimizer` among the optimisers, channels go
     that it never opens again; without one, all that are closed. Channels stay that leave a constant
     behind (a BatchNorm follows their gate) or live in weights that are computed (weight_norm), and
-    two of each group; `compact` removes them at the end. Wrap in DDP again behind it.
+    two of each group; `compact` removes them at the end. `DistributedDataParallel` around the model
+    is set up anew, in place: call it in all processes.
 
     Args:
         model: A model from `add_gates`, or one that contains such a model.
@@ -76,6 +78,7 @@ def shrink_(
     """
     owner = find_gated(model)
     check_forwards(owner, "shrink_")
+    _check_whole(owner)
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
@@ -96,11 +99,23 @@ def shrink_(
     for states in sliced:
         for state, new in states:
             state.update(new)
+    renew_wrappers_(owner)
     for optimizer in inner:
         if isinstance(optimizer, GateOptimizer):
             optimizer.follow_model()
     after = sum(parameter.numel() for parameter in owner.parameters())
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
+
+
+def _check_whole(owner: nn.Module) -> None:
+    """Refuse a model whose parameters are spread over processes."""
+    for name, parameter in owner.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise InputError(
+                f"{name!r} is spread over processes by fully_shard, and shrink_ needs it whole; "
+                "train on without shrink_, and compact at the end, or use DistributedDataParallel "
+                "in place of fully_shard"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +351,9 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
         if key not in target._buffers and buffer is not None:
             target.register_buffer(key, buffer.clone())
     setattr(target, KEPT, cut.plan.kept(getattr(target, KEPT, None)))
-    target.__class__ = type(cut.small)
+    new_class: Any = type(cut.small)
+    new_class.forward = type(target).forward  # Accelerate and torch.compile may hold it
+    target.__class__ = new_class
 
 
 def _holds_places(module: nn.Module) -> bool:

@@ -30,14 +30,8 @@ from archlearn.reporting.series import (
 )
 
 FIGURE_WIDTH = 330.0
-
-
 """Width of a figure in points; a phone shows it about as wide as it is."""
-
-
 POINTS_PER_INCH = 72.0
-
-
 FONT_SIZE = 9.5
 
 
@@ -158,21 +152,13 @@ def _bottom(group: list[int], values: Sequence[float], distance: float) -> float
 
 
 BEST = 0.9999
-
-
 """The stretched axis of accuracies ends here: at one it would be endless."""
-
-
 _STEPS = (
     (3.0, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
     (20.0, (1.0, 2.0, 3.0, 5.0)),
     (1e3, (1.0, 3.0)),
 )
-
-
 """Which parts of a decade are ticked, by the factor between the largest and smallest value."""
-
-
 _ACCURACIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
 
 
@@ -246,8 +232,6 @@ def _unstretch(place: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 LABEL_DISTANCE = 0.09
-
-
 """Least distance of two labels, as a share of the height of the axes."""
 
 
@@ -303,8 +287,6 @@ def _write_ends_(axes: Axes, lines: Sequence[Series], labels: Sequence[str]) -> 
 
 
 COLOURS = "cividis"
-
-
 """Read alike by people with any colour vision, and on light and dark pages."""
 
 
@@ -355,8 +337,6 @@ def draw_width_map(numbers: WidthMap) -> Figure:
 
 
 _SHADE = (0.13, 0.53, 0.80)
-
-
 """A blue that shows on light and dark pages alike: an image cannot follow the page."""
 
 

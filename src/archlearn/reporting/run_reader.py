@@ -11,8 +11,6 @@ from typing import TypeGuard, cast
 from archlearn.errors import InputError
 
 JsonTable = Mapping[str, object]
-
-
 """An object read from JSON or TOML."""
 
 

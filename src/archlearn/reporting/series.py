@@ -19,14 +19,8 @@ from archlearn.reporting.run_reader import (
 )
 
 GATE_THRESHOLD = 0.5
-
-
 DECIDED_WITHIN = 0.1
-
-
 """A gate this near to 0 or 1 counts as decided."""
-
-
 N_BINS = 20
 
 
@@ -98,11 +92,7 @@ def _bin(gates: NDArray[np.float64]) -> tuple[int, ...]:
 
 
 AxisScale = Literal["share", "accuracy", "log", "linear", "count"]
-
-
 STRETCHED_FROM = 0.9
-
-
 """A run that gets better than this needs an axis on which 99.0 and 99.5 % are apart."""
 
 

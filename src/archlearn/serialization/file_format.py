@@ -41,8 +41,6 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-
-
 _LENGTH = struct.Struct("<Q")
 
 

@@ -2,14 +2,13 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from torch.overrides import TorchFunctionMode
 
 from archlearn.errors import FileError, InputError
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
@@ -19,22 +18,14 @@ from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
 
 LayerClass = type[nn.Module]
-
-
 MAX_ITEMS = 16
-
-
 MAX_NUMBER = 2**31 - 1
-
-
 CONTAINERS: dict[str, LayerClass] = {
     "container": nn.Module,
     "torch.nn.Sequential": nn.Sequential,
     "torch.nn.ModuleList": nn.ModuleList,
     "torch.nn.ModuleDict": nn.ModuleDict,
 }
-
-
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout")
 
 
@@ -98,29 +89,12 @@ def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
     if known[kind] is TriState:
         values = _prepare_tristate(values)
     try:
-        with torch.device("meta"), _SkipInit(), warnings.catch_warnings(action="ignore"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             return known[kind](**values)
     except Exception as error:
         raise FileError(
             f"the layer {kind} does not take the arguments {shorten(values)}: {error}"
         ) from error
-
-
-class _SkipInit(TorchFunctionMode):
-    """Skips torch.nn.init, which takes half of the time and has nothing to fill on meta."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Return the tensor as it is, or call any other function."""
-        given = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init" and "tensor" in given:
-            return given["tensor"]
-        return func(*args, **given)
 
 
 @cache
@@ -206,14 +180,8 @@ def _refuse_node(name: str) -> object:
 
 
 _OWN = frozenset(vars(nn.Module())) | {"training"}
-
-
 _MARK = "_archlearn_opaque"
-
-
 _OBJECT = "object"
-
-
 _COMPOSITE_NAMES = """
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
 """
@@ -353,8 +321,6 @@ def _refuse_composite(name: str) -> object:
 
 # The class that computes each norm, by the name of the function that puts it there.
 _NORMS = {"weight_norm": "_WeightNorm", "spectral_norm": "_SpectralNorm"}
-
-
 _SETTINGS = {"weight_norm": ("dim",), "spectral_norm": ("n_power_iterations", "eps", "dim")}
 
 

@@ -172,7 +172,8 @@ class Rewriter:
     def _seen(self, old: fx.Node) -> Seen:
         source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
         is_gated = old.name in self.blueprint.followed[self.place].reads
-        return Seen(source, self.values[old.name], self.blueprint.root, is_gated)
+        is_whole = self.blueprint.whole_groups.get(old.name, False)
+        return Seen(source, self.values[old.name], self.blueprint.root, is_gated, is_whole)
 
     def _erase_dead(self) -> None:
         for node in reversed(list(self.graph.nodes)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.channel_labels import CONSTANT, Labels, core
+from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.costs import Costs, count_parameters, known_inputs
@@ -213,8 +213,9 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     gone = decision.gone_tensors()
     removed = tuple(name for name in dict.fromkeys(made.sizes.names.values()) if name in gone)
     before = Costs(count_parameters(model), _count_multiply_adds(model, decision, set()))
+    gone_calls = decision.gone_calls(0)
     lost = sum(p.numel() for name, p in model.named_parameters() if name in gone)
-    left = _count_multiply_adds(model, decision, decision.gone_calls(0))
+    left = _count_multiply_adds(model, decision, gone_calls) - _count_cut(decision, gone_calls)
     after = _predict(model, made, Costs(before.parameters - lost, left))
     after = Costs(
         after.parameters - _count_left_out(model, decision, made.sizes), after.multiply_adds
@@ -307,6 +308,9 @@ def _constant_inputs(
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
+            read = blueprint.followed[place].reads.get(node.name)
+            if read is not None:  # through gates: nothing of it is left
+                constant = constant & (read.ids == FIXED)
             if bool(constant.any()):
                 yield op.layer, blueprint.root[ids[0]], constant
 
@@ -334,6 +338,17 @@ def _count_multiply_adds(model: nn.Module, decision: Decision, gone: set[str]) -
     layers = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
     others = blueprint.followed[0].other_multiply_adds
     return layers + sum(n for name, n in others.items() if name not in gone)
+
+
+def _count_cut(decision: Decision, gone: set[str]) -> int:
+    """Return the multiply-adds that products lose with the channels that go."""
+    blueprint = decision.choice.blueprint
+    return sum(
+        n * int(decision.dropped[blueprint.root[ids]].sum()) // len(ids)
+        for name, parts in blueprint.followed[0].products.items()
+        for n, ids in parts
+        if name not in gone
+    )
 
 
 def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:

@@ -64,8 +64,6 @@ class ExampleInputs:
 
 DEFAULT = "<default>"
 """Stands in a graph for a default that it cannot hold, such as a function."""
-
-
 _ITS_DEFAULT = object()
 _SAID = 200  # longer values are named by their class
 _WAY_OUT = "put the value that you use into example_inputs"

@@ -23,11 +23,7 @@ from archlearn.tracing.example_inputs import DEFAULT, check_argument
 from archlearn.tracing.fx_utils import Packed, compile_graph, pack_graph, unpack_graph
 
 GRAPHS = "_archlearn_graphs"
-
-
 MODE_READERS = "_archlearn_mode_readers"
-
-
 _RECIPE = "_archlearn_recipe"
 
 
@@ -47,8 +43,8 @@ def generate_class(
         cast(Any, runs[0]).__signature__ = _signature(graphs[0])
     recipe = (base, name, tuple(graphs), attributes)
     namespace = {"__module__": base.__module__, _RECIPE: recipe, **attributes, "forward": runs[0]}
-    if len(runs) > 1:
-        namespace |= {"_evaluate": runs[0], "_train": runs[1], "forward": _by_mode(runs[0])}
+    if GRAPHS in attributes or len(runs) > 1:
+        namespace |= {"_evaluate": runs[0], "_train": runs[-1], "forward": _by_mode(runs[0])}
     return _metaclass(type(base))(name, (base,), namespace)
 
 
@@ -72,6 +68,11 @@ def _signature(graph: fx.Graph) -> Signature:
 
 
 def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `forward` that asks the model what to run, so that it serves a class to come too.
+
+    `shrink_` changes the class; Accelerate and torch.compile hold the `forward` they wrapped.
+    """
+
     @functools.wraps(evaluate)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         for name in getattr(self, MODE_READERS, ()):

@@ -61,20 +61,10 @@ LEFT = (
     "it changes {name!r} whenever it is called, which a trace would do only once; return the "
     "value, or compute it outside of forward"
 )
-
-
 _OF_TORCH = frozenset(vars(nn.Module()))
-
-
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
-
-
 _CONTAINERS = (dict, list, set)
-
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-
 _PLAIN = (bool, int, float, str, type(None))
 
 

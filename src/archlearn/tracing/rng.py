@@ -29,8 +29,6 @@ SKIPPED = (
 RECORDED = (torch.rand, torch.randn)  # as they are while no model is traced
 _UNIFORM = RECORDED[0]
 _SAME_NUMBER = ("item", "float", "double")
-
-
 _DRAWN = threading.local()
 
 

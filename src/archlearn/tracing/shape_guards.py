@@ -34,8 +34,6 @@ from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 _SPEAKING = frozenset({
     "_assert", "print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
 })  # fmt: skip
-
-
 _SPEAKERS = ("logging", "warnings", "traceback")
 
 
@@ -84,11 +82,7 @@ def _statements(path: str) -> tuple[ast.stmt, ...]:
 
 
 _OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
-
-
 _SIZES = ("shape", "ndim")
-
-
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
 
 
@@ -196,31 +190,21 @@ def parts_of(proxy: Any, n: int) -> Iterator[Any]:
 
 
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
-
-
 _ATTRIBUTES = {
     "ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND, "is_nested": KIND,
     "layout": KIND, "is_sparse": KIND,
 }  # fmt: skip
-
-
 _METHODS = {
     "dim": RANK, "ndimension": RANK, "size": SIZES, "numel": SIZES, "nelement": SIZES,
     "is_floating_point": KIND, "is_complex": KIND,
 }  # fmt: skip
-
-
 _FUNCTIONS = (torch.is_floating_point, torch.is_complex)
-
-
 _OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
     operator.le, operator.gt, operator.ge, operator.and_, operator.or_,
     math.ceil, math.floor, math.sqrt,
 }  # fmt: skip
-
-
 REFUSALS = {
     "bool": "symbolically traced variables cannot be used as inputs to control flow",
     "iter": "a loop over a traced value has as many turns as the data says",
@@ -229,8 +213,6 @@ REFUSALS = {
     "text": "the text of a traced value is not known",
     "key": "a traced value cannot be the key of a dictionary or in a set",
 }
-
-
 _NUMBERS = ("number", "text", "key")  # what hangs on a number itself, not on one bit of it
 
 

@@ -33,8 +33,6 @@ OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that ar
 _AUTOCAST = (
     "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
 )
-
-
 _APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""

@@ -69,8 +69,6 @@ class Callback:
 
 
 SilentCallback = Callback
-
-
 _LOGGERS = {
     "csv": ("lightning_fabric.loggers", "CSVLogger", {"flush_logs_every_n_steps": 1}),
     "tensorboard": ("lightning_fabric.loggers", "TensorBoardLogger", {"flush_secs": 5}),

@@ -181,20 +181,10 @@ def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:
 
 
 logger = logging.getLogger(__name__)
-
-
 LATEST = "checkpoint.safetensors"
-
-
 PREVIOUS = "checkpoint.previous.safetensors"
-
-
 _FORMAT = "archlearn-checkpoint-1"
-
-
 MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which systems have limits
-
-
 _KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 

@@ -127,11 +127,7 @@ def changed_fixed(before: RunSettings, after: RunSettings) -> list[str]:
 
 
 MAX_CONFIG_BYTES = 2**20  # of a settings file; one of ours has two thousand
-
-
 MAX_NAME_PARTS = 64  # of a dotted name, for which tomllib takes time and memory by the square
-
-
 _BETWEEN_NAMES = re.compile(r"[^\w.\"'\- \t]")
 
 

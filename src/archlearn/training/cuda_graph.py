@@ -28,11 +28,7 @@ from archlearn.training.train_step import (
 )
 
 MOST_STEPS_IN_A_GRAPH = 11
-
-
 _WARM_UP = 3
-
-
 _MOST_BYTES_READY = 1 << 28
 
 
@@ -239,11 +235,7 @@ def _capture(body: DeviceStep, count: int, stream: torch.cuda.Stream) -> torch.c
 
 
 logger = logging.getLogger(__name__)
-
-
 _MOST_BYTES_ON_DEVICE = 8 << 30
-
-
 _MOST_PARAMETERS_TO_CAPTURE = 20_000_000
 
 

@@ -46,45 +46,19 @@ class Schedule:
 
 
 COST_OF_ALL_NEURONS = 0.1
-
-
 """Width cost x number of neurons, as a part of the loss of a guess."""
-
-
 TRAVEL = 1.5
-
-
 """Gate rate x width cost x steps in which gates move: how far cost alone could push a gate."""
-
-
 MOST_TRAVEL_A_STEP = 0.003
-
-
 """Short runs travel less: gates that must decide in a few steps follow the noise of single batches.
 No run of 834 steps or more is touched by this."""
-
-
 ENOUGH_STEPS = 4400
-
-
 MOST_EPOCHS = 200
-
-
 """Few data passed over more often than this are learnt by heart."""
-
-
 _BATCH = 125
-
-
 _LARGE_BATCH = 500
-
-
 """From here on the rate does not grow with the batch: LeNet dies at eight times the usual rate."""
-
-
 _FEWEST_BATCHES = 10
-
-
 _RATES = {"sgd": 0.02, "adam": 1e-3}
 
 

@@ -20,17 +20,9 @@ from archlearn.surgery.planning import plan
 from archlearn.training.objectives import Objective
 
 _BATCH = {"cpu": 1000, "cuda": 5000}
-
-
 _MOST_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}
-
-
 """Of a batch of inputs; what a network makes of them is some ten times more."""
-
-
 _NUMBERS_OF_A_TOKEN = 256
-
-
 """A token becomes a vector of about this size."""
 
 

@@ -31,8 +31,6 @@ except ImportError:  # on Windows
 
 
 logger = logging.getLogger(__name__)
-
-
 LOCK = "run.lock"
 
 
@@ -96,8 +94,6 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
 
 
 CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
-
-
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
 SPEED = "speed.json"
 

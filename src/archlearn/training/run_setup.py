@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +235,10 @@ def _make_work(
     )
 
 
-_CAPTURES = 3
-"""How often a step is captured anew while gates decide: that takes as long as hundreds of steps."""
+_USUAL_CUTS, _CAPTURES, _EAGER_CUTS = GateSchedule().cuts, 3, 20
+"""How often channels are cut out while gates decide: a step that is captured must be captured anew,
+which takes as long as hundreds of steps; one that is neither captured nor compiled goes on, and a
+cut takes as long as two steps of LeNet."""
 
 
 def _make_gate_optimizer(
@@ -248,21 +250,22 @@ def _make_gate_optimizer(
         return None
     assert settings.batch_size is not None
     per_epoch = steps_per_epoch(n_train, settings.batch_size)
-    schedule = read_schedule(gates)
+    cuts = _USUAL_CUTS if settings.hardware.compile else _EAGER_CUTS
     return GateOptimizer(
         model,
         count_steps(settings, n_train),
         budget=read_pairs("budget", gates.budget) if gates.budget else None,
         width_cost=settings.strengths.width_cost,
         multiple_of=gates.multiple_of,
-        schedule=replace(schedule, cuts=min(schedule.cuts, _CAPTURES)) if captured else schedule,
+        schedule=read_schedule(gates, cuts=_CAPTURES if captured else cuts),
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
     )
 
 
-def read_schedule(gates: GateSettings) -> GateSchedule:
-    """Return when gates decide, from the settings."""
+def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedule:
+    """Return when gates decide, from the settings; `cuts` unless they say how many."""
     given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
+    given["cuts"] = cuts
     for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
         kind = type(getattr(GateSchedule(), name, None))
         if kind is type(None):

@@ -5,7 +5,6 @@ Otherwise the one large tensor that small networks have keeps most of the GPU wa
 The paper's supplement assumes such a bound, the "maximum step size (due to gradient clipping)".
 """
 
-import gc
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -257,14 +256,7 @@ class EagerStepper:
         self._module.train()
 
     def renew(self) -> None:
-        """Wrap the model anew: what synchronises gradients holds their shapes."""
-        is_training = self._module.training
-        del self._module
-        gc.collect()  # hooks of the old wrapper on the parameters would fire still
-        self._module, *self._optimisers = self._fabric.setup(
-            self._work.model, *self._work.optimisers
-        )
-        self._module.train(is_training)
+        """Do nothing: `shrink_` has renewed what synchronises gradients."""
 
     def sums(self) -> tuple[float, float]:
         """Return the sums over the epoch's steps so far, the mean over all processes."""

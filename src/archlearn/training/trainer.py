@@ -184,14 +184,8 @@ def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
 
 
 _STEPS_BETWEEN_CHECKS = 50
-
-
 _SECONDS_BETWEEN_CHECKS = 2.0
-
-
 _MOST_BYTES_ON_DEVICE = 1 << 30
-
-
 _THROWN_OFF = 20.0
 
 

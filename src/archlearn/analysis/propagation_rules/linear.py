@@ -22,7 +22,7 @@ def linear(step: OpCall) -> Any:
     ids, state = step.ledger.read(step.x, dim)
     if op.groups == 1:
         rows, out_state = _dense(step, op, ids, state)
-    elif splits_whole_groups(op, len(ids), step.out.shape[dim]):
+    elif _splits_whole_groups(step, op, len(ids), step.out.shape[dim]):
         rows, out_state = _whole_groups(step, op, ids, state)
     else:
         rows, out_state = _within_groups(step, op, ids, state)
@@ -39,13 +39,14 @@ def computed_weight(node: fx.Node) -> Reason:
     )
 
 
-def splits_whole_groups(op: LinearOp, n_in: int, n_out: int) -> bool:
+def _splits_whole_groups(step: OpCall, op: LinearOp, n_in: int, n_out: int) -> bool:
     """Return whether a grouped convolution loses whole groups, rather than part of each.
 
     Whichever leaves the finer choice: a depthwise convolution has groups of one channel,
     CaffeNet's have two groups of many.
     """
-    return op.groups >= min(n_in, n_out) // op.groups
+    is_finer = op.groups >= min(n_in, n_out) // op.groups
+    return step.ledger.whole_groups.setdefault(step.node.name, is_finer)
 
 
 def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,30 +90,23 @@ def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tu
 def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> None:
     if bool((state == ZERO).all()):
         return
-    is_unknown = (state == UNKNOWN) & (ids != FIXED)
-    if step.may_gate_reads and bool(is_unknown.any()):
-        step.gate_read(step.x.ids.dim() + op.channel_dim, torch.where(is_unknown, ids, FIXED))
-        state = torch.where(is_unknown, ZERO, state)
+    is_padded = op.padded or op.kind == TRANSPOSED
+    is_shared = is_called_again(step.node) or op.layer in step.ledger.sharing
+    takes_constants = not (is_padded or is_shared or op.groups > 1) and op.is_module
+    is_read = (state != ZERO) if not takes_constants else (state == UNKNOWN)
+    is_read = is_read & (ids != FIXED)
+    if step.may_gate_reads and bool(is_read.any()):
+        step.gate_read(step.x.ids.dim() + op.channel_dim, torch.where(is_read, ids, FIXED))
+        return
     step.ledger.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",
         f"put an activation in front of {op.layer!r}, or leave these channels as they are",
     )
-    constant = ids[state == CONSTANT]
-    if op.padded or op.kind == TRANSPOSED:
-        step.ledger.block(
-            constant,
-            f"a dropped channel becomes a constant that {op.layer!r} reads with zero padding",
-            f"put the normalisation in front of the activation, or use padding=0 in {op.layer!r}",
-        )
-    elif (
-        op.groups > 1
-        or not op.is_module
-        or is_called_again(step.node)
-        or op.layer in step.ledger.sharing
-    ):
-        step.ledger.block(
-            constant,
-            f"a dropped channel becomes a constant that {op.layer!r} cannot take into a bias",
-            "put the normalisation in front of the activation",
-        )
+    if is_padded:
+        text = f"a dropped channel becomes a constant that {op.layer!r} reads with zero padding"
+        fix = f"put the normalisation in front of the activation, or use padding=0 in {op.layer!r}"
+    else:
+        text = f"a dropped channel becomes a constant that {op.layer!r} cannot take into a bias"
+        fix = "put the normalisation in front of the activation"
+    step.ledger.block(ids[is_read & (state == CONSTANT)], text, fix)

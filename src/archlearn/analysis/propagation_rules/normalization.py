@@ -79,7 +79,11 @@ def across_channels(step: OpCall) -> Any:
 
 
 def group_norm(step: OpCall) -> Any:
-    """GroupNorm loses whole groups; what is left of the others is normalised as before."""
+    """GroupNorm loses whole groups, or equally many channels of every group.
+
+    Whichever leaves the finer choice. Whole groups leave the others as they were; of parts the
+    statistics are taken over what stays, through gates.
+    """
     n_groups = (
         getattr(step.module, "num_groups", None)
         if step.node.op == "call_module"
@@ -88,15 +92,21 @@ def group_norm(step: OpCall) -> Any:
     if not isinstance(n_groups, int) or step.x.ids.dim() < 2:
         return _keep_normalised(step)
     ids, state = step.ledger.read(step.x, 1)
-    groups = step.ledger.new_atoms(n_groups).repeat_interleave(len(ids) // n_groups)
-    step.ledger.tie(groups, ids)
+    size = len(ids) // n_groups
+    is_finer = n_groups >= size or not step.may_gate_reads
+    in_parts = not step.ledger.whole_groups.setdefault(step.node.name, is_finer)
+    atoms = step.ledger.new_atoms(size if in_parts else n_groups)
+    step.ledger.tie(atoms.repeat(n_groups) if in_parts else atoms.repeat_interleave(size), ids)
     if step.node.op == "call_module":
         for attribute in ("weight", "bias"):
             if getattr(step.module, attribute, None) is not None:
                 step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
     for labels in step.labels[1:]:
         step.ledger.tie(labels.ids.reshape(-1), ids)
-    worst = state.reshape(n_groups, -1).amax(1).repeat_interleave(len(ids) // n_groups)
+    if in_parts:
+        step.gate_read(1, ids)
+        return along(ids, torch.where(ids == FIXED, UNKNOWN, ZERO), step.out.shape, 1)
+    worst = state.reshape(n_groups, -1).amax(1).repeat_interleave(size)
     return along(ids, torch.where(worst == ZERO, CONSTANT, UNKNOWN), step.out.shape, 1)
 
 

@@ -77,9 +77,14 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
         return opaque(step)
     n = step.x.ids.dim()
     chosen = {dim % n for dim in (dims if isinstance(dims, tuple | list) else (dims,))}
-    if chosen & set(varying(step.x.ids)):
-        return _over_channels(step)
     ids, state = step.x.ids, step.x.state
+    dims = set(varying(ids))
+    if chosen & dims:
+        if len(dims - chosen) != 1:
+            return _over_channels(step)
+        (dim,) = dims - chosen  # tensors that were stacked, channel by channel
+        labels = along(*step.ledger.read(step.x, dim), step.x.shape, dim)
+        ids, state = labels.ids, labels.state
     for dim in sorted(chosen, reverse=True):
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)
         state = state.narrow(dim, 0, 1) if keepdim else state.select(dim, 0)
