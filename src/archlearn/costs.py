@@ -17,7 +17,7 @@ from archlearn.tracing.instance_forward import class_forwards
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.transformer_blocks import unfused
+from archlearn.tracing.transformer_blocks import count_flops, unfused
 
 EXAMPLE = "_archlearn_example"
 
@@ -95,7 +95,7 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
 
 def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
     """Return the counter of one run in evaluation mode."""
-    counter: Any = FlopCounterMode(display=False)
+    counter = count_flops()
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)

@@ -109,13 +109,12 @@ torch.absolute torch.addbmm Tensor.addmm torch.addmm F.affine_grid Tensor.all to
 operator.and_ Tensor.any torch.any Tensor.argmax torch.argmax Tensor.argmin torch.argmin
 torch._assert torch.atleast_1d torch.atleast_2d torch.atleast_3d Tensor.baddbmm torch.baddbmm
 Tensor.bernoulli_ F.bilinear nn.Bilinear torch.bilinear F.binary_cross_entropy
-F.binary_cross_entropy_with_logits Tensor.bmm torch.bmm Tensor.bool torch.broadcast_tensors
-torch.bucketize torch.cdist math.ceil torch.column_stack torch.concatenate Tensor.copy_ torch.cosh
-F.cosine_embedding_loss F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity
-torch.count_nonzero torch.cross F.cross_entropy torch.cummax torch.cummin torch.diag
-torch.diag_embed Tensor.diagonal torch.diagonal torch.diff Tensor.dot torch.dot torch.dstack
-torch.einsum torch.embedding nn.EmbeddingBag torch.empty_like Tensor.eq
-operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
+F.binary_cross_entropy_with_logits Tensor.bool torch.broadcast_tensors torch.bucketize torch.cdist
+math.ceil torch.column_stack torch.concatenate Tensor.copy_ torch.cosh F.cosine_embedding_loss
+F.cosine_similarity torch.cosine_similarity nn.CosineSimilarity torch.count_nonzero torch.cross
+F.cross_entropy torch.cummax torch.cummin torch.diag torch.diag_embed Tensor.diagonal torch.diagonal
+torch.diff Tensor.dot torch.dot torch.dstack torch.embedding nn.EmbeddingBag torch.empty_like
+Tensor.eq operator.eq torch.eq math.exp torch.feature_dropout Tensor.fill_ torch.finfo torch.fliplr
 torch.flipud math.floor torch.floor_divide F.fold nn.Fold torch.frac torch.full_like Tensor.ge
 operator.ge torch.ge torch.greater F.grid_sample nn.GRU nn.GRUCell Tensor.gt operator.gt torch.gt
 F.gumbel_softmax F.huber_loss torch.iinfo Tensor.index_copy torch.inner F.instance_norm
@@ -123,14 +122,13 @@ torch.instance_norm Tensor.int torch.inverse operator.invert torch.isfinite torc
 Tensor.item F.kl_div torch.kron F.l1_loss Tensor.le operator.le torch.le torch.less math.log
 torch.log10 torch.log2 torch.logaddexp torch.logical_and Tensor.logical_not torch.logical_not
 torch.logical_or torch.logical_xor torch.logit Tensor.logsumexp torch.logsumexp Tensor.long nn.LSTM
-nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.matmul
-operator.matmul torch.matmul Tensor.max torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d
-nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d torch.median torch.meshgrid Tensor.min torch.min
-Tensor.mm torch.mm operator.mod torch.moveaxis F.mse_loss F.multi_head_attention_forward
-nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne F.nll_loss Tensor.normal_ torch.normal
-operator.not_ F.one_hot operator.or_ torch.outer F.pairwise_distance nn.PairwiseDistance torch.polar
-operator.pos Tensor.prod math.prod torch.prod torch.rand_like torch.randn_like torch.ravel
-torch.real nn.RNN nn.RNNCell torch.rot90 F.scaled_dot_product_attention Tensor.scatter
+nn.LSTMCell Tensor.lt operator.lt torch.lt F.margin_ranking_loss torch.masked_select Tensor.max
+torch.max F.max_unpool1d F.max_unpool2d F.max_unpool3d nn.MaxUnpool1d nn.MaxUnpool2d nn.MaxUnpool3d
+torch.median torch.meshgrid Tensor.min torch.min operator.mod torch.moveaxis F.mse_loss
+F.multi_head_attention_forward nn.MultiheadAttention torch.mv Tensor.ne operator.ne torch.ne
+F.nll_loss Tensor.normal_ torch.normal operator.not_ F.one_hot operator.or_ torch.outer
+F.pairwise_distance nn.PairwiseDistance torch.polar operator.pos Tensor.prod math.prod torch.prod
+torch.rand_like torch.randn_like torch.ravel torch.real nn.RNN nn.RNNCell torch.rot90 Tensor.scatter
 Tensor.scatter_ torch.scatter operator.setitem torch.sinh F.smooth_l1_loss nn.Softmax2d Tensor.sort
 torch.sort Tensor.split_with_sizes math.sqrt Tensor.squeeze_ torch.std_mean torch.take_along_dim
 torch.tan torch.tensordot Tensor.topk torch.topk Tensor.tril torch.tril F.triplet_margin_loss
@@ -496,6 +494,15 @@ OPERATIONS: tuple[OpSpec, ...] = (
         PRODUCT,
         product=(TRANSPOSED, 3),
     ),
+    # Products of two tensors.
+    *_alike(
+        "products.matmul",
+        "torch.matmul operator.matmul Tensor.matmul",
+        "torch.bmm Tensor.bmm",
+        "torch.mm Tensor.mm",
+    ),
+    _op("torch.einsum", "products.einsum"),
+    _op("F.scaled_dot_product_attention", "products.attention"),
     # No rule follows channels through these: all that they read stay. A file may hold them.
     *map(_op, _OTHERS.split()),
 )

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from archlearn.training import RunSettings
-from archlearn_paper.experiment import FULL, Check, Row
+from archlearn_paper.experiment import FULL, Check, FinishedRun, Row
 from archlearn_paper.experiments import (
     ablation,
     figure_3a,
@@ -78,6 +79,15 @@ def test_the_power_of_the_cost_is_chosen_on_validation_data_and_told() -> None:
     *_, choice = table_1.tabulate(derived)
     assert choice.title.startswith("Search: 4 runs")
     assert [row[0] for row in choice.rows] == ["0", "1"]
+
+
+def test_where_widths_are_given_depth_is_given_too() -> None:
+    merged = make_row("AL1", widths={"conv1": 2, "conv2": 3, "fc2": 10}, n_layers=3)
+    done = [FinishedRun(row=row, path=Path("none")) for row in (make_row("AL1"), merged)]
+    first, second = table_1.fix_widths(FULL, done)
+    assert first.settings.gates.learn == "width"
+    assert second.settings.gates.learn == "all"
+    assert second.after_epoch.given.linear == ("fc1",)
 
 
 def test_a_page_tells_what_decided_the_size() -> None:

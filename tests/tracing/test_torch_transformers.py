@@ -76,14 +76,15 @@ def close_half(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_hidden_units_are_learnt_and_compacted_exactly(
+def test_hidden_units_and_heads_are_learnt_and_compacted_exactly(
     name: str, training: bool, tmp_path: Path
 ) -> None:
     make, inputs, n_groups = CASES[name]
     torch.manual_seed(0)
     net = make().double().train(training)
     gated = al.add_gates(net, inputs)
-    assert [len(gate) for gate in al.width_gates(gated).values()] == [HIDDEN] * n_groups
+    widths = sorted(len(gate) for gate in al.width_gates(gated).values())
+    assert widths == sorted([HEADS, HIDDEN] * n_groups)
     with torch.no_grad():
         torch.testing.assert_close(gated.eval()(*inputs), net.eval()(*inputs), rtol=0, atol=1e-12)
         close_half(gated)
@@ -92,7 +93,7 @@ def test_hidden_units_are_learnt_and_compacted_exactly(
         al.save(small, tmp_path / "small.safetensors")
         loaded = al.load(tmp_path / "small.safetensors")
         torch.testing.assert_close(loaded(*inputs), small(*inputs), rtol=0, atol=1e-12)
-    saved = n_groups * (HIDDEN // 2) * (2 * D + 1)
+    saved = n_groups * ((HIDDEN // 2) * (2 * D + 1) + D // 2 * (3 * (D + 1) + D))
     n_before, n_after = (sum(p.numel() for p in m.parameters()) for m in (net, small))
     assert n_before - n_after == saved
     gated.train()(*inputs).sum().backward()
@@ -147,14 +148,14 @@ def places() -> Tensor:
 
 def test_a_subclass_is_called_with_what_it_takes() -> None:
     net = Classifier(Shortened(layer(), 2, enable_nested_tensor=False)).double()
-    assert len(al.width_gates(al.add_gates(net, X))) == 3
+    assert len(al.width_gates(al.add_gates(net, X))) == 5
     assert list(al.width_gates(al.add_gates(net, X, leaves=[Shortened]))) == ["head.0"]
 
 
 def test_a_hint_that_is_given_by_position_as_none() -> None:
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
-    assert len(al.width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 3
-    assert len(al.width_gates(al.add_gates(encoder().double(), (X, causal)))) == 2
+    assert len(al.width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 5
+    assert len(al.width_gates(al.add_gates(encoder().double(), (X, causal)))) == 4
 
 
 def test_where_the_fused_kernel_computes_something_else_the_block_stays_as_it_is() -> None:
@@ -187,5 +188,6 @@ def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
     n_rows = X.shape[0] * LENGTH
     close_half(gated)
     saved = 2 * n_rows * (HIDDEN // 2) * 2 * D + X.shape[0] * 4 * (D + 3)
+    saved += 2 * n_rows * (D // 2) * (4 * D + 2 * LENGTH)  # half of the heads
     before, after = al.count_costs(net, X), al.count_costs(al.compact(gated))
     assert before.multiply_adds - after.multiply_adds == saved

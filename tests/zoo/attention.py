@@ -105,7 +105,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (11,),
+        (2, 11),
         (11,),
     ),
     kind(
@@ -122,7 +122,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (11,),
+        (2, 11),
         (11,),
     ),
     kind(
@@ -136,7 +136,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (11,),
+        (6, 11),
         (11,),
     ),
     kind(
@@ -149,7 +149,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         TOKENS,
-        (7,),
+        (2, 7, 8),
         (7,),
         note="an attention's channels stay",
     ),
@@ -232,7 +232,7 @@ KINDS: tuple[Kind, ...] = (
         "gram_matrix",
         parts(Gram, first=linear(6, 8), second=linear(5, 7), head=linear(7, 3)),
         TOKENS,
-        (7,),
+        (7, 8),
         (7,),
     ),
 )

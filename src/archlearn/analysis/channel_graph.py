@@ -9,7 +9,14 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
 from archlearn.analysis.constraints import ChannelConstraints, Reason
-from archlearn.analysis.gate_sites import NO_ACTIVATION, Site, Stream, find_sites, find_trained
+from archlearn.analysis.gate_sites import (
+    ATTENTION,
+    NO_ACTIVATION,
+    Site,
+    Stream,
+    find_sites,
+    find_trained,
+)
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules.embedding import embedding
@@ -394,6 +401,7 @@ def _find_streams(
     if not any(each.reads for each in followed):
         return ()
     names, first = _find_first_writers(net, traces, followed, root)
+    attended = _find_attended(followed, root)
     sites: dict[str, Site] = {}
     parts: dict[str, list[Tensor]] = {}
     for graph, each in zip(traces.graphs, followed, strict=True):
@@ -403,11 +411,22 @@ def _find_streams(
             for writer in dict.fromkeys(first[channels].tolist()):
                 name = names[writer]
                 source = source_of(nodes[node])
-                sites.setdefault(name, Site(name, node, "", NO_ACTIVATION, source, False))
-                parts.setdefault(name, []).append(channels[first[channels] == writer])
+                own = channels[first[channels] == writer]
+                kind = ATTENTION if bool(attended[own].all()) else NO_ACTIVATION
+                sites.setdefault(name, Site(name, node, "", kind, source, False))
+                parts.setdefault(name, []).append(own)
     return tuple(
         Stream(site, _without_repeats(torch.cat(parts[name]))) for name, site in sites.items()
     )
+
+
+def _find_attended(followed: tuple[PropagationResult, ...], root: Tensor) -> Tensor:
+    """Return whether each channel is a head, or a channel of queries, keys or values."""
+    attended = torch.zeros(len(root), dtype=torch.bool)
+    for each in followed:
+        for _, ids in (part for parts in each.products.values() for part in parts):
+            attended[root[ids]] = True
+    return attended
 
 
 def _find_first_writers(

@@ -18,7 +18,7 @@ from archlearn.tracing.computed_weights import compute_weights, computes_weights
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """One row a weight: `coefficient · (first·kept + a) · (second·kept + b)`.
+    """One row a weight or a product: `coefficient · (first·kept + a) · (second·kept + b)`.
 
     Attributes:
         first: Indices of the first dimension for each channel of each group.
@@ -55,6 +55,12 @@ def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
         second, second_fixed = counts.of_dim((name, 1), weight)
         rest = math.prod(weight.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
+    for parts in blueprint.followed[0].products.values():
+        for n, ids in parts:
+            found = blueprint.count_by_group(blueprint.root[ids])
+            stays = float(len(ids) - found.sum())
+            one = torch.zeros(len(sizes))
+            rows.append((found / sizes, stays, one, 1.0, 0.0, n / len(ids)))
     firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
     return CostTable(
         torch.stack(firsts),

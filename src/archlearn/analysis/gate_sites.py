@@ -10,6 +10,7 @@ from archlearn.analysis.propagation_rules.activations import activation_name, is
 from archlearn.tracing.symbolic_trace import source_of
 
 NO_ACTIVATION = "(none)"
+ATTENTION = "(attention)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,21 @@
 
 import operator
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.analysis.channel_labels import (
     FIXED,
     Labels,
     SiteChannels,
+    along,
     core,
     fixed_like,
+    pointwise,
     spread,
     varying,
     without_repeats,
@@ -32,6 +33,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     may_need_batch,
     within_channel,
 )
+from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -52,13 +54,14 @@ from archlearn.analysis.rule_api import (
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
-from archlearn.tracing.fx_utils import call_node, leaves_of, thaw
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.symbolic_trace import ExampleInputs, values_for
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.transformer_blocks import unfused
+from archlearn.tracing.transformer_blocks import count_flops, unfused
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
+_PRODUCTS = (matmul, einsum, attention)
 
 
 class Runner(fx.Interpreter):
@@ -88,8 +91,9 @@ class Runner(fx.Interpreter):
     def run_call(self, n: fx.Node) -> Any:
         """Return what a call gives on the example inputs, or something like it."""
         try:
-            is_unknown = _is_unknown(n, self.net, self.rules.get(n))
-            return self._run_unknown(n) if is_unknown else self._run_known(n)
+            rule = self.rules.get(n)
+            is_counted = rule in _PRODUCTS or _is_unknown(n, self.net, rule)
+            return self._run_counted(n) if is_counted else self._run_known(n)
         except Exception as error:
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
             raise InputError(
@@ -102,8 +106,8 @@ class Runner(fx.Interpreter):
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return thaw(args), thaw(kwargs)
 
-    def _run_unknown(self, n: fx.Node) -> Any:
-        counter: Any = FlopCounterMode(display=False)
+    def _run_counted(self, n: fx.Node) -> Any:
+        counter = count_flops()
         with unfused(), counter:
             out = super().run_node(n)
         if counter.get_total_flops():
@@ -212,6 +216,7 @@ class PropagationResult:
         reads: The channels that calls are to read through gates, by the name of their node.
         dtypes: The dtype of each node that returned a tensor.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
+        products: The same of products in parts, with the channels that each is proportional to.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
@@ -221,6 +226,7 @@ class PropagationResult:
     sites: dict[str, SiteChannels]
     reads: dict[str, SiteChannels]
     other_multiply_adds: dict[str, int]
+    products: dict[str, list[tuple[int, Tensor]]]
     parts: tuple[Tensor, ...]
     hidden: dict[str, Reason]
 
@@ -244,6 +250,8 @@ class _Follower(Runner):
         self.sites: dict[str, SiteChannels] = {}
         self.reads: dict[str, SiteChannels] = {}
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
+        self.products: dict[str, list[tuple[int, Tensor]]] = {}
+        self.split: set[str] = set()
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
@@ -259,6 +267,7 @@ class _Follower(Runner):
             self.sites,
             self.reads,
             self.other_multiply_adds,
+            self.products,
             tuple(self.parts),
             self.hidden,
         )
@@ -304,13 +313,15 @@ class _Follower(Runner):
         if not step.labels:
             return fixed_out(out)
         self._guard_in_place(n, step)
-        self._guard_scrambled(n, step)
+        step = self._guard_scrambled(n, step)
         made = self.rules[n](step)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
         for read in step.reads:
             self.reads[n.name] = read
+        self._note_products(n, step)
         if self.rules[n] in (move, pick):
+            self._note_split(n, step, made)
             self._note_parts(step, made)
         if self.rules[n] is move:
             self._note_run(n, step, made)
@@ -320,9 +331,9 @@ class _Follower(Runner):
 
     def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels:
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
-        if opaque in rules:
+        if rules & {opaque, *_PRODUCTS}:
             self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
-        if rules <= {opaque, linear, embedding}:
+        if rules <= {opaque, linear, embedding, *_PRODUCTS}:
             fixed = fixed_like(out)
             return Labels(fixed.ids, fixed.state, str(n.target))
         return self.ledger.raw(str(n.target))
@@ -349,25 +360,49 @@ class _Follower(Runner):
                     "use the result of the call, or set inplace=False",
                 )
 
-    def _guard_scrambled(self, n: fx.Node, step: OpCall) -> None:
-        """Let only a run of moves see channels that lie along several dimensions at once.
+    def _guard_scrambled(self, n: fx.Node, step: OpCall) -> OpCall:
+        """Let only moves and products see channels that lie along several dimensions at once.
 
-        Anything else must be able to lose them along one: those at one index are tied.
+        Anything else must be able to lose them along one: those at one index are tied. Where a view
+        has split them, that is the first of its dimensions: heads, and not their parts.
         """
-        reads_one_dim = self.rules[n] in (opaque, linear, across_channels)
+        is_split = any(node.name in self.split for node in n.all_input_nodes)
+        reads_one_dim = self.rules[n] in (opaque, linear, *_PRODUCTS)
+        reads_one_dim |= self.rules[n] is across_channels and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
-            return
+            return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        if not scrambled:
-            return
-        in_a_run = any(node.name in self.runs for node in n.all_input_nodes)
-        if self.rules[n] is pick and not in_a_run:
-            return  # whoever reads the part knows more
-        behind = None if in_a_run else _choose_dim(step.labels)
+        if not scrambled or self.rules[n] is pick:
+            return step  # whoever reads the part knows more
+        behind = None if is_split else _choose_dim(step.labels)
+        tied: dict[int, Labels] = {}
         for labels, dims in scrambled:
             chosen = dims[0] if behind is None else labels.ids.dim() + behind
-            self.ledger.read(labels, chosen if chosen in dims else dims[0])
+            chosen = chosen if chosen in dims else dims[0]
+            ids, state = self.ledger.read(labels, chosen)
+            if is_split:
+                tied[id(labels)] = along(ids, state, labels.shape, chosen)
+        if not tied:
+            return step
+        args, kwargs = map_leaves(lambda leaf: tied.get(id(leaf), leaf), (step.args, step.kwargs))
+        return replace(step, args=args, kwargs=kwargs)
+
+    def _note_split(self, n: fx.Node, step: OpCall, made: Any) -> None:
+        """A view may split channels over several dimensions; what goes must be whole rows there."""
+        split = [self.values[node.name] for node in n.all_input_nodes if node.name in self.split]
+        is_view = len(step.labels) == 1 and len(varying(step.x.ids)) < 2
+        parts = [leaf for leaf in leaves_of(made) if isinstance(leaf, Labels)]
+        if (split or is_view) and any(len(varying(part.ids)) > 1 for part in parts):
+            self.split.add(n.name)
+        if self.rules[n] is pick or not isinstance(made, Labels):
+            self.ledger.boxes += [labels for labels in split if isinstance(labels, Labels)]
+
+    def _note_products(self, n: fx.Node, step: OpCall) -> None:
+        total, shares = self.other_multiply_adds.get(n.name, 0), sum(w for w, _ in step.products)
+        found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
+        if total and found:
+            self.products[n.name] = found
 
     def _note_parts(self, step: OpCall, made: Any) -> None:
         n_before = sum(labels.ids.numel() for labels in step.labels)
@@ -472,9 +507,21 @@ def follow(
             follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.result())
+    _tie_boxes(ledger)
     _tie_unread_parts(ledger)
     _keep_ambiguous_parameters(ledger)
     return ledger, tuple(followed)
+
+
+def _tie_boxes(ledger: ChannelConstraints) -> None:
+    """Tie channels that a part was taken of, unless those that go leave a rectangle."""
+    root = ledger.roots() if ledger.boxes else torch.zeros(0)
+    for labels in ledger.boxes:
+        ids = pointwise(root.__getitem__, labels.ids)
+        dims = varying(ids)
+        if len(dims) > 1:
+            ledger.read(Labels(ids, labels.state), dims[0])
+            root = ledger.roots()
 
 
 def _tie_unread_parts(ledger: ChannelConstraints) -> None:

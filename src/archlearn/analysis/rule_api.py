@@ -27,6 +27,8 @@ class OpCall:
         may_gate_reads: Whether a gate may stand in front of this call.
         labels: All labels among the arguments.
         reads: Where this call is to read channels through their gates, found by its rule.
+        products: The products that this call consists of: what share of its multiply-adds each
+            has, and the channels that they are proportional to.
     """
 
     node: fx.Node
@@ -41,6 +43,9 @@ class OpCall:
     may_gate_reads: bool = False
     labels: list[Labels] = field(init=False)
     reads: list[SiteChannels] = field(default_factory=list[SiteChannels], init=False)
+    products: list[tuple[int, Tensor | None]] = field(
+        default_factory=list[tuple[int, Tensor | None]], init=False
+    )
 
     def __post_init__(self) -> None:
         found = [leaf for leaf in leaves_of((self.args, self.kwargs)) if isinstance(leaf, Labels)]

@@ -273,7 +273,10 @@ class _Writer:
             with self.graph.inserting_before(node):
                 width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
-        node.replace_input_with(source, self.read[key])
+        if source in node.args:  # once: a closed gate would have no gradient through its square
+            node.update_arg(node.args.index(source), self.read[key])
+        else:
+            node.replace_input_with(source, self.read[key])
 
     def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a mean be taken over the open channels."""

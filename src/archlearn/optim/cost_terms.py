@@ -34,6 +34,7 @@ class CostTerms:
             self.gate_of[group.channels] = torch.arange(start, start + len(group.channels))
             start += len(group.channels)
         self.dim_of: dict[tuple[str, int], int] = {}
+        self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
         self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension
         self.full: list[int] = []
         self.single: list[bool] = []
@@ -101,6 +102,12 @@ class CostTerms:
                     rows = gates.movedim(dim, 0).reshape(size, -1)
                     places = torch.arange(size)[:, None].expand_as(rows)
                     self._add_dim(rows.reshape(-1), places.reshape(-1), single=False)
+
+        for call, parts in self.blueprint.followed[0].products.items():
+            for n, ids in parts:
+                gates = self.gate_of[self.blueprint.root[ids]]
+                self.products.append((call, n, len(self.full)))
+                self._add_dim(gates, torch.arange(len(gates)), single=True)
 
     def _add_dim(self, gates: Tensor, slices: Tensor, *, single: bool) -> None:
         self.full.append(int(slices.max()) + 1 if len(slices) else 0)
@@ -178,7 +185,10 @@ class CostTerms:
         rest_macs = [
             (find_tensor(self.model, n).numel(), presences) for n, presences in applied.items()
         ]
-        others = self.blueprint.followed[0].other_multiply_adds
+        others = dict(self.blueprint.followed[0].other_multiply_adds)
+        for call, n, slot in self.products:
+            others[call] -= n
+            self._add_entry([slot], (0.0, n / self.full[slot]), self._presence_of_call(call))
         rest_macs += [(n, {self._presence_of_call(name): 1}) for name, n in others.items()]
         for size, presences in rest_macs:
             for presence, n in presences.items():

@@ -33,6 +33,7 @@ from archlearn.serialization.values import encode
 from archlearn.tracing.instance_forward import check_forwards
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
+from archlearn.tracing.transformer_blocks import BLOCKS
 
 NamedTensors = dict[str, Tensor]
 
@@ -106,6 +107,8 @@ def _describe_module(
             f"cannot be followed and its class is not one that a file may name; pass "
             f"modules={{{given}}} to save and to load"
         )
+    if isinstance(module, (nn.MultiheadAttention, *BLOCKS)) and not called:
+        kind = None  # what it computes is written out: it could not hold fewer heads
     if kind is None or kind in CONTAINERS:
         return ModuleEntry(name, kind or "container", {}, {}, module.training)
     if called:

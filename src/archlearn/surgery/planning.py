@@ -213,8 +213,9 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     gone = decision.gone_tensors()
     removed = tuple(name for name in dict.fromkeys(made.sizes.names.values()) if name in gone)
     before = Costs(count_parameters(model), _count_multiply_adds(model, decision, set()))
+    gone_calls = decision.gone_calls(0)
     lost = sum(p.numel() for name, p in model.named_parameters() if name in gone)
-    left = _count_multiply_adds(model, decision, decision.gone_calls(0))
+    left = _count_multiply_adds(model, decision, gone_calls) - _count_cut(decision, gone_calls)
     after = _predict(model, made, Costs(before.parameters - lost, left))
     after = Costs(
         after.parameters - _count_left_out(model, decision, made.sizes), after.multiply_adds
@@ -337,6 +338,17 @@ def _count_multiply_adds(model: nn.Module, decision: Decision, gone: set[str]) -
     layers = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
     others = blueprint.followed[0].other_multiply_adds
     return layers + sum(n for name, n in others.items() if name not in gone)
+
+
+def _count_cut(decision: Decision, gone: set[str]) -> int:
+    """Return the multiply-adds that products lose with the channels that go."""
+    blueprint = decision.choice.blueprint
+    return sum(
+        n * int(decision.dropped[blueprint.root[ids]].sum()) // len(ids)
+        for name, parts in blueprint.followed[0].products.items()
+        for n, ids in parts
+        if name not in gone
+    )
 
 
 def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -> int:

@@ -1,4 +1,4 @@
-"""Narrow grouped convolutions, local response normalisation and means over channels."""
+"""Narrow grouped convolutions, norms, attention and means over channels."""
 
 import operator
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.channel_labels import Labels, without_repeats
+from archlearn.analysis.channel_labels import Labels, pointwise, varying, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
+from archlearn.analysis.propagation_rules.products import attention
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
@@ -49,16 +50,33 @@ def narrow_call_(
     if node.target in (torch.mean, "mean"):
         return not seen.is_gated and _narrow_mean_(seen, node, dropped)
     rule = rule_for(node, net)
+    last = seen.source.ids.dim() - 1
+    if rule in (across_channels, attention) and last not in varying(
+        pointwise(seen.root.__getitem__, seen.source.ids)
+    ):
+        return False  # heads lie along another dimension
     if rule is across_channels:
-        ids = _line(seen.out.ids, seen.out.ids.dim() - 1)
+        ids = _line(seen.out.ids, last)
         return _set_size_(net, node, "normalized_shape", ids, seen, dropped)
     if rule is group_norm:
         return _set_size_(net, node, "num_groups", _line(seen.out.ids, 1), seen, dropped)
+    if rule is attention:
+        return _keep_scale_(seen, node, dropped)
     spec = None if module is None else spec_of_class(type(module))
     if spec is not None and spec.rule == "normalization.within_channel":
         ids = _line(seen.out.ids, 1)
         setattr(module, spec.sized_by, int((~dropped[seen.root[ids]]).sum()))
     return False
+
+
+def _keep_scale_(seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
+    """Let attention divide by the root of as many channels of a query as there were."""
+    ids = _line(seen.source.ids, seen.source.ids.dim() - 1)
+    is_whole = not bool(dropped[seen.root[ids]].any())
+    if is_whole or len(node.args) > 6 or node.kwargs.get("scale") is not None:
+        return False
+    node.update_kwarg("scale", len(ids) ** -0.5)
+    return True
 
 
 def _narrow_mean_(seen: Seen, node: fx.Node, dropped: Tensor) -> bool:

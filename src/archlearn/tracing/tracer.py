@@ -47,7 +47,7 @@ from archlearn.tracing.shape_guards import (
 )
 from archlearn.tracing.source_location import describe_failure, note_source, source_of
 from archlearn.tracing.trace_context import check_gradients
-from archlearn.tracing.transformer_blocks import BLOCKS, without_hint
+from archlearn.tracing.transformer_blocks import BLOCKS, self_attention, without_hint
 
 Leaf = str | type[nn.Module]
 
@@ -80,6 +80,7 @@ class ArchTracer(fx.Tracer):
         self._inputs = inputs
         self._can_answer = inputs is not None and inputs.are_real
         self._installed: set[nn.Module] = set()
+        self._unfolded: nn.Module | None = None
         self._proxies: list[weakref.ref[Any]] = []
         self._runs: ExampleRuns | None = None
         self._open_blocks: list[int] = []
@@ -87,13 +88,16 @@ class ArchTracer(fx.Tracer):
         self.answered: dict[str, str] = {}
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """Return the calls of a model, without parameters that were only asked for their sizes."""
+        """Return the calls of a model, without parameters that were only asked for their sizes.
+
+        Nor with a mean that nobody reads: `nn.MultiheadAttention` returns that of its weights.
+        """
         self._installed = set(root.modules())
         if self._inputs is not None and self._can_answer:
             self._runs = ExampleRuns(root, self._inputs)
         graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
-            if node.op == "get_attr" and not node.users:
+            if (node.op == "get_attr" or node.target == "mean") and not node.users:
                 graph.erase_node(node)
         fuse_gelu_(graph)
         return graph
@@ -104,7 +108,11 @@ class ArchTracer(fx.Tracer):
         return (
             marked
             or isinstance(m, TriState | LocalResponse | NarrowedLocalResponseNorm)
-            or (super().is_leaf_module(m, module_qualified_name) and not isinstance(m, BLOCKS))
+            or (
+                super().is_leaf_module(m, module_qualified_name)
+                and not isinstance(m, BLOCKS)
+                and m is not self._unfolded
+            )
         )
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -274,6 +282,9 @@ class ArchTracer(fx.Tracer):
             args, kwargs = (kwargs["input"],), {}
         if not self.is_leaf_module(m, self.path_of_module(m)):
             args, kwargs = without_hint(m, args, kwargs)
+        unfolded = self_attention(m, args, kwargs)
+        self._unfolded = m if unfolded else None
+        forward = unfolded or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
         try:
             with self._noting_block(m, args, kwargs) as note_output:

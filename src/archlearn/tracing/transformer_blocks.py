@@ -1,12 +1,18 @@
 """Trace through torch's own transformer layers."""
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
+
+from archlearn.module_utils import has_hooks
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BLOCKS = (
@@ -39,6 +45,70 @@ def without_hint(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> C
     return tuple(args), kwargs
 
 
+def self_attention(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a forward of plain layers for self-attention by `nn.MultiheadAttention`, or None.
+
+    The module itself cannot hold fewer heads, for it takes their size from that of its input.
+    """
+    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m) or m.in_proj_weight is None:
+        return None
+    if type(m).forward is not nn.MultiheadAttention.forward or "forward" in vars(m):
+        return None
+    given = [kwargs.get(name) for name in ("query", "key", "value")]
+    query, key, value = [*args[:3], *given[len(args[:3]) :]]
+    is_computed = any(map(parametrize.is_parametrized, m.modules()))
+    is_plain = m.bias_k is None and not m.add_zero_attn and not is_computed
+    return partial(_attend, m) if is_plain and query is key and key is value else None
+
+
+def _attend(
+    m: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What `nn.MultiheadAttention.forward` computes where all that it is given is one tensor.
+
+    Results lie in memory as its own do, so that dropout draws the same numbers for them.
+    """
+    del key, value
+    x = query.transpose(0, 1) if m.batch_first else query
+    if x.dim() != 3:
+        raise ValueError("nn.MultiheadAttention is followed with a batch of sequences only")
+    parts = F.linear(x, m.in_proj_weight, m.in_proj_bias).chunk(3, -1)
+    q, k, v = (y.unflatten(-1, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3) for y in parts)
+    is_causal = is_causal and key_padding_mask is None and not need_weights
+    mask = None if is_causal or attn_mask is None else _to_bias(attn_mask, x)
+    if mask is not None and mask.dim() == 3:  # one for each head
+        mask = mask.unflatten(0, (-1, m.num_heads))
+    if key_padding_mask is not None:
+        hidden = _to_bias(key_padding_mask, x)[:, None, None]
+        mask = hidden if mask is None else mask + hidden
+    rate = m.dropout if m.dropout and m.training else 0.0
+    weights = None
+    if need_weights:
+        scores = (q * m.head_dim**-0.5) @ k.transpose(-2, -1)
+        shares = F.dropout(F.softmax(scores if mask is None else scores + mask, dim=-1), rate)
+        y = shares @ v
+        weights = shares.mean(1) if average_attn_weights else shares
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal)
+    y = F.linear(y.permute(2, 0, 1, 3).flatten(2), m.out_proj.weight, m.out_proj.bias)
+    return y.transpose(0, 1) if m.batch_first else y, weights
+
+
+def _to_bias(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as what is added to scores; of bools, True hides."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))
+
+
 def describe_fix(m: nn.Module) -> str:
     """Return what makes a block followable that decides by the numbers of its padding mask."""
     if not isinstance(m, nn.TransformerEncoder) or not m.use_nested_tensor:
@@ -49,6 +119,18 @@ def describe_fix(m: nn.Module) -> str:
 def has_blocks(net: nn.Module) -> bool:
     """Return whether some part of a model is a block."""
     return any(isinstance(module, BLOCKS) for module in net.modules())
+
+
+def count_flops() -> Any:
+    """Return a counter of operations, attention on a CPU among them, as a context to run in."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return FlopCounterMode(display=False, custom_mapping={attend: _count_attention})
+
+
+def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Count both products; each head of a query has one of keys and values."""
+    *batch, n_queries, size = q
+    return 2 * math.prod(batch) * n_queries * k[-2] * (size + v[-1])
 
 
 @contextmanager

@@ -226,9 +226,11 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         line = LEARNT.get(finished.row.row)
         if line is None or line.given is None:
             continue
-        terms = Terms(learn=line.learn, cost=line.given)
+        given = given_of(finished.row)
+        # Depth is given too: a layer that stayed non-linear is not to merge here.
+        terms = Terms(learn="all" if given.linear else "width", cost=line.given)
         settings = learn_architecture(scale, finished.row.seed, terms)
-        holder = fix_width(given_of(finished.row), settings)
+        holder = fix_width(given, settings)
         row = finished.row.row + FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works

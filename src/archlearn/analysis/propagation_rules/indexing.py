@@ -53,11 +53,18 @@ def scatter(step: OpCall) -> Any:
 
 
 def take(step: OpCall) -> Any:
-    """`x[index]` with a tensor as index, which stands for the first dimensions."""
+    """`x[index]` with a tensor as index, which stands for the first dimensions.
+
+    A parameter is a table then: of all its rows the same columns go.
+    """
     x, index = step.args[0], step.real_args[1]
     n = index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
-    if not isinstance(x, Labels) or x.ids.numel() == 0 or any(d < n for d in varying(x.ids)):
+    if not isinstance(x, Labels) or x.ids.numel() == 0:
         return opaque(step)
+    if any(d < n for d in varying(x.ids)):
+        if n > 1 or x.name is None:
+            return opaque(step)
+        step.ledger.tie(x.ids[:1].expand_as(x.ids), x.ids)
     found = x
     for _ in range(n):
         found = _at_one_place(found, 0)

@@ -14,6 +14,7 @@ from archlearn.analysis.propagation_rules import (
     linear,
     normalization,
     pooling,
+    products,
     reshape,
 )
 from archlearn.analysis.rule_api import OpCall, Rule, opaque
@@ -23,7 +24,10 @@ from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.output_types import is_construction, tensors_in
 
-_MODULES = (activations, elementwise, embedding, indexing, linear, normalization, pooling, reshape)
+_MODULES = (
+    activations, elementwise, embedding, indexing, linear, normalization, pooling, products,
+    reshape,
+)  # fmt: skip
 _HOMES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 

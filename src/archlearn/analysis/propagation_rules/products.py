@@ -1,0 +1,174 @@
+"""Rules of matmul, einsum and attention: products of two tensors that `forward` computes.
+
+Channels along an index that the result still has pass: heads, which both factors have, or the
+columns of one factor. What else a factor has at one index of those goes with it, so a head goes
+whole: its queries, keys and values. Channels along the index that is summed over are read: one may
+go where it is zero in a factor, and it goes in both.
+
+Indices are written as letters, as einsum has them.
+"""
+
+import string
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, along, filled, varying
+from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+
+Factor = tuple[Labels, str]
+
+
+def matmul(step: OpCall) -> Any:
+    """`a @ b` of matrices or batches of them."""
+    labels = step.labels
+    if len(labels) != 2 or min(part.ids.dim() for part in labels) < 2 or _is_reversed(step):
+        return opaque(step)
+    batch = string.ascii_lowercase[: step.out.dim() - 2]
+    a, b = (batch[len(batch) + 2 - part.ids.dim() :] for part in labels)
+    return _multiply(step, [(labels[0], f"{a}yz"), (labels[1], f"{b}zx")], f"{batch}yx")
+
+
+def einsum(step: OpCall) -> Any:
+    """`einsum("bhid,bhjd->bhij", q, k)` of two tensors."""
+    equation = step.args[0] if step.args else None
+    if not isinstance(equation, str) or len(step.labels) != 2 or "." in equation:
+        return opaque(step)
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    letters = left.split(",")
+    has_diagonal = any(len(set(part)) < len(part) for part in letters)
+    if not arrow or len(letters) != 2 or has_diagonal:
+        return opaque(step)
+    return _multiply(step, list(zip(step.labels, letters, strict=True)), out)
+
+
+def attention(step: OpCall) -> Any:
+    """`F.scaled_dot_product_attention`: two products with a softmax in between."""
+    names = ("query", "key", "value", "attn_mask")
+    q, k, v, mask = (step.argument(place, name) for place, name in enumerate(names))
+    if not all(isinstance(part, Labels) and part.ids.dim() == q.ids.dim() for part in (q, k, v)):
+        return opaque(step)
+    if q is not step.x or q.ids.dim() < 3:
+        return opaque(step)
+    k, v = (_repeat_heads(part, q) for part in (k, v))
+    batch = string.ascii_lowercase[: q.ids.dim() - 2]
+    scores = _contract(step, [(q, f"{batch}yz"), (k, f"{batch}xz")], f"{batch}yx")
+    if scores is None:
+        return opaque(step)
+    weights = Labels(scores[0].ids, torch.tensor(UNKNOWN).expand(scores[0].shape))
+    if isinstance(mask, Labels):
+        _tie_mask(step, mask, weights)
+    made = _contract(step, [(weights, f"{batch}yx"), (v, f"{batch}xw")], f"{batch}yw")
+    if made is None:
+        return opaque(step)
+    step.products.extend([(q.shape[-1], scores[1]), (v.shape[-1], made[1])])
+    return made[0]
+
+
+def _is_reversed(step: OpCall) -> bool:
+    """Return whether factors are given by name in another order than they are multiplied."""
+    return "input" in step.kwargs and next(iter(step.kwargs)) != "input"
+
+
+def _multiply(step: OpCall, factors: list[Factor], out: str) -> Any:
+    made = _contract(step, factors, out)
+    if made is None:
+        return opaque(step)
+    step.products.append((1, made[1]))
+    return made[0]
+
+
+def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Tensor | None] | None:
+    """Return the labels of a product, and the channels that its cost is proportional to.
+
+    None if channels lie along both factors in a way that no product of fewer could have.
+    """
+    sizes = {c: 1 for _, letters in factors for c in letters}
+    for labels, letters in factors:
+        sizes |= {c: n for c, n in zip(letters, labels.shape, strict=True) if n > 1}
+    whole, factors = factors, [_without_repeated(*factor, sizes) for factor in factors]
+    along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
+    shape = torch.Size(sizes[c] for c in out)
+    passing = _find_passing(factors, along_letters, out)
+    if passing:
+        return _pass(step, factors, passing, (out, shape))
+    summed = set[str]().union(*along_letters)
+    if len(summed) > 1 or (summed and not all(summed <= found for found in along_letters)):
+        return None
+    ids = _read_summed(step, whole, summed.pop()) if summed else None
+    return filled(shape, FIXED, UNKNOWN), ids
+
+
+def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str) -> str:
+    """Return the index of the result along which channels pass: rather heads than columns."""
+    both = set(factors[0][1]) & set(factors[1][1])
+    heads = [c for c in out if c in both and any(c in found for found in along_letters)]
+    columns = [c for found in along_letters for c in out if c in found]
+    return (heads or columns or [""])[0]
+
+
+def _pass(
+    step: OpCall, factors: list[Factor], passing: str, result: tuple[str, torch.Size]
+) -> tuple[Labels, Tensor | None]:
+    out, shape = result
+    known: Tensor | None = None
+    state = torch.tensor(UNKNOWN)
+    for labels, letters in factors:
+        if passing not in letters:
+            step.ledger.block(
+                labels.ids,
+                f"every head reads it in {describe_call(step.node)}",
+                "nothing is needed: the heads themselves are learnt",
+            )
+            continue
+        ids, own = step.ledger.read(labels, letters.index(passing))
+        state = torch.minimum(state, own)
+        known = ids if known is None else known
+        step.ledger.tie(known, ids)
+    assert known is not None  # one factor has it
+    state = torch.where(state == ZERO, ZERO, UNKNOWN)
+    return along(known, state, shape, out.index(passing)), known
+
+
+def _read_summed(step: OpCall, factors: list[Factor], letter: str) -> Tensor:
+    """Read channels that are summed over: those that are zero in one factor may go in both."""
+    (a, b), (state, other) = zip(
+        *(step.ledger.read(labels, letters.index(letter)) for labels, letters in factors),
+        strict=True,
+    )
+    step.ledger.tie(a, b)
+    is_open = (torch.minimum(state, other) != ZERO) & (a != FIXED)
+    if step.may_gate_reads and bool(is_open.any()):
+        step.gate_read(factors[0][1].index(letter), torch.where(is_open, a, FIXED))
+    else:
+        text = f"summed over in {describe_call(step.node)}"
+        step.ledger.block(a[is_open], text, "nothing is needed if the other layers are learnt")
+    return a
+
+
+def _without_repeated(labels: Labels, letters: str, sizes: dict[str, int]) -> Factor:
+    """Return a factor without indices along which it has one place for all."""
+    ids, state = labels.ids, labels.state
+    for dim in reversed(range(len(letters))):
+        if ids.shape[dim] == 1 and sizes[letters[dim]] > 1:
+            ids, state = ids.select(dim, 0), state.select(dim, 0)
+            letters = letters[:dim] + letters[dim + 1 :]
+    return Labels(ids, state), letters
+
+
+def _repeat_heads(labels: Labels, q: Labels) -> Labels:
+    """Return keys or values with a head for each of the queries (`enable_gqa`)."""
+    n = q.shape[-3] // max(1, labels.shape[-3])
+    if n <= 1 or labels.shape[-3] == 1:
+        return labels
+    return Labels(labels.ids.repeat_interleave(n, -3), labels.state.repeat_interleave(n, -3))
+
+
+def _tie_mask(step: OpCall, mask: Labels, weights: Labels) -> None:
+    """A mask, or a bias, with a place for each head goes with the heads."""
+    for dim in varying(weights.ids):
+        behind = dim - weights.ids.dim()
+        if mask.ids.dim() >= -behind and mask.shape[behind] > 1:
+            ids, _ = step.ledger.read(weights, dim)
+            step.ledger.tie(ids, step.ledger.read(mask, mask.ids.dim() + behind)[0])

@@ -1,0 +1,454 @@
+"""Attention loses whole heads: queries, keys and values of each, and the columns that read it."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import archlearn as al
+
+WIDTH, HEADS, SIZE = 12, 4, 3
+
+
+class Attention(nn.Module):
+    """Queries, keys and values, an `attend` that subclasses write, and a projection."""
+
+    n_kv = HEADS
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner, outer = self.n_kv * SIZE, HEADS * SIZE
+        self.stem = nn.Linear(5, WIDTH)
+        self.query, self.key = nn.Linear(WIDTH, outer), nn.Linear(WIDTH, inner)
+        self.value, self.out = nn.Linear(WIDTH, inner), nn.Linear(outer, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(x))
+        x = x + self.out(self.attend(x))
+        return self.head(x)
+
+    def attend(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(SIZE)
+    return torch.matmul(F.softmax(scores, dim=-1), v)
+
+
+class ByHand(Attention):
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class Inferred(Attention):
+    """As transformers writes it: the number of heads is -1."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], -1, SIZE)
+        q, k, v = (f(x).view(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(*x.shape[:-1], -1).contiguous()
+
+
+class Causal(Attention):
+    """Positions are masked, and a mask for all heads is added."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        mask = torch.ones(length, length, device=x.device).tril()
+        scores = (q @ k.transpose(-2, -1)) * SIZE**-0.5
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Batched(Attention):
+    """Batch and heads are one dimension, as in `bmm`."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, HEADS, SIZE).transpose(1, 2).reshape(n * HEADS, length, SIZE)
+            for f in (self.query, self.key, self.value)
+        )
+        y = torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
+        return y.view(n, HEADS, length, SIZE).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class Einsum(Attention):
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, SIZE)) for f in (self.query, self.key, self.value))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * SIZE**-0.5
+        return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(-2)
+
+
+class Normed(Attention):
+    """Queries and keys are normalised, and turned by their positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(SIZE + 1), nn.RMSNorm(SIZE + 1)
+        self.query, self.key = nn.Linear(WIDTH, 4 * HEADS), nn.Linear(WIDTH, 4 * HEADS)
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q = self.q_norm(self.query(x).view(n, length, -1, 4).transpose(1, 2))
+        k = self.k_norm(self.key(x).view(n, length, -1, 4).transpose(1, 2))
+        v = self.value(x).view(n, length, -1, SIZE).transpose(1, 2)
+        angle = torch.arange(length, device=x.device)[:, None] * torch.ones(4, dtype=x.dtype)
+        q, k = (y * angle.cos() + half_turn(y) * angle.sin() for y in (q, k))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+
+def half_turn(x: Tensor) -> Tensor:
+    return torch.cat([-x[..., 2:], x[..., :2]], -1)
+
+
+class Grouped(Attention):
+    """Each head of keys and values serves two of queries, repeated as transformers does."""
+
+    n_kv = HEADS // 2
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q = self.query(x).view(n, length, -1, SIZE).transpose(1, 2)
+        k, v = (f(x).view(n, length, -1, SIZE).transpose(1, 2) for f in (self.key, self.value))
+        k, v = (
+            y[:, :, None].expand(n, y.shape[1], 2, length, SIZE).reshape(n, -1, length, SIZE)
+            for y in (k, v)
+        )
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+
+class GroupedBySdpa(Grouped):
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, -1, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return y.transpose(1, 2).reshape(n, length, -1)
+
+
+class MultiQuery(Attention):
+    """One head of keys and values serves all queries."""
+
+    n_kv = 1
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q = self.query(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+        k, v = self.key(x)[:, None], self.value(x)[:, None]
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class Fused(Attention):
+    """One layer for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * HEADS * SIZE)
+        del self.query, self.key, self.value
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        qkv = self.qkv(x).reshape(n, length, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        y = F.scaled_dot_product_attention(q * 1.0, k, v)
+        return y.transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class FusedAndPicked(Fused):
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        qkv = self.qkv(x).view(n, length, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        y = softmax_attention(qkv[0], qkv[1], qkv[2])
+        return y.transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class FusedAndSplit(Fused):
+    def attend(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).split(HEADS * SIZE, dim=2)
+        q, k, v = (y.view(*y.shape[:2], HEADS, SIZE).transpose(1, 2) for y in parts)
+        return softmax_attention(q, k, v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+
+
+class Biased(Attention):
+    """A number for each head and distance is added to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, HEADS))
+        self.slope = nn.Buffer(torch.linspace(0.1, 1.0, HEADS).view(HEADS, 1, 1))
+        self.far = nn.Embedding(9, HEADS)
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        place = torch.arange(length, device=x.device)
+        distance = (place[:, None] - place).abs()
+        bias = self.table[distance.view(-1)].view(length, length, HEADS).permute(2, 0, 1)
+        scores = q @ k.transpose(-2, -1) + bias - self.slope * distance
+        scores = scores + self.far(distance).permute(2, 0, 1).unsqueeze(0)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+KINDS: dict[Callable[[], Attention], int] = {
+    ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, Grouped: 2,
+    GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4, Biased: 4,
+}  # fmt: skip
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def add_gates(kind: Callable[[], Attention]) -> nn.Module:
+    torch.manual_seed(0)
+    return al.add_gates(kind().double(), draw(2, 6, 5))
+
+
+def heads_of(gated: nn.Module) -> nn.Parameter:
+    names = [n for n in al.width_gates(gated) if n in ("query", "qkv")]
+    return al.width_gates(gated)[names[0]]
+
+
+def close_(gated: nn.Module, *places: int) -> None:
+    with torch.no_grad():
+        heads_of(gated)[list(places)] = 0.1
+
+
+@each_kind
+def test_a_gate_closes_a_whole_head_exactly(kind: Callable[[], Attention]) -> None:
+    gated = add_gates(kind)
+    assert len(heads_of(gated)) == KINDS[kind]
+    before = gated(draw(2, 6, 5))
+    close_(gated, *range(0, KINDS[kind], 2))
+    small: Any = al.compact(gated)
+    for x in (draw(2, 6, 5), draw(3, 6, 5)):
+        for mode in (True, False):
+            assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
+    assert (gated(draw(2, 6, 5)) - before).abs().max() > 1e-3
+    assert small.out.in_features == HEADS * SIZE // 2
+    assert al.plan(gated).after == al.count_costs(small)
+
+
+@each_kind
+def test_a_closed_head_has_a_gradient(kind: Callable[[], Attention]) -> None:
+    gated = add_gates(kind)
+    close_(gated, 1)
+    gated(draw(2, 6, 5)).square().sum().backward()
+    gradient = heads_of(gated).grad
+    assert gradient is not None
+    assert (gradient != 0).all()
+
+
+@each_kind
+def test_one_head_always_stays(kind: Callable[[], Attention]) -> None:
+    gated = add_gates(kind)
+    close_(gated, *range(KINDS[kind]))
+    small: Any = al.compact(gated)
+    assert small.out.in_features == HEADS * SIZE // KINDS[kind]
+    assert (gated(draw(2, 6, 5)) - small(draw(2, 6, 5))).abs().max() < 1e-10
+
+
+@each_kind
+def test_a_model_with_fewer_heads_is_saved_and_shrunk(
+    kind: Callable[[], Attention], tmp_path: Path
+) -> None:
+    gated = add_gates(kind)
+    close_(gated, 0)
+    x, path = draw(2, 6, 5), tmp_path / "small.safetensors"
+    small = al.compact(gated)
+    kept = al.kept_channels(small)["out.weight"][1]
+    columns = HEADS * SIZE // KINDS[kind]
+    assert kept == tuple(range(columns, HEADS * SIZE))
+    al.save(small, path)
+    assert torch.equal(al.load(path)(x), small(x))
+    before = gated(x)
+    al.shrink_(gated)
+    assert len(heads_of(gated)) == max(2, KINDS[kind] - 1)
+    assert (gated(x) - before).abs().max() < 1e-10
+
+
+@each_kind
+def test_inspect_names_heads_after_the_layer_that_writes_them(
+    kind: Callable[[], Attention],
+) -> None:
+    found = [row for row in al.inspect(add_gates(kind)).rows if row.activation == "(attention)"]
+    assert [(row.channels, row.width) for row in found] == [(KINDS[kind], True)]
+    assert found[0].name in ("query", "qkv")
+
+
+def test_the_products_of_attention_are_a_part_of_the_costs() -> None:
+    gated = add_gates(Inferred)
+    n, length = 2, 6
+    layers = n * length * (5 * WIDTH + 4 * WIDTH * HEADS * SIZE + WIDTH * 2)
+    products = 2 * n * HEADS * length * length * SIZE
+    assert al.plan(gated).before.multiply_adds == layers + products
+    close_(gated, 2, 3)
+    layers -= n * length * 4 * WIDTH * HEADS * SIZE // 2
+    assert al.plan(gated).after.multiply_adds == layers + products // 2
+
+
+class OneHead(Attention):
+    """Attention without heads: channels of queries go with those of keys, and values alone."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+
+
+def test_without_heads_single_channels_go_and_the_scale_stays() -> None:
+    gated = add_gates(OneHead)
+    gates = al.width_gates(gated)
+    assert {name: len(gates[name]) for name in ("query", "value")} == {"query": 12, "value": 12}
+    with torch.no_grad():
+        gates["query"][[1, 4, 5]] = 0.1
+        gates["value"][[0, 7]] = 0.1
+    small: Any = al.compact(gated)
+    x = draw(3, 6, 5)
+    assert (gated(x) - small(x)).abs().max() < 1e-10
+    assert (small.query.out_features, small.key.out_features) == (9, 9)
+    assert (small.value.out_features, small.out.in_features) == (10, 10)
+    gated(x).square().sum().backward()
+    assert all(bool((gates[name].grad != 0).all()) for name in ("query", "value"))
+    assert al.plan(gated).after == al.count_costs(small)
+
+
+class MaskedByHead(Attention):
+    """A fixed mask has a place for each head."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(-2, -1) + torch.zeros(HEADS, 1, 1, dtype=x.dtype)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+def test_heads_that_a_fixed_tensor_is_added_to_stay() -> None:
+    rows = {row.name: row for row in al.inspect(add_gates(MaskedByHead)).rows}
+    assert "query" not in rows or not rows["query"].width
+
+
+class Torch(nn.Module):
+    """Self-attention by `nn.MultiheadAttention` between layers that read and write a stream."""
+
+    def __init__(self, options: dict[str, Any], given: dict[str, Any]) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(5, WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, **options)
+        self.head, self.given = nn.Linear(WIDTH, 2), given
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(x)
+        y, _ = self.attention(y, y, y, **self.given)
+        return self.head(x + y)
+
+
+HIDDEN = torch.tensor([[False, False, False, False, True, True], [False] * 6])
+CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)
+TORCH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "weights": ({"batch_first": True}, {}),
+    "no weights": ({"batch_first": True}, {"need_weights": False}),
+    "no bias": ({"batch_first": True, "bias": False}, {"need_weights": False}),
+    "length first": ({}, {"need_weights": False}),
+    "causal": (
+        {"batch_first": True},
+        {"need_weights": False, "attn_mask": CAUSAL, "is_causal": True},
+    ),
+    "masks": ({"batch_first": True}, {"attn_mask": CAUSAL, "key_padding_mask": HIDDEN}),
+    "bias": (
+        {"batch_first": True},
+        {"need_weights": False, "attn_mask": draw(6, 6), "key_padding_mask": draw(2, 6)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_multihead_attention_loses_heads_and_its_stream(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Torch(*TORCH[name]).double()
+    x = draw(6, 2, 5) if name == "length first" else draw(2, 6, 5)
+    gated = al.add_gates(net, x)
+    assert (gated(x) - net(x)).abs().max() < 1e-12
+    gates = al.width_gates(gated)
+    assert {n: len(gate) for n, gate in gates.items()} == {
+        "stem": WIDTH,
+        "attention.in_proj_weight": HEADS,
+    }
+    with torch.no_grad():
+        gates["attention.in_proj_weight"][[0, 2]] = 0.1
+        gates["stem"][::3] = 0.1
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
+    assert small.attention.in_proj_weight.shape == (3 * 2 * SIZE, 8)
+    assert small.attention.out_proj.weight.shape == (8, 2 * SIZE)
+    assert al.plan(gated).after == al.count_costs(small)
+    al.save(small, tmp_path / "small.safetensors")
+    assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, norm_first: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, WIDTH), nn.Linear(WIDTH, 2)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 20, batch_first=True, norm_first=norm_first, dropout=0.0
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        x = self.encoder(self.stem(x), src_key_padding_mask=hidden)
+        return self.head(x).masked_fill(hidden[..., None], 0.0)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoders_of_torch_lose_heads_stream_and_hidden_units(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    inputs = draw(2, 6, 5), HIDDEN
+    gated = al.add_gates(Encoder(norm_first=norm_first).double(), inputs)
+    gates = al.width_gates(gated)
+    assert sorted(len(gate) for gate in gates.values()) == [HEADS, HEADS, WIDTH, 20, 20]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[::2] = 0.1
+    small = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(*inputs) - small.train(mode)(*inputs)).abs().max() < 1e-10
+
+
+def test_attention_to_something_else_is_called_as_it_is() -> None:
+    class Cross(Torch):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.relu(self.stem(x))
+            y, _ = self.attention(self.norm(y), y, y)
+            return self.head(F.relu(y))
+
+    net = Cross({"batch_first": True}, {}).double()
+    with pytest.raises(al.InputError, match="read by 'attention', which may mix channels"):
+        al.add_gates(net, draw(2, 6, 5))
