@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
@@ -101,3 +102,45 @@ def test_what_stands_in_the_way_is_named(name: str) -> None:
     aggregate, said = REFUSED[name]
     with pytest.raises(al.InputError, match=said):
         al.add_gates(MessagePassing(aggregate).double(), graph(6, 12))
+
+
+class GraphAttention(nn.Module):
+    """Nodes weigh their neighbours, in four heads (GAT; GATv2 where an activation comes first)."""
+
+    def __init__(self, *, activates_first: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 12, bias=False), nn.Linear(12, 2)
+        self.source, self.target = (nn.Parameter(torch.randn(1, 4, 3)) for _ in range(2))
+        self.activates_first = activates_first
+
+    def forward(self, x: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        x = self.first(x).view(-1, 4, 3)
+        sent, read = x.index_select(0, start), x.index_select(0, end)
+        if self.activates_first:
+            score = (F.leaky_relu(sent + read, 0.2) * self.source).sum(-1)
+        else:
+            score = (sent * self.source).sum(-1) + (read * self.target).sum(-1)
+            score = F.leaky_relu(score, 0.2)
+        index = end.view(-1, 1).expand_as(score)
+        zeros = score.new_zeros(x.size(0), score.size(1))
+        most = zeros.scatter_reduce(0, index, score.detach(), "amax", include_self=False)
+        share = (score - most.index_select(0, end)).exp()
+        total = torch.zeros_like(most).scatter_add(0, index, share) + 1e-16
+        share = share / total.index_select(0, end)
+        passed = torch.zeros_like(x).index_add(0, end, sent * share.unsqueeze(-1))
+        return self.last(F.relu(passed.view(-1, 12)))
+
+
+@pytest.mark.parametrize("activates_first", [False, True])
+def test_heads_of_graph_attention_are_learnt(activates_first: bool) -> None:
+    torch.manual_seed(0)
+    net = GraphAttention(activates_first=activates_first).double()
+    model = al.add_gates(net, graph(6, 12)).eval()
+    (gate,) = al.width_gates(model).values()
+    assert len(gate) == 4
+    with torch.no_grad():
+        gate[[1, 2]] = 0.1
+    small = al.compact(model)
+    inputs = graph(7, 20)
+    torch.testing.assert_close(small(*inputs), model(*inputs), rtol=0, atol=1e-10)
+    assert [len(p) for p in small.get_submodule("first").parameters()] == [6]
