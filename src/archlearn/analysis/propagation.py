@@ -32,6 +32,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     may_need_batch,
     within_channel,
 )
+from archlearn.analysis.propagation_rules.pooling import mean, reduce
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -362,8 +363,8 @@ class _Follower(Runner):
         if not scrambled:
             return
         in_a_run = any(node.name in self.runs for node in n.all_input_nodes)
-        if self.rules[n] is pick and not in_a_run:
-            return  # whoever reads the part knows more
+        if self.rules[n] in (pick, mean, reduce) and not in_a_run:
+            return  # whoever reads the part, and a rule of reductions, knows more
         behind = None if in_a_run else _choose_dim(step.labels)
         for labels, dims in scrambled:
             chosen = dims[0] if behind is None else labels.ids.dim() + behind
