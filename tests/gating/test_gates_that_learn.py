@@ -106,6 +106,24 @@ def test_blocks_that_may_be_skipped_are_not_looked_into_and_the_reason_is_right(
     assert "set the probability to 0" in found.opaque["one"]
 
 
+class ByFactor(Block):
+    """Skipped by a factor for each row, as docs/troubleshooting.md advises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.back(F.gelu(self.widen(x)))
+        if self.training:
+            branch = branch * x.new_empty(len(x), 1).bernoulli_(1 - self.probability)
+        return x + branch
+
+
+def test_blocks_that_a_factor_skips_are_learnt() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), ByFactor(0.5), nn.Linear(8, 3)).double()
+    model = al.add_gates(net, X.double()).train()
+    assert set(al.width_gates(model)) == {"0", "1.widen"}
+    assert_all_learn(model, model(X.double()).square().sum())
+
+
 def test_an_error_that_nothing_can_be_learnt_gives_that_reason_too() -> None:
     net = nn.Sequential(nn.Linear(5, 8), Block(0.5), nn.Linear(8, 2))
     with pytest.raises(al.InputError, match="LayerDrop"):

@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -64,6 +65,10 @@ def main(folder: Path) -> None:
         for each in (optimizer, gates):
             each.step()
             each.zero_grad()
+    before = [parameter.shape for parameter in model.parameters()]
+    with pytest.raises(al.InputError, match="is spread over processes by fully_shard"):
+        al.shrink_(model, optimizer, gates)
+    assert [parameter.shape for parameter in model.parameters()] == before
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     torch.save(dict(state), folder / f"{rank}.pt")
     if rank == 0:

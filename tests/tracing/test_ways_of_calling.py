@@ -232,3 +232,22 @@ def test_layers_of_a_class_of_the_users_are_learnt() -> None:
     )
     model = check_exact(net, torch.randn(2, 1, 4, 4).double(), torch.randn(3, 1, 4, 4).double())
     assert [len(gate) for gate in al.width_gates(model).values()] == [6, 5]
+
+
+class EmptySlice(nn.Module):
+    """Turns all tokens but the first none of them, as timm's attention with positions does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split, self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.split(x).view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        heads = torch.cat([heads[:, :, :0], heads[:, :, 0:] * 2], dim=2)
+        return self.last(torch.relu(self.first(heads.transpose(1, 2).flatten(2))))
+
+
+def test_a_slice_without_elements_is_followed() -> None:
+    torch.manual_seed(0)
+    model = check_exact(EmptySlice(), torch.randn(2, 3, 5).double(), torch.randn(4, 6, 5).double())
+    assert "first" in al.width_gates(model)

@@ -413,7 +413,7 @@ def _choose_dim(all_labels: list[Labels]) -> int | None:
 
     A class token in front of patches, or a table of positions: labels vary along both dimensions.
     """
-    labels = [each for each in all_labels if each.ids.dim()]
+    labels = [each for each in all_labels if each.ids.dim() and each.ids.numel()]
     most = max(each.ids.dim() for each in labels)
     dims = {dim - most for dim in range(most)}
     best, best_count = None, 1

@@ -78,6 +78,7 @@ def shrink_(
     """
     owner = find_gated(model)
     check_forwards(owner, "shrink_")
+    _check_whole(owner)
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
@@ -104,6 +105,17 @@ def shrink_(
             optimizer.follow_model()
     after = sum(parameter.numel() for parameter in owner.parameters())
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
+
+
+def _check_whole(owner: nn.Module) -> None:
+    """Refuse a model whose parameters are spread over processes."""
+    for name, parameter in owner.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise InputError(
+                f"{name!r} is spread over processes by fully_shard, and shrink_ needs it whole; "
+                "train on without shrink_, and compact at the end, or use DistributedDataParallel "
+                "in place of fully_shard"
+            )
 
 
 @dataclass(frozen=True, slots=True)
