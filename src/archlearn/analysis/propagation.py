@@ -33,6 +33,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     may_need_batch,
     within_channel,
 )
+from archlearn.analysis.propagation_rules.pooling import mean, reduce
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.analysis.propagation_rules.reshape import (
@@ -373,8 +374,9 @@ class _Follower(Runner):
             return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        if not scrambled or self.rules[n] is pick:
-            return step  # whoever reads the part knows more
+        knows_more = self.rules[n] is pick or (self.rules[n] in (mean, reduce) and not is_split)
+        if not scrambled or knows_more:
+            return step  # so does whoever reads a part
         behind = None if is_split else _choose_dim(step.labels)
         tied: dict[int, Labels] = {}
         for labels, dims in scrambled:
