@@ -46,7 +46,7 @@ _LENGTH = 16
 
 
 # Settings that came after the first results: as these they change nothing, and do not count.
-_ADDED_LATER = {"normalise": "data"}
+_ADDED_LATER = {"normalise": "data", "multiple_of": 1}
 
 
 def run_key(work: RunTask) -> str:
@@ -59,8 +59,9 @@ def run_key(work: RunTask) -> str:
     settings.pop("hardware", None)
     settings.pop("record", None)
     for name, value in _ADDED_LATER.items():
-        if settings.get(name) == value:
-            del settings[name]
+        for table in (settings, settings["gates"]):
+            if table.get(name) == value:
+                del table[name]
     asked: list[Any] = [work.row, settings]
     if isinstance(work, Run):
         asked += [repr(work.after_epoch), work.finish_compact]

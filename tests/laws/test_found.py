@@ -127,3 +127,16 @@ def test_compacting_twice_is_compacting_once(program: Program, gates: Gates) -> 
 
 def test_the_penalty_has_the_gradient_of_small_differences() -> None:
     checking.check_penalty(*COMPUTED)
+
+
+# What a cut leaves of a roll is a selection by an index of the model's own: its channels are learnt.
+ROLLED = Program(
+    shape=(2, 6, 6),
+    blocks=(Block("plain", 3, (0,) * 10), Block("shuffle", 2, (112, *(0,) * 9))),
+    head=Block("head", 2, (0,) * 10),
+    seed=0,
+)
+
+
+def test_a_model_is_cut_once_more_behind_a_selection() -> None:
+    checking.check_shrink(ROLLED, Gates(0, 10, 0, 0))

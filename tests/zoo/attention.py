@@ -162,9 +162,9 @@ KINDS: tuple[Kind, ...] = (
             nn.Linear(7, 3),
         ),
         TOKENS,
+        (2, 11, 7),
         (11, 7),
-        (11, 7),
-        note="torch's own layer is followed: its hidden units are learnt",
+        note="torch's own layer is followed: its heads and hidden units are learnt",
     ),
     kind(
         "swiglu",

@@ -35,7 +35,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.analysis.propagation_rules.pooling import mean, reduce
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
-from archlearn.analysis.propagation_rules.registry import rule_for
+from archlearn.analysis.propagation_rules.registry import is_selection, rule_for
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
     attribute,
@@ -330,7 +330,9 @@ class _Follower(Runner):
             self._note_site(n, made)
         return made
 
-    def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels:
+    def _read_attribute(self, n: fx.Node, out: Tensor) -> Labels | Tensor:
+        if n.users and all(is_selection(user) and user.args[2] is n for user in n.users):
+            return out
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if rules & {opaque, *_PRODUCTS}:
             self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
@@ -397,6 +399,13 @@ class _Follower(Runner):
         parts = [leaf for leaf in leaves_of(made) if isinstance(leaf, Labels)]
         if (split or is_view) and any(len(varying(part.ids)) > 1 for part in parts):
             self.split.add(n.name)
+        if split and any(part.ids.numel() == 0 for part in parts):  # of which nothing is known
+            for labels in step.labels:
+                self.ledger.block(
+                    labels.ids,
+                    f"{n.name} takes a part of its heads that has no elements",
+                    "nothing is needed if the other layers are learnt",
+                )
         if self.rules[n] is pick or not isinstance(made, Labels):
             self.ledger.boxes += [labels for labels in split if isinstance(labels, Labels)]
 

@@ -7,7 +7,7 @@ import copy
 import copyreg
 import functools
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any, cast
 
 from torch import fx, nn
@@ -80,6 +80,8 @@ def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         run = self._train if self.training else self._evaluate
         return run(*args, **kwargs)
 
+    forward.__signature__ = signature(evaluate)  # pyright: ignore[reportFunctionMemberAccess]
+    del forward.__wrapped__  # Accelerate would take it for what stood there before its own wrapper
     return forward
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from archlearn.analysis.channel_labels import fixed_like
@@ -54,9 +55,17 @@ def rule_for(node: fx.Node, net: nn.Module) -> Rule:
     spec = spec_of(node, net)
     if spec is None or spec.rule == PRODUCT:
         return opaque
+    if is_selection(node):
+        return reshape.move
     if spec.rule != ACTIVATE and node.op == "call_module":
         return opaque if has_hooks(find_module(net, str(node.target))) else _RULES[spec.rule]
     return _RULES[spec.rule]
+
+
+def is_selection(node: fx.Node) -> bool:
+    """Return whether a call selects by an index of the model's own, as compact models do."""
+    is_call = node.target is torch.index_select and len(node.args) == 3
+    return is_call and isinstance(node.args[2], fx.Node) and node.args[2].op == "get_attr"
 
 
 def _construct(step: OpCall) -> Any:
