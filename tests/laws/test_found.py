@@ -129,7 +129,7 @@ def test_the_penalty_has_the_gradient_of_small_differences() -> None:
     checking.check_penalty(*COMPUTED)
 
 
-# What a cut leaves of a roll is a selection by an index of the model's own: its channels are learnt.
+# What a cut leaves of a roll is a selection by an index of the model's own.
 ROLLED = Program(
     shape=(2, 6, 6),
     blocks=(Block("plain", 3, (0,) * 10), Block("shuffle", 2, (112, *(0,) * 9))),

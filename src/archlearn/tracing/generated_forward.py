@@ -80,7 +80,7 @@ def _by_mode(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         run = self._train if self.training else self._evaluate
         return run(*args, **kwargs)
 
-    forward.__signature__ = signature(evaluate)  # pyright: ignore[reportFunctionMemberAccess]
+    cast(Any, forward).__signature__ = signature(evaluate)
     del forward.__wrapped__  # Accelerate would take it for what stood there before its own wrapper
     return forward
 

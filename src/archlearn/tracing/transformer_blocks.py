@@ -50,7 +50,7 @@ def self_attention(m: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
     The module itself cannot hold fewer heads, for it takes their size from that of its input.
     """
-    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m) or m.in_proj_weight is None:
+    if not isinstance(m, nn.MultiheadAttention) or has_hooks(m) or not m._qkv_same_embed_dim:
         return None
     if type(m).forward is not nn.MultiheadAttention.forward or "forward" in vars(m):
         return None
