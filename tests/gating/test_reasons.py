@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import archlearn as al
 
@@ -167,6 +168,27 @@ def test_a_weight_that_forward_computes_is_named_in_front_and_behind() -> None:
     (row,) = al.inspect(behind, X).rows
     assert "has a weight or bias that forward computes" in row.reason
     assert "parametrize" in row.fix
+
+
+class LargestLabel(TorchDispatchMode):
+    """Notes the largest tensor of whole numbers that is made."""
+
+    n = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype is torch.int64:
+            self.n = max(self.n, out.untyped_storage().nbytes() // 8)
+        return out
+
+
+def test_the_elements_of_a_weight_that_is_computed_have_no_labels() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 40, 1), nn.ReLU(), Standardised(40, 40))
+    with LargestLabel() as label:
+        assert "that forward computes" in al.inspect(net, X).rows[0].reason
+    assert label.n < 40 * 40 * 9
 
 
 class Centring(nn.Module):

@@ -232,6 +232,31 @@ class PropagationResult:
     hidden: dict[str, Reason]
 
 
+def _find_computed_weights(
+    graph: fx.Graph, rules: Mapping[fx.Node, Rule], net: nn.Module
+) -> set[fx.Node]:
+    """Return all that weights are computed from in `forward` itself, and that nothing else reads.
+
+    Their layers keep their channels; a label for each of a million elements would serve nobody.
+    """
+    own: set[fx.Node] = set()
+    for node in graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr" or (inputs and "call" in node.op and own.issuperset(inputs)):
+            own.add(node)
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        readers = [u for u in node.users if u not in found]
+        is_weight = all(_computes_its_weight(u, rules, net) for u in readers)
+        if node in own and node.users and is_weight:
+            found.add(node)
+    return found
+
+
+def _computes_its_weight(node: fx.Node, rules: Mapping[fx.Node, Rule], net: nn.Module) -> bool:
+    return rules.get(node) is linear and read_linear_op(node, net) is None
+
+
 class _Follower(Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
@@ -256,6 +281,7 @@ class _Follower(Runner):
         self.parts: list[Tensor] = []
         self.hidden: dict[str, Reason] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.computed = _find_computed_weights(graph, self.rules, net)
 
     def result(self) -> PropagationResult:
         """Return what became of labels in this graph, without what cannot be pickled."""
@@ -302,7 +328,7 @@ class _Follower(Runner):
     def _follow(self, n: fx.Node, out: Any) -> Any:
         if n.op == "get_attr":
             return self._read_attribute(n, out) if isinstance(out, Tensor) else out
-        if n.op == "placeholder":
+        if n.op == "placeholder" or n in self.computed:
             return fixed_out(out)
         step = self._step(n, out)
         if n.op == "output":
@@ -334,9 +360,9 @@ class _Follower(Runner):
         if n.users and all(is_selection(user) and user.args[2] is n for user in n.users):
             return out
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
-        if rules & {opaque, *_PRODUCTS}:
+        if n in self.computed or rules & {opaque, *_PRODUCTS}:
             self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
-        if rules <= {opaque, linear, embedding, *_PRODUCTS}:
+        if n in self.computed or rules <= {opaque, linear, embedding, *_PRODUCTS}:
             fixed = fixed_like(out)
             return Labels(fixed.ids, fixed.state, str(n.target))
         return self.ledger.raw(str(n.target))
