@@ -493,3 +493,24 @@ def test_two_channels_stay_in_front_of_a_norm(is_compiled: bool) -> None:
     )
     gates.finish()
     assert len(al.plan(model).widths["tokens"]) == 2
+
+
+class LastBlock(nn.Module):
+    """What one token reads is added to all, of which each kind has channels of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(8))
+        self.embed, self.norm = nn.Linear(3, 8), nn.LayerNorm(8)
+        self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(x.shape[0], 1, 8), self.embed(x)], 1)
+        x = x + self.read(self.norm(x)[:, :1])
+        return self.head(self.norm(x)[:, 0])
+
+
+def test_what_is_added_to_tokens_of_all_kinds_loses_their_channels() -> None:
+    torch.manual_seed(0)
+    small = check_exact(LastBlock(), draw(2, 5, 3), draw(3, 4, 3))
+    assert small.embed.out_features == small.read.out_features == 4

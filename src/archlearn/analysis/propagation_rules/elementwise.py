@@ -170,7 +170,7 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
     place = [i for i, (value, _) in enumerate(_arguments(step)) if _is(value)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
-        if is_firm:
+        if is_firm or varying(ids):  # also what is broadcast along some of these dimensions only
             step.ledger.tie(base, ids)
         else:
             step.ledger.block(
