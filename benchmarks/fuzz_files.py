@@ -458,6 +458,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the page to write, as results/fuzz.md")
     parser.add_argument("--folder", type=Path, help="where files are put while they are read")
     asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a fork carries no pool of threads, and would wait for it
     n_each = -(-asked.hostile // len(FAMILIES))
     jobs = [(name, number) for name in FAMILIES for number in range(n_each)]
     jobs += [(MUTATED, number) for number in range(asked.mutated)]
