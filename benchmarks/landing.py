@@ -92,10 +92,11 @@ def write_page(rows: list[dict[str, Any]], page: Path, measured: str) -> None:
         f"{name}: {s.n_steps} steps of {s.batch} images of {s.data}, {s.cost}"
         for name, s in SUBJECTS.items()
     )
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
         "# Where budgets land",
         "",
-        f"Made by `python -m benchmarks.landing`: {measured}",
+        f"Written by {measured} Runs at commit {commits}.",
         "",
         f"Short runs with default settings, without `shrink_`. {sizes}. Bounds, set before: landed "
         f"within [{FLOOR:g} %, 0 %] of what was asked for, and the last decision closes at most "
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("results/landing.md"))
     given = parser.parse_args()
     torch.set_num_threads(1)
+    measured = describe()
     rows = [json.loads(line) for line in given.out.open()] if given.out.exists() else []
     known = {(row["network"], row["share"], row["seed"]) for row in rows}
     for seed in SEEDS:
@@ -145,11 +147,11 @@ def main() -> None:
             for share in SHARES:
                 if (network, share, seed) in known:
                     continue
-                rows.append(run(network, share, seed))
+                rows.append(run(network, share, seed) | {"commit": measured["commit"]})
                 print(rows[-1], flush=True)
                 with given.out.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-    write_page(rows, given.page, as_markdown(describe()))
+    write_page(rows, given.page, as_markdown(measured))
 
 
 if __name__ == "__main__":

@@ -99,5 +99,5 @@ def test_a_part_that_draws_is_found_beside_another_thread() -> None:
 def test_a_rehearsal_is_not_misled_by_what_another_thread_draws() -> None:
     net = nn.Sequential(Jittered(DRAWS[0]), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     with another_thread_drawing():
-        for _ in range(40):
-            al.add_gates(net, X)
+        found = [list(al.width_gates(al.add_gates(net, X))) for _ in range(40)]
+    assert found == [["1"]] * 40
