@@ -20,7 +20,8 @@ PARTS = {"calls": (1.0, 0.0, 0.0), "numbers": (0.0, 1.0, 0.0), "products": (0.0,
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archlearn.optim.latency._SECONDS", 0.0)
-    monkeypatch.setattr("archlearn.optim.latency._N_PASSES", 3)
+    monkeypatch.setattr("archlearn.optim.latency._N_TURNS", 1)
+    monkeypatch.setattr("archlearn.optim.latency._TURN", 0.0)
 
 
 class Residual(nn.Module):

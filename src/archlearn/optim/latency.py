@@ -34,8 +34,8 @@ from archlearn.verification.precision import cast_
 
 _N_NETWORKS, _SECONDS, _LEAST_ROUNDS = 8, 2.0, 5
 """Networks of several widths in which calls are timed, for how long, and how often at least."""
-_N_PASSES = 40
-"""How often a whole network is timed."""
+_N_TURNS, _TURN = 20, 0.01
+"""How often a whole network is timed beside the original, and for how many seconds."""
 _LEAST_SHARE = 0.1
 """The least part of its channels that a group keeps there."""
 
@@ -81,7 +81,7 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
             for run, (_, graph) in zip(runs, networks, strict=True):
                 run.run(*values_for(graph, inputs.copy()))
             n_rounds += 1
-    # Some calls are written anew by surgery, with other names; the check of whole networks sees them.
+    # Surgery writes some calls anew, by other names; checks of whole networks see what they take.
     names = [node.name for node in store.choice.blueprint.graphs[0].nodes]
     timed = {name: [run for run in runs if name in run.seconds] for name in names}
     fitted = {name: _fit(found, name) for name, found in timed.items() if found}
@@ -130,7 +130,7 @@ class LatencyCheck:
             values = values_for(graph, inputs)
             calls.append(functools.partial(compile_graph(graph), network, *values))
         with torch.no_grad(), evaluating(self._original[0], now[0]):
-            times = time_in_turns(calls, self._device, _N_PASSES, seconds=0.0)
+            times = time_in_turns(calls, self._device, _N_TURNS, _TURN)
         before, after = map(min, times)
         return _agree(after / before)
 
