@@ -16,13 +16,13 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     group,
     spread_of,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import MNIST_TRAIN, Terms, learn_architecture, train_plainly
 from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
