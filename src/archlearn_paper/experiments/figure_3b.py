@@ -80,9 +80,8 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
     A quick version has fewer examples by the same factor.
     """
     share = n_examples / MNIST_TRAIN
-    limit = round(share * (scale.limit or MNIST_TRAIN))
-    epochs = round(min(scale.epochs, EPOCHS) / share)
-    return replace(scale, limit=None if n_examples == MNIST_TRAIN else limit, epochs=epochs)
+    limit = scale.limit if share == 1 else round(share * (scale.limit or MNIST_TRAIN))
+    return replace(scale, limit=limit, epochs=round(min(scale.epochs, EPOCHS) / share))
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
