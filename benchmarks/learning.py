@@ -96,6 +96,7 @@ SHALLOW = {
     f"shallow{discount}": f'gate_schedule=["branch_discount={discount}"]' for discount in (4, 16)
 }
 GRID_SEEDS = (10, 11)
+TAUGHT = "resnet56-pretrained"
 GRID = {
     f"cost{power:g}_end{100 * end:g}": f'validation=0.2 gate_schedule=["cost_power={power:g}",'
     f'"end={end:g}"]'
@@ -189,6 +190,17 @@ GROUPS: dict[str, dict[str, str]] = {
         },
         **_vary("resnet56-pretrained", HALF, SEEDS, **SHALLOW),
     },
+    "teacher": {
+        name: words
+        for seed in SEEDS
+        for name, words in (
+            (f"plain {TAUGHT} {seed}", _row(TAUGHT, seed, "learn=nothing")),
+            (
+                f"taught {TAUGHT} {HALF} {seed}",
+                _row(TAUGHT, seed, f'budget=["{HALF}"]', "teacher=original"),
+            ),
+        )
+    },
     "rivals": _rivals(),
     "capacity": _capacity(),
     "long": _long(),
@@ -235,6 +247,8 @@ NOTES = {
     "Which blocks went and how fast the compact networks are: `python -m benchmarks.depth_speed`.",
     "mixer": _STARTED_AGAIN,
     "gpt": _STARTED_AGAIN,
+    "teacher": "Learnt beside the labels from the frozen pretrained network (`teacher=original`), "
+    "which plain training beside it was not.",
     "long": "All 50,000 images, nothing to validate on, one seed.",
 }
 
@@ -412,7 +426,7 @@ def _table_row(kind: str, rows: list[dict[str, Any]]) -> str:
 def _pairs(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Return the paired differences between learnt and plain runs of the same seed."""
     lines: list[str] = []
-    compared = ("learnt ", "uniform ")
+    compared = ("learnt ", "taught ", "uniform ")
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in rows if name.startswith(compared))
     for kind in kinds:
         network = kind.split()[1]
@@ -434,7 +448,7 @@ def _pairs(rows: dict[str, dict[str, Any]]) -> list[str]:
             verdict = f"; at most {bound:g} {unit} worse: {is_met}"
             lines.append(
                 f"\n{kind}: {statistics.fmean(gaps):+.{digits}f} {unit} against plain of the same "
-                f"seed ({told}){verdict if kind.startswith('learnt') else ''}."
+                f"seed ({told}){'' if kind.startswith('uniform') else verdict}."
             )
     return lines
 
