@@ -21,7 +21,6 @@ from archlearn.surgery.compaction import compact
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import ParameterCounts, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
     add_diagonals,
@@ -36,7 +35,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
 )
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.experiment import Row
-from archlearn_paper.recipes import COST_POWERS
+from archlearn_paper.recipes import COST_POWERS, start_anew
 
 L0_STRENGTHS = tuple(2.5e-4 * 2 ** (step / 2) for step in range(12))
 """Close enough for a rung near each budget: the size of a network falls by less than half from one

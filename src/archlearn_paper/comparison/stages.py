@@ -19,7 +19,6 @@ from torch import nn
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.comparison.methods import (
     METHODS,
     OURS,
@@ -49,6 +48,7 @@ from archlearn_paper.experiment import (
     parse_seeds,
     spread_of,
 )
+from archlearn_paper.recipes import start_anew
 from archlearn_paper.results import Results, read_results
 from archlearn_paper.worker_pool import Make, make_networks
 
