@@ -72,7 +72,7 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettings:
     """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
-    given = {"cost": COST, "learn": "all", "model": model, **CHANGES[change]}
+    given: dict[str, Any] = {"cost": COST, "learn": "all", "model": model, **CHANGES[change]}
     rate = choose_gate_rate(scale, COST) * given.pop("gate_rate", 1.0)
     return learn_architecture(scale, seed, gate_rate=rate, **given)
 
