@@ -399,10 +399,10 @@ def time_rows(files: Files) -> None:
         model = torch.load(job.file(files.out), weights_only=False)
         found: Row = {}
         for place in places:
-            pair = [OnTokens(pretrained(files)), OnTokens(model)]
-            for each in pair:
-                each.graphs = {} if place == "cuda graph" else None
-            speeds = compare_speed(*pair, ids, BATCH_SIZES, place.split()[0])
+            original, compact = OnTokens(pretrained(files)), OnTokens(model)
+            if place == "cuda graph":
+                original.graphs, compact.graphs = {}, {}
+            speeds = compare_speed(original, compact, ids, BATCH_SIZES, place.split()[0])
             found[place] = {str(speed.batch_size): speed.seconds for speed in speeds}
         said = describe("transformers") | {
             "gpu": describe(device=places[-1].split()[0])["hardware"]
