@@ -462,7 +462,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
-    _op("nn.Embedding F.embedding", "embedding.embedding"),
+    _op("nn.Embedding F.embedding", "indexing.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",

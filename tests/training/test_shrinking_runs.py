@@ -52,9 +52,12 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
     assert trained[-1] < 0.4 * trained[0]
     assert len(set(trained)) >= 3
     assert {other["trained"]["multiply_adds"] for other in others} == {trained[0]}
+    first, last = (row["memory_bytes"] for row in (rows[1], rows[-1]))
+    assert last < 0.5 * first == 0.5 * others[-1]["memory_bytes"]
     saved = json.loads((whole / "summary.json").read_text())["shrinking"]
     assert saved["times"] >= len(saved["epochs"]) >= 2
     assert saved["multiply_adds"] == pytest.approx(sum(trained[1:]) / 10 / trained[0], abs=0.15)
+    assert saved["memory_bytes"] == [first, last]
     for first, second in zip(
         read_lines(whole / GATES), read_lines(tmp_path / "b" / GATES), strict=True
     ):

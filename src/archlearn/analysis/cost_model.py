@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.linear_ops import LinearOp, is_linear_op, read_linear_op
-from archlearn.module_utils import first_names
+from archlearn.module_utils import compute_weights, computes_weights, first_names, weight_sources
 from archlearn.op_table import TRANSPOSED
-from archlearn.tracing.computed_weights import compute_weights, computes_weights, weight_sources
 
 
 @dataclass(frozen=True, slots=True)

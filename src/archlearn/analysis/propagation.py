@@ -23,10 +23,10 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.linear_ops import read_linear_op
+from archlearn.analysis.propagation_rules import is_selection, rule_for
 from archlearn.analysis.propagation_rules.activations import activate
 from archlearn.analysis.propagation_rules.elementwise import keep
-from archlearn.analysis.propagation_rules.embedding import embedding
-from archlearn.analysis.propagation_rules.indexing import gather, index_select, scatter
+from archlearn.analysis.propagation_rules.indexing import embedding, gather, index_select, scatter
 from archlearn.analysis.propagation_rules.linear import computed_weight, linear
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
@@ -35,7 +35,6 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.analysis.propagation_rules.pooling import mean, reduce
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
-from archlearn.analysis.propagation_rules.registry import is_selection, rule_for
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
     attribute,

@@ -22,8 +22,13 @@ from archlearn.analysis.gate_sites import find_trained
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, find_rules, is_in_place, may_be_view
 from archlearn.analysis.rule_api import Rule, opaque
-from archlearn.module_utils import find_module, first_names, list_tensors
-from archlearn.tracing.computed_weights import computed_names, computes_weights
+from archlearn.module_utils import (
+    computed_names,
+    computes_weights,
+    find_module,
+    first_names,
+    list_tensors,
+)
 from archlearn.tracing.fx_utils import leaves_of
 
 _FUNCTIONS, _METHODS = (operator.add, operator.iadd, torch.add), ("add", "add_")

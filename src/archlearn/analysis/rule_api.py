@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_map
 from archlearn.analysis.channel_labels import Labels, SiteChannels, fixed_like, varying
 from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.module_utils import find_module, has_hooks
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
-from archlearn.tracing.source_location import source_of
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
 
 
 @dataclass(frozen=True, slots=True)

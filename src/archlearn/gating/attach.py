@@ -32,12 +32,13 @@ from archlearn.tracing.block_hooks import warn_of_traced_hooks
 from archlearn.tracing.generated_forward import (
     MODE_READERS,
     bind_graphs_,
+    check_forwards,
     is_bound,
+    remove_wrapper_,
     unwrap,
     without_graph_module,
 )
 from archlearn.tracing.huggingface import disable_caches_, with_attention_mask
-from archlearn.tracing.instance_forward import check_forwards, remove_wrapper_
 from archlearn.tracing.module_state import restore_weights_
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf

@@ -20,13 +20,12 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
-from archlearn.analysis.propagation_rules import pooling
+from archlearn.analysis.propagation_rules import pooling, rule_for
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
     local_response,
 )
-from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import find_module
 from archlearn.nn.masked_norms import (

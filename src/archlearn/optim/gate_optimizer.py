@@ -19,22 +19,17 @@ from torch import Tensor, nn
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.penalty_prices import COSTS, count_rows
 from archlearn.nn.functional import THRESHOLD
-from archlearn.optim.budgets import Budget, check_reachable, read_budget
-from archlearn.optim.closing_history import count_closed_, find_closed_for_good
 from archlearn.optim.cost_function import CostFunction, name_costs
-from archlearn.optim.gate_importance import (
-    estimate_earnings,
-    find_growing,
-    note_growth_,
-    observe_,
-)
 from archlearn.optim.gate_limits import (
+    Budget,
     check_arguments,
+    check_reachable,
     count_units,
     find_gated,
     find_inside,
     find_protected,
     least_widths,
+    read_budget,
     width_steps,
 )
 from archlearn.optim.gate_ranking import (
@@ -47,6 +42,14 @@ from archlearn.optim.gate_ranking import (
     use_room,
 )
 from archlearn.optim.gate_schedule import GateSchedule
+from archlearn.optim.gate_statistics import (
+    count_closed_,
+    estimate_earnings,
+    find_closed_for_good,
+    find_growing,
+    note_growth_,
+    observe_,
+)
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
@@ -172,17 +175,20 @@ class GateOptimizer(torch.optim.Optimizer):
             place = COSTS.index("multiply_adds")
             self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
         """Take down the gradients of this step and, every now and then, close or open gates."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
+    @torch.no_grad()
+    def _step(self) -> None:
         self.observe_()
         self.advance()
-        return loss
 
     @torch.no_grad()
     def observe_(self) -> None:

@@ -17,26 +17,34 @@ from archlearn.module_utils import (
     copy_model,
     evaluating,
     find_module,
+    make_plain_,
     modes_of,
     set_modes_,
     tensors_of,
 )
 from archlearn.original_channels import KEPT
-from archlearn.surgery.branch_removal import blocks_left, leave_out_branches_, remove_tensors_
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     MergeApplier,
+    blocks_left,
     find_shifts,
+    leave_out_branches_,
     narrowed_tensors,
+    remove_tensors_,
     shift_biases_,
     update_sizes_,
 )
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, check_gates, computed_tensors, decide, write_plan
-from archlearn.tracing.computed_weights import make_plain_
 from archlearn.tracing.example_inputs import CHECKS, count_examples
-from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, user_class
-from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.generated_forward import (
+    bind_graphs_,
+    check_forwards,
+    class_forwards,
+    is_bound,
+    unwrap,
+    user_class,
+)
 from archlearn.tracing.module_state import mutable_modules, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast

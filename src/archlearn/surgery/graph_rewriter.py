@@ -19,8 +19,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels, without_repeats
-from archlearn.analysis.propagation_rules import elementwise, reshape
-from archlearn.analysis.propagation_rules.registry import rule_for
+from archlearn.analysis.propagation_rules import elementwise, reshape, rule_for
 from archlearn.analysis.rule_api import opaque
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
@@ -34,9 +33,8 @@ from archlearn.surgery.reshape_rewriter import (
 from archlearn.surgery.special_layers import Seen, narrow_call_
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
 from archlearn.tracing.shape_guards import KIND, topic_of
-from archlearn.tracing.source_location import source_of
 
 _COUNTS = ("numel", "nelement")
 

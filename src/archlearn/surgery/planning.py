@@ -16,14 +16,20 @@ from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.gating.penalty_prices import COSTS
 from archlearn.gating.selection import LearnableSites, choose_by_hand
-from archlearn.module_utils import evaluating, find_module, find_tensor, first_names
+from archlearn.module_utils import (
+    computed_names,
+    computes_weights,
+    evaluating,
+    find_module,
+    find_tensor,
+    first_names,
+    weight_sources,
+)
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate_activation import TriState, check_gate
 from archlearn.surgery.merge_planning import merged_costs, plan_merges, separate_costs
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
-from archlearn.tracing.computed_weights import computed_names, computes_weights, weight_sources
-from archlearn.tracing.generated_forward import unwrap
-from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of
 from archlearn.tracing.example_inputs import check_argument
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
-from archlearn.tracing.source_location import source_of
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import Labels, pointwise, varying, without_repeats
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.propagation_rules import rule_for
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
 from archlearn.analysis.propagation_rules.products import attention
-from archlearn.analysis.propagation_rules.registry import rule_for
 from archlearn.module_utils import find_module
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class

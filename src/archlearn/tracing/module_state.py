@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.errors import TracingError
-from archlearn.module_utils import find_module, has_hooks
-from archlearn.tracing.computed_weights import computes_weights
+from archlearn.module_utils import computes_weights, find_module, has_hooks
 
 
 class Snapshot:

@@ -1,4 +1,4 @@
-"""Rules of index_select, gather, scatter and x[index] along dimensions without channels.
+"""Rules of embeddings, index_select, gather, scatter and x[index], which pick rows.
 
 Message passing on graphs is written with these: nodes are picked and summed, channels pass.
 """
@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, pointwise, varying
+from archlearn.analysis.channel_labels import (
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    pointwise,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 
@@ -118,3 +126,18 @@ def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
 
 def _is_index_add(step: OpCall) -> bool:
     return "index_add" in str(getattr(step.node.target, "__name__", step.node.target))
+
+
+def embedding(step: OpCall) -> Any:
+    """`nn.Embedding` and `F.embedding` with a plain table."""
+    if step.node.op == "call_module":
+        name, most = f"{step.node.target}.weight", step.module.max_norm
+    else:
+        weight = step.argument(1, "weight")
+        name = weight.name if isinstance(weight, Labels) else None
+        most = step.argument(3, "max_norm")
+    if name is None or most is not None:  # rows that are too long are scaled as a whole
+        return opaque(step)
+    ids = step.ledger.dim(name, 1)
+    unknown = torch.tensor(UNKNOWN).expand(len(ids))
+    return along(ids, unknown, step.out.shape, step.out.dim() - 1)
