@@ -15,7 +15,7 @@ from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
-from archlearn.surgery.planning import PlannedSizes
+from archlearn.surgery.merging import PlannedSizes
 
 
 class CostTerms:

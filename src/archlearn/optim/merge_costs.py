@@ -1,18 +1,18 @@
 """What merging layers saves, for any state of the gates: the best partition of each chain.
 
-As `surgery/merge_planning.py` decides, but for many states at once and on the device.
+As `surgery/merging.py` decides, but for many states at once and on the device.
 """
 
 import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.module_utils import find_module
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
-from archlearn.surgery.merge_planning import chain_links, merged_kernel
+from archlearn.surgery.merging import chain_links, count_bare, merged_kernel
 
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -183,20 +183,13 @@ def _find_segment(
 ) -> _Segment | None:
     """Return the segment of these layers, or None if merging them is never exact."""
     layers = tuple(names[first : last + 1])
-    bare = start + first - 1
-    for place in range(1, len(layers)):
-        module: Any = find_module(terms.model, layers[place])
-        if isinstance(module, nn.Linear) or not any(module.padding):
-            continue
-        in_front: list[Any] = [find_module(terms.model, name) for name in layers[:place]]
-        if (
-            any(k > 1 for k in merged_kernel(layers[:place], terms.sizes))
-            or any(any(m.padding) or m.bias is not None for m in in_front)
-            or any(link.norms for link in chain[first : first + place])
-        ):
-            return None
-        bare = start + first + place - 1
     inside = chain[first:last]
+    n_bare = count_bare(layers, inside, terms.sizes)
+    modules: list[Any] = [find_module(terms.model, layer) for layer in layers[:n_bare]]
+    if n_bare is None or any(module.bias is not None for module in modules):
+        return None
     kernel = float(math.prod(merged_kernel(layers, terms.sizes)))
     has_norm = any(link.norms for link in inside)
-    return _Segment(start + first, start + last, layers, kernel, has_norm, bare)
+    return _Segment(
+        start + first, start + last, layers, kernel, has_norm, start + first + n_bare - 1
+    )

@@ -7,7 +7,7 @@ from torch import fx, nn
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
-from archlearn.surgery.planning import decide, draft
+from archlearn.surgery.planning import decide, write_plan
 from archlearn.tracing.generated_forward import unwrap
 
 
@@ -60,8 +60,8 @@ def read_architecture(
     model = unwrap(model)
     with evaluating(model):
         decision = decide(model, example_inputs)
-        sketch = draft(model, decision, pay)
-    gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
+        merges = write_plan(model, decision, pay).merges
+    gone = {layer for merge in merges if merge.made for layer in merge.layers[:-1]}
     gone_calls = decision.gone_calls(0)
     graph = decision.choice.blueprint.traces.evaluation
     layers: dict[str, Layer] = {}
