@@ -357,7 +357,7 @@ def _compose(first: Any, second: Any, grids: list[Grid]) -> Tensor:
     )
     for place in itertools.product(*map(range, second.kernel_size)):
         part = torch.einsum("om,mi...->oi...", second.weight[(..., *place)], first.weight)
-        region = [...]
+        region: list[Any] = [...]
         for p, step, grid, own in zip(place, steps, grids, _grids(first), strict=True):
             start, spread = p * step // grid.dilation, max(own.dilation // grid.dilation, 1)
             region.append(slice(start, start + spread * (own.kernel - 1) + 1, spread))

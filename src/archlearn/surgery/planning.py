@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
-from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
@@ -249,14 +249,11 @@ def _constant_inputs(
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
     for place, graph in enumerate(blueprint.graphs):
         values = blueprint.followed[place].values
-        for node in graph.nodes:
-            if not (node.op == "call_module" and is_linear_op(node, model)):
-                continue
-            if node.name in gone_calls[place]:
-                continue
-            op = read_linear_op(node, model)
+        for node, op in find_linear_ops(graph, model):
             labels = values[node.all_input_nodes[0].name]
-            if op is None or not isinstance(labels, Labels) or op.groups > 1:
+            if not op.is_module or op.groups > 1 or node.name in gone_calls[place]:
+                continue
+            if not isinstance(labels, Labels):
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
