@@ -179,7 +179,7 @@ def _may_merge(run: list[MergeablePair], start: int, end: int, sizes: PlannedSiz
 
 
 def _is_exact(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes) -> bool:
-    layers = tuple(_layers(run)[start:end])
+    layers = tuple(layers_of(run)[start:end])
     n_bare = count_bare(layers, run[start : end - 1], sizes)
     return n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
 
@@ -206,7 +206,8 @@ def count_bare(
     return n_bare
 
 
-def _layers(run: list[MergeablePair]) -> list[str]:
+def layers_of(run: list[MergeablePair]) -> list[str]:
+    """Return the layers of links that follow on one another."""
     return [run[0].first, *[link.second for link in run]]
 
 
@@ -215,7 +216,7 @@ def _merge(
 ) -> Merge:
     inside = run[start : end - 1]
     draft = Merge(
-        layers=tuple(_layers(run)[start:end]),
+        layers=tuple(layers_of(run)[start:end]),
         norms=tuple(norm for link in inside for norm in link.norms),
         sites=tuple(link.site for link in inside),
         before=0,

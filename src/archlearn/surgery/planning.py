@@ -236,14 +236,14 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     blueprint, dropped = decision.choice.blueprint, decision.dropped
     found: dict[str, Fold] = {}
     gone_calls = [decision.gone_calls(place) for place in range(len(blueprint.graphs))]
-    for layer, channels, constant in _constant_inputs(model, blueprint, gone_calls):
+    for layer, channels, constant in find_constant_inputs(model, blueprint, gone_calls):
         gone = dropped[channels] & constant
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
     return list(found.values())
 
 
-def _constant_inputs(
+def find_constant_inputs(
     model: nn.Module, blueprint: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
@@ -271,7 +271,7 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
     evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
     """
     found = torch.ones(len(blueprint.root), dtype=torch.bool)
-    for _, channels, constant in _constant_inputs(model, blueprint):
+    for _, channels, constant in find_constant_inputs(model, blueprint):
         found[channels[constant]] = False
     for (name, _), channels in blueprint.dims.items():
         owner, _, key = name.rpartition(".")
