@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from archlearn.training import RunSettings
-from archlearn_paper.experiment import FULL, Check, FinishedRun, Row
+from archlearn_paper.experiment import FULL, QUICK, Check, FinishedRun, Row
 from archlearn_paper.experiments import (
     ablation,
     figure_3a,
@@ -201,6 +201,12 @@ def test_figure_3b_correlates_classes_with_neurons() -> None:
     assert derived["classes"]["3"]["neurons"]["mean"] == 9
     assert not find(figure_3b.check(derived), "premise").met
     assert find(figure_3b.check(derived), "control").measured == "not run"
+
+
+def test_a_quick_figure_3b_has_no_more_examples_than_a_quick_version_may() -> None:
+    works = figure_3b.learn_rows(QUICK, [])
+    assert max(work.settings.limit or math.inf for work in works) == QUICK.limit
+    assert any(work.settings.limit is None for work in figure_3b.learn_rows(FULL, []))
 
 
 def test_figure_3b_measures_its_premise_and_a_control() -> None:

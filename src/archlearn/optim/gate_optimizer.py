@@ -179,17 +179,20 @@ class GateOptimizer(torch.optim.Optimizer):
             place = COSTS.index("multiply_adds")
             self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
         """Take down the gradients of this step and, every now and then, close or open gates."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
+    @torch.no_grad()
+    def _step(self) -> None:
         self.observe_()
         self.advance()
-        return loss
 
     @torch.no_grad()
     def observe_(self) -> None:

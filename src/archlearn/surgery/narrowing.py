@@ -74,7 +74,14 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
 
 def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     """Return the indices that are kept along each dimension, laid out in memory as they were."""
-    return _select(tensor, kept).contiguous(memory_format=_layout_of(tensor))
+    selected = _select(tensor, kept)
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None:
+        return selected.contiguous()
+    # With one channel a tensor is contiguous in both layouts, and its strides alone tell which.
+    strides = torch.empty_like(tensor, device="meta", memory_format=layout).stride()
+    is_last = tensor.stride() == strides
+    return selected.clone(memory_format=layout if is_last else torch.contiguous_format)
 
 
 def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
@@ -83,13 +90,6 @@ def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     for dim, places in kept.items():
         tensor = tensor.index_select(dim, places)
     return tensor
-
-
-def _layout_of(tensor: Tensor) -> torch.memory_format:
-    """Return how a tensor lies in memory: channels last if it was put so, else row by row."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    is_last = layout is not None and tensor.is_contiguous(memory_format=layout)
-    return layout if layout and is_last and not tensor.is_contiguous() else torch.contiguous_format
 
 
 def update_sizes_(net: nn.Module) -> None:

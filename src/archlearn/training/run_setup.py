@@ -50,6 +50,7 @@ from archlearn.training.initial_model import (
     normalise_as_imagenet,
     normalise_as_pretrained,
     start_network,
+    start_teacher,
 )
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import read_run_settings
@@ -146,7 +147,8 @@ def open_session(
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
     settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
-    work = _make_work(settings, dataset, model, fabric)
+    teacher = start_teacher(settings, dataset, network)
+    work = _make_work(settings, dataset, model, teacher, fabric)
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
     return Session(
@@ -213,17 +215,23 @@ def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
 
 
 def _make_work(
-    settings: RunSettings, dataset: Dataset, model: nn.Module, fabric: Fabric
+    settings: RunSettings,
+    dataset: Dataset,
+    model: nn.Module,
+    teacher: nn.Module | None,
+    fabric: Fabric,
 ) -> StepContext:
     assert settings.batch_size is not None
-    if len(dataset.input_shape) == 3:
-        set_layout_(model, torch.channels_last)
-    model.to(fabric.device)
+    for network in (model,) if teacher is None else (model, teacher):
+        if len(dataset.input_shape) == 3:
+            set_layout_(network, torch.channels_last)
+        network.to(fabric.device)
     capture = can_capture(settings, model, dataset, fabric)
     gates = _make_gate_optimizer(settings, model, len(dataset.train), captured=capture)
     penalised = has_gates(model) and gates is None
     return StepContext(
         model=model,
+        teacher=teacher,
         optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
         train=dataset.train,
         objective=objective_of(dataset).to(fabric.device),

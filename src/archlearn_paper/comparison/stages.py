@@ -41,6 +41,7 @@ from archlearn_paper.experiment import (
     Evaluation,
     Experiment,
     FinishedRun,
+    Run,
     RunTask,
     Scale,
     Stage,
@@ -48,7 +49,6 @@ from archlearn_paper.experiment import (
     parse_seeds,
     spread_of,
 )
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.results import Results, read_results
 from archlearn_paper.worker_pool import Make, make_networks
 

@@ -12,12 +12,12 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     group,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import correlate_ranks, measure_spread
 from archlearn_paper.tables import write_counts

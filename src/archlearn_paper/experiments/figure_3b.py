@@ -16,13 +16,13 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     group,
     spread_of,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import MNIST_TRAIN, Terms, learn_architecture, train_plainly
 from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
@@ -80,9 +80,8 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
     A quick version has fewer examples by the same factor.
     """
     share = n_examples / MNIST_TRAIN
-    limit = round(share * (scale.limit or MNIST_TRAIN))
-    epochs = round(min(scale.epochs, EPOCHS) / share)
-    return replace(scale, limit=None if n_examples == MNIST_TRAIN else limit, epochs=epochs)
+    limit = scale.limit if share == 1 else round(share * (scale.limit or MNIST_TRAIN))
+    return replace(scale, limit=limit, epochs=round(min(scale.epochs, EPOCHS) / share))
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:

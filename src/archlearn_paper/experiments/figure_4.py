@@ -28,11 +28,11 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread

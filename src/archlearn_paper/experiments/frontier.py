@@ -11,6 +11,7 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     group,
@@ -19,7 +20,6 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import list_paper
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, Terms, learn_architecture
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 

@@ -16,6 +16,7 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     check_at_least,
@@ -26,7 +27,6 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.fixed_width import Given, fix_width
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import (
     CHOICE_SEEDS,
     COST_POWERS,

@@ -17,6 +17,7 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     check_at_most,
@@ -25,7 +26,6 @@ from archlearn_paper.experiment import (
     summarise,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import Terms, learn_architecture
 from archlearn_paper.tables import (
     join_architectures,

@@ -31,7 +31,7 @@ from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import reduce_by_torch_pruning
 from archlearn_paper.evaluation import best_device, list_losses, time_side_by_side
-from archlearn_paper.experiment import Experiment, FinishedRun, Row, RunTask, Scale, summarise
+from archlearn_paper.experiment import Experiment, FinishedRun, Row, Run, RunTask, Scale, summarise
 from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import compare_by_seed, describe_size
 from archlearn_paper.experiments.table_4_pages import (
@@ -42,7 +42,6 @@ from archlearn_paper.experiments.table_4_pages import (
     check,
     tabulate,
 )
-from archlearn_paper.parallel_runs import Run
 
 LEARNING_RATE, FURTHER_RATE = 0.02, 0.01
 """Of the reference, at batches of 256, and of what starts from it."""
