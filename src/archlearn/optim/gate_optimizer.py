@@ -120,6 +120,14 @@ class GateOptimizer(torch.optim.Optimizer):
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
+        self._set_times(total_steps, every)
+        self._may_pay = False
+        self._written: list[Tensor] = []
+        self._has_warned = False
+        self._remember()
+
+    def _set_times(self, total_steps: int, every: int) -> None:
+        """Settle at which steps gates decide, and look whether a cut pays."""
         window = self.schedule
         self._begin = max(1, round(window.begin * total_steps))
         self._end = max(self._begin + 1, round(window.end * total_steps))
@@ -127,10 +135,6 @@ class GateOptimizer(torch.optim.Optimizer):
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
-        self._may_pay = False
-        self._written: list[Tensor] = []
-        self._has_warned = False
-        self._remember()
 
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
@@ -175,17 +179,20 @@ class GateOptimizer(torch.optim.Optimizer):
             place = COSTS.index("multiply_adds")
             self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
         """Take down the gradients of this step and, every now and then, close or open gates."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
+    @torch.no_grad()
+    def _step(self) -> None:
         self.observe_()
         self.advance()
-        return loss
 
     @torch.no_grad()
     def observe_(self) -> None:
