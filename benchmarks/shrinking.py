@@ -23,8 +23,6 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import torch
-
 from archlearn.training import Audience, RunSettings, learn, override
 from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import EpochEnd, SilentCallback
@@ -47,8 +45,9 @@ plain training, and shrinking differs from not shrinking by at most two errors.
 
 """
 BETWEEN = """\
-Seconds that the processor worked in each epoch, and the peak of memory above what was there before
-the run:
+Seconds that the processor worked in each epoch, and the memory that training took at its end:
+weights, gradients and what optimisers keep; on a GPU the most that was allocated since the last
+cut, the data included:
 
 """
 HEAD = """\
@@ -83,29 +82,16 @@ ON_GPU = ("vgg", "resnet56", "gpt")
 
 
 class Meter(SilentCallback):
-    """Takes down how long the processor worked in each epoch, and the peak of memory in it."""
+    """Takes down how long the processor worked in each epoch, and what memory training took."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.megabytes: list[float] = []
+        self.memory_bytes: list[int] = []
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Note an epoch; the first line is of the start."""
-        del end
         self.seconds.append(time.process_time())
-        self.megabytes.append(_read_peak())
-
-
-def _read_peak() -> float:
-    """Return the peak of memory since the last call, in megabytes."""
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-        torch.cuda.reset_peak_memory_stats()
-        return round(peak, 1)
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    Path("/proc/self/clear_refs").write_text("5")
-    return round(peak, 1)
+        self.memory_bytes.append(end.row["memory_bytes"])
 
 
 def measure(folder: Path, words: list[str]) -> None:
@@ -113,7 +99,7 @@ def measure(folder: Path, words: list[str]) -> None:
     pairs = (word.partition("=") for word in words)
     settings = override(RunSettings(), {name: parse_value(value) for name, _, value in pairs})
     meter = Meter()
-    base, started = _read_peak(), time.process_time()
+    started = time.process_time()
     summary = learn(settings, folder, Audience(observer=meter))
     row = {
         "cpu": round(time.process_time() - started, 2),
@@ -124,7 +110,7 @@ def measure(folder: Path, words: list[str]) -> None:
         "parameters": summary["after"]["parameters"],
         "shrinking": summary["shrinking"],
         "cpu_by_epoch": [round(b - a, 2) for a, b in pairwise(meter.seconds)],
-        "memory_by_epoch": [round(peak - base, 1) for peak in meter.megabytes[1:]],
+        "memory_by_epoch": [round(taken / 1e6, 2) for taken in meter.memory_bytes[1:]],
     }
     folder.with_suffix(".json").write_text(json.dumps(row))
 
@@ -206,7 +192,7 @@ def _difference(
 
 
 def write_epochs(name: str, found: list[dict[str, dict[str, Any]]]) -> str:
-    """Return a table of seconds and peak memory in each epoch: means over the seeds."""
+    """Return a table of seconds and memory in each epoch: means over the seeds."""
     n_epochs = len(found[0]["plain"]["cpu_by_epoch"])
     lines = [f"| {name}, epoch | {' | '.join(str(n + 1) for n in range(n_epochs))} |",
              f"|---|{'--:|' * n_epochs}"]  # fmt: skip

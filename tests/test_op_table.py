@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import archlearn as al
-from archlearn.analysis.propagation_rules.registry import find_rule
+from archlearn.analysis.propagation_rules import find_rule
 from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of, spec_of_class
 from archlearn.serialization.layer_registry import all_layers
 from archlearn.serialization.op_registry import (

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from archlearn.gating.penalty_prices import Price, Strengths
     from archlearn.inspection import inspect
     from archlearn.nn.tristate_activation import Gate, TriState
+    from archlearn.optim.distillation import distill
     from archlearn.optim.gate_optimizer import GateOptimizer
     from archlearn.optim.gate_schedule import GateSchedule
     from archlearn.optim.latency import LatencyTable, measure_latency
@@ -68,6 +69,7 @@ _HOMES = {
     "archlearn.inspection": "inspect",
     "archlearn.original_channels": "kept_channels",
     "archlearn.nn.tristate_activation": "Gate TriState",
+    "archlearn.optim.distillation": "distill",
     "archlearn.optim.gate_optimizer": "GateOptimizer",
     "archlearn.optim.gate_schedule": "GateSchedule",
     "archlearn.optim.latency": "LatencyTable measure_latency",
@@ -128,6 +130,7 @@ __all__ = [
     "compact",
     "count_costs",
     "depth_gates",
+    "distill",
     "inspect",
     "kept_channels",
     "load",

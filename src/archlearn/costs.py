@@ -13,7 +13,7 @@ from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
-from archlearn.tracing.instance_forward import class_forwards
+from archlearn.tracing.generated_forward import class_forwards
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen

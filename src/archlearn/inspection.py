@@ -14,8 +14,7 @@ from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.example_inputs import count_examples
-from archlearn.tracing.generated_forward import unwrap
-from archlearn.tracing.instance_forward import check_forwards
+from archlearn.tracing.generated_forward import check_forwards, unwrap
 from archlearn.tracing.symbolic_trace import Leaf
 
 _HEAD = ("site", "activation", "channels", "width", "depth", "source", "why not, and what to do")

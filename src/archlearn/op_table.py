@@ -455,14 +455,14 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.InstanceNorm3d",
         sized_by="num_features",
     ),
-    _op("F.batch_norm torch.batch_norm", "normalization.functional_batch_norm"),
+    _op("F.batch_norm torch.batch_norm", "normalization.within_channel"),
     *_alike(
         "normalization.across_channels",
         "nn.LayerNorm F.layer_norm torch.layer_norm",
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
-    _op("nn.Embedding F.embedding", "embedding.embedding"),
+    _op("nn.Embedding F.embedding", "indexing.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",

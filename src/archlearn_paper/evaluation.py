@@ -1,66 +1,123 @@
-"""Measure a network as it is: costs, scores on all splits, time of a forward pass."""
+"""Measure networks: scores on all splits, sizes, time of a forward pass, and a run's data."""
 
 import copy
 import functools
+import math
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.data.dataset import Dataset
+from archlearn.data.dataset import Dataset, Split
 from archlearn.data.downloads import no_progress
+from archlearn.errors import DataError
 from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate
-from archlearn.training.objectives import objective_of
+from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
-from archlearn_paper.experiment import Evaluation
-from archlearn_paper.outcomes import widths_of
+from archlearn_paper.experiment import Evaluation, Row
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_MOST_NUMBERS = 1 << 31
+"""Of all train inputs as the network sees them; of more, evenly spaced ones are scored."""
+_MOST_BYTES_ON_DEVICE = 8 << 30
+_OF_DATA = (
+    "data", "validation", "limit", "classes", "resize", "augment", "normalise", "skip_broken",
+    "start_from",
+)  # fmt: skip
+_CPU = torch.device("cpu")
 
 
-def evaluate_work(work: Evaluation) -> dict[str, Any]:
-    """Return what an outcome of training would say, of a network that is not trained."""
-    dataset = find_dataset(work.settings)
-    device = best_device()
-    network = copy.deepcopy(work.network).to(device)
-    objective = objective_of(dataset).to(device)
-    train = evaluate(network, dataset.train, objective)
+def find_dataset(settings: RunSettings, device: torch.device = _CPU) -> Dataset:
+    """Return the data set of a run, loaded once; on the device unless it is very large."""
+    own = {name: getattr(settings, name) for name in _OF_DATA}
+    return _load(replace(RunSettings(), **own), device)
+
+
+@functools.lru_cache(maxsize=16)
+def _load(settings: RunSettings, device: torch.device) -> Dataset:
+    dataset = load_dataset(settings, no_progress)
+    return dataset.to(device) if dataset.train.n_bytes <= _MOST_BYTES_ON_DEVICE else dataset
+
+
+def evaluate_work(work: Evaluation) -> Row:
+    """Return the row of a network that is measured as it is."""
+    dataset, device = find_dataset(work.settings), best_device()
+    objective = objective_of(dataset)
+    return Row(
+        row=work.row,
+        seed=work.settings.seed,
+        settings=to_table(work.settings),
+        architecture="-".join(map(str, widths_of(work.network).values())),
+        epochs=0,
+        seconds=0.0,
+        **measure_scores(copy.deepcopy(work.network).to(device), dataset, objective.to(device)),
+        **measure_sizes(work.network, objective.inputs(dataset.train.inputs[:2])),
+    )
+
+
+def measure_scores(network: nn.Module, dataset: Dataset, objective: Objective) -> dict[str, Any]:
+    """Return losses and accuracies on all parts, as a row has them, on the objective's device.
+
+    Raises:
+        DataError: If the data have no classes.
+    """
+    refuse_regression(dataset)
+    train = evaluate(network, _some(dataset), objective)
     aside = dataset.validation
     validation = evaluate(network, aside, objective) if len(aside) else None
     test = evaluate(network, dataset.test, objective)
-    example = objective_of(dataset).inputs(dataset.train.inputs[:2])
-    costs, widths = costs_of(work.network, example), widths_of(work.network)
     return {
-        "row": work.row,
-        "seed": work.settings.seed,
-        "settings": to_table(work.settings),
-        "architecture": "-".join(map(str, widths.values())),
-        "widths": widths,
-        "n_layers": len(widths),
-        "parameters": costs.parameters,
-        "multiply_adds": costs.multiply_adds,
         "train_loss": train.loss,
         "validation_loss": None if validation is None else validation.loss,
         "validation_accuracy": None if validation is None else validation.accuracy,
         "test_loss": test.loss,
         "test_accuracy": test.accuracy,
-        "epochs": 0,
-        "seconds": 0.0,
     }
 
 
-@functools.lru_cache(maxsize=2)
-def _load(settings: RunSettings) -> Dataset:
-    return load_dataset(settings, no_progress)
+def refuse_regression(dataset: Dataset) -> None:
+    """Refuse data without classes: results state accuracies.
+
+    Raises:
+        DataError: If that is what they are.
+    """
+    if dataset.task == "regression":
+        raise DataError(
+            f"{dataset.name!r} is a regression, but results state an accuracy; choose data with "
+            "classes (archlearn data lists them)"
+        )
 
 
-def find_dataset(settings: RunSettings) -> Dataset:
-    """Return the data set of a run, loaded once."""
-    names = ("data", "validation", "limit", "classes", "resize")
-    return _load(RunSettings(**{name: getattr(settings, name) for name in names}))
+def _some(dataset: Dataset) -> Split:
+    """Return the train part, or evenly spaced examples where scoring all would take long."""
+    n_numbers = len(dataset.train) * math.prod(dataset.input_shape)
+    return dataset.train.every(1 + (n_numbers - 1) // _MOST_NUMBERS, 0)
+
+
+def measure_sizes(network: nn.Module, example: Tensor) -> dict[str, Any]:
+    """Return the widths and costs of a plain network, as a row has them."""
+    costs, widths = costs_of(network, example), widths_of(network)
+    return {
+        "widths": widths,
+        "n_layers": len(widths),
+        "parameters": costs.parameters,
+        "multiply_adds": costs.multiply_adds,
+    }
+
+
+def widths_of(network: nn.Module) -> dict[str, int]:
+    """Return the width of every linear layer and convolution of a plain network, by name."""
+    return {
+        name: layer.weight.shape[0]
+        for name, layer in network.named_modules()
+        if isinstance(layer, _LAYERS)
+    }
 
 
 N_BATCHES, BATCH_SIZE = 30, 100
@@ -92,8 +149,8 @@ def time_side_by_side(first: nn.Module, second: nn.Module, example: Tensor) -> d
 
     Turns alternate, so that a busy moment of the machine meets both.
     """
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return {name: _time_on(torch.device(name), first, second, example) for name in devices}
+    devices = dict.fromkeys((_CPU, best_device()))
+    return {device.type: _time_on(device, first, second, example) for device in devices}
 
 
 @torch.no_grad()
@@ -105,30 +162,26 @@ def _time_on(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, *example.shape[1:], generator=generator).to(device)
     networks = [copy.deepcopy(network).to(device).eval() for network in (first, second)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(_WARM_UP + _TURNS):
-        for network, spent in zip(networks, times, strict=True):
-            seconds = _time(network, x)
-            if turn >= _WARM_UP:
-                spent.append(1000 * seconds)
-    medians = [statistics.median(spent) for spent in times]
+    turns = [[_time(network, x) for network in networks] for _ in range(_WARM_UP + _TURNS)]
+    reference, own = (statistics.median(times) for times in zip(*turns[_WARM_UP:], strict=True))
     return {
         "batch": batch,
         "threads": torch.get_num_threads(),
-        "reference_ms": round(medians[0], 3),
-        "own_ms": round(medians[1], 3),
-        "ratio": round(medians[1] / medians[0], 4),
+        "reference_ms": round(1000 * reference, 3),
+        "own_ms": round(1000 * own, 3),
+        "ratio": round(own / reference, 4),
     }
 
 
 def _time(network: nn.Module, x: Tensor) -> float:
-    _wait(x)
+    wait_for(x.device)
     started = time.perf_counter()
     network(x)
-    _wait(x)
+    wait_for(x.device)
     return time.perf_counter() - started
 
 
-def _wait(x: Tensor) -> None:
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

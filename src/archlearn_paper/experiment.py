@@ -10,7 +10,6 @@ from torch import nn
 from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.statistics import Spread, measure_spread
 
 
@@ -29,13 +28,13 @@ class Row:
         seconds: Wall-clock time of the team the run was in.
         commit: Of the code that made it; empty where that was not recorded.
         digest: SHA-256 of the file of the compact model, which the same model always gives.
-        history: One mapping an epoch, where the experiment needs it.
+        history: One mapping an epoch, the start first, where the experiment needs it.
         measured: What was measured on the model besides.
     """
 
     row: str
     seed: int
-    asked: str
+    asked: str = ""
     settings: Mapping[str, Any]
     architecture: str
     widths: Mapping[str, int]
@@ -175,6 +174,28 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
     return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run of an experiment.
+
+    Attributes:
+        row: The row or point of the experiment that it belongs to.
+        settings: How it goes; the seed is in them.
+        network: A plain network to start from, instead of a fresh `settings.model`.
+        after_epoch: Called with the model and the epochs done, between two epochs; it may
+            change tensors in place. To read them makes the runs beside it wait, so it is for
+            once in a run.
+        finish_compact: Whether the network becomes compact as soon as gates stand still, and is
+            trained in that form to the end. The momentum of its weights starts anew there.
+    """
+
+    row: str
+    settings: RunSettings
+    network: nn.Module | None = None
+    after_epoch: Callable[[nn.Module, int], None] | None = None
+    finish_compact: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,12 +27,11 @@ from archlearn_paper.experiment import (
     Experiment,
     FinishedRun,
     Row,
+    Run,
     RunTask,
     Scale,
-    read_row,
 )
-from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import SIDE_BY_SIDE, Run, train_side_by_side
+from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
 from archlearn_paper.results import (
     Results,
     find_commit,
@@ -43,8 +42,6 @@ from archlearn_paper.results import (
 )
 
 _LENGTH = 16
-
-
 # Settings that came after the first results: as these they change nothing, and do not count.
 _ADDED_LATER = {"normalise": "data", "multiple_of": 1}
 
@@ -78,9 +75,6 @@ def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
-_MNIST = "mnist"
-
-
 def check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written, before the first run and not after it."""
     try:
@@ -95,10 +89,10 @@ def check_folder(folder: Path) -> None:
 
 
 def check_data(scale: Scale) -> None:
-    """Refuse to call results _MNIST's that are those of the digits that stand in for it."""
-    if scale.data == _MNIST and load_examples(_MNIST).name != _MNIST:
+    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
+    if scale.data == "mnist" and load_examples("mnist").name != "mnist":
         raise DataError(
-            "_MNIST could not be had, and results on other digits would not be those of the paper; "
+            "MNIST could not be had, and results on other digits would not be those of the paper; "
             "put its four files into the cache or a folder and say --data idx:DIR, or say "
             "--data digits:28 to run on scikit-learn's"
         )
@@ -190,7 +184,7 @@ def run_stages(request: RunRequest, callback: ProgressCallback) -> Results:
     it was. A run whose settings have changed since is made again.
 
     Raises:
-        DataError: If _MNIST was asked for and cannot be had: nothing stands in for it here.
+        DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
         SettingsError: If nothing can be written into the folder, or what is there would be lost.
         RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
@@ -215,10 +209,9 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
-        self._fresh: list[Row] = []
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
-        self._before = before.rows if before else ()
+        self._unfinished = {row.asked: row for row in (before.rows if before else ())}
         self._hardware = _describe_hardware()
 
     def run(self) -> Results:
@@ -233,6 +226,7 @@ class _StageRunner:
             self._callback.began(len(missing), len(works) - len(missing))
             self._make(missing)
             self._done += [self._measure(self._known[key]) for key in asked]
+            self._unfinished |= {done.row.asked: done.row for done in self._done}
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._request.folder, results)
@@ -251,34 +245,30 @@ class _StageRunner:
             if isinstance(work, Evaluation):
                 self._record(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
-        recorder = _Recorder(self, runs)
-        train_side_by_side(runs, observer=recorder, side_by_side=self._request.side_by_side)
+        waiting = iter(runs)
+        train_side_by_side(
+            runs,
+            on_epoch=self._callback.advanced,
+            on_end=lambda outcome: self._record(outcome.row, next(waiting), outcome.model),
+            side_by_side=self._request.side_by_side,
+        )
 
-    def record_outcome(self, outcome: Outcome, run: Run) -> None:
-        """Write a finished run down."""
-        table = outcome.to_json(history=self._request.experiment.keeps_history)
-        self._record(table, run, outcome.model)
-
-    def advanced(self, done: int, of: int) -> None:
-        """Pass on how far the runs are."""
-        self._callback.advanced(done, of)
-
-    def _record(self, table: dict[str, Any], work: RunTask, model: torch.nn.Module) -> None:
-        if table.get("test_accuracy") is None:
-            raise DataError(
-                f"{self._request.scale.data!r} is a regression, but results state an accuracy; "
-                "choose data with classes (archlearn data lists them)"
-            )
-        key = run_key(work)
-        row = read_row({**table, "asked": key, "commit": self._commit})
-        name = self._request.experiment.name
-        path = model_path(self._request.folder, name, row.row, row.seed)
+    def _record(self, row: Row, work: RunTask, model: nn.Module) -> None:
+        """Write a finished run down, and its model."""
+        experiment = self._request.experiment
+        path = model_path(self._request.folder, experiment.name, row.row, row.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         save(model, path)
-        row = replace(row, digest=hashlib.sha256(path.read_bytes()).hexdigest())
-        self._known[key] = FinishedRun(row=row, path=path)
-        self._fresh.append(row)
-        self._write_so_far()
+        row = replace(
+            row,
+            asked=run_key(work),
+            commit=self._commit,
+            digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+            history=row.history if experiment.keeps_history else (),
+        )
+        self._known[row.asked] = FinishedRun(row=row, path=path)
+        self._unfinished[row.asked] = row
+        write_results(self._request.folder, self._results(list(self._unfinished.values())))
         self._callback.finished(row)
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
@@ -290,12 +280,6 @@ class _StageRunner:
         )
         self._known[done.row.asked] = measured
         return measured
-
-    def _write_so_far(self) -> None:
-        """Write what is there as unfinished; earlier results that are complete stay beside it."""
-        rows = {row.asked: row for row in (*self._before, *(d.row for d in self._done))}
-        rows |= {row.asked: row for row in self._fresh}
-        write_results(self._request.folder, self._results(list(rows.values())))
 
     def _results(self, rows: Sequence[Row]) -> Results:
         request = self._request
@@ -314,24 +298,8 @@ class _StageRunner:
             quick=request.scale.name == "quick",
             scale=asdict(request.scale),
             rows=rows,
-            seconds=sum(seconds for seconds, _ in times),
+            seconds=round(sum(seconds for seconds, _ in times), 1),
         )
-
-
-class _Recorder:
-    """Writes the runs of a team down as they end, which they do in request."""
-
-    def __init__(self, runner: _StageRunner, runs: Sequence[Run]) -> None:
-        self._runner = runner
-        self._waiting = list(runs)
-
-    def advanced(self, done: int, of: int) -> None:
-        """Pass on how far the team is."""
-        self._runner.advanced(done, of)
-
-    def finished(self, outcome: Outcome) -> None:
-        """Write a run down."""
-        self._runner.record_outcome(outcome, self._waiting.pop(0))
 
 
 def _read_known(request: RunRequest) -> dict[str, FinishedRun]:

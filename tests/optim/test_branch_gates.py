@@ -54,7 +54,7 @@ def learn(
         x, y = draw(step)
         F.cross_entropy(model(x), y).backward()
         weights.step()
-        gates.step()  # pyright: ignore[reportAttributeAccessIssue]
+        gates.step()
         weights.zero_grad()
         gates.zero_grad()
     return gates

@@ -128,7 +128,7 @@ def test_a_network_lands_on_its_budget_also_if_the_table_is_wrong(
         for _ in range(60):
             gated(torch.randn(4, 3, 8, 8)).square().mean().backward()
             optimizer.step()
-            gates.step()  # pyright: ignore[reportAttributeAccessIssue]
+            gates.step()
             gates.zero_grad()
             if gates.can_shrink():
                 al.shrink_(gated, optimizer, gates)

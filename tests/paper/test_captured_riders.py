@@ -21,7 +21,8 @@ from archlearn.training.run_setup import open_session
 from archlearn.training.train_step import EagerStepper, make_optimisers
 from archlearn_paper.baselines.learnt_diagonals import add_diagonals
 from archlearn_paper.baselines.torch_pruning_methods import learn_sparse_groups
-from archlearn_paper.parallel_runs import Run, train_side_by_side
+from archlearn_paper.experiment import Run
+from archlearn_paper.parallel_runs import train_side_by_side
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -165,7 +166,7 @@ def test_all_kinds_learn_side_by_side() -> None:
         for make in (with_l0, *RIDERS, fresh)
     ]
     for outcome in train_side_by_side(runs):
-        assert outcome.train_loss < 0.5, outcome.row
+        assert outcome.row.train_loss < 0.5, outcome.row.row
 
 
 @on_gpu

@@ -1,15 +1,16 @@
 """What tables and figures state follows from the rows: worked by hand."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from archlearn.training import RunSettings
-from archlearn_paper.experiment import FULL, Check, FinishedRun, Row
+from archlearn_paper.experiment import FULL, QUICK, Check, FinishedRun, Row
 from archlearn_paper.experiments import (
     ablation,
     figure_3a,
@@ -203,6 +204,12 @@ def test_figure_3b_correlates_classes_with_neurons() -> None:
     assert find(figure_3b.check(derived), "control").measured == "not run"
 
 
+def test_a_quick_figure_3b_has_no_more_examples_than_a_quick_version_may() -> None:
+    works = figure_3b.learn_rows(QUICK, [])
+    assert max(work.settings.limit or math.inf for work in works) == QUICK.limit
+    assert any(work.settings.limit is None for work in figure_3b.learn_rows(FULL, []))
+
+
 def test_figure_3b_measures_its_premise_and_a_control() -> None:
     def learnt(row: str, width: int, limit: int = 12_000) -> Row:
         widths = {"conv1": 1, "conv2": 1, "fc1": width, "fc2": 2}
@@ -334,14 +341,16 @@ def test_properties_sum_up_removals_and_gaps() -> None:
 
 
 def test_the_ablation_changes_one_thing_and_keeps_the_gate_rate() -> None:
-    base = ablation.make_terms(FULL, ablation.BASE)
+    def list_settings(change: str) -> dict[str, Any]:
+        settings = ablation.change_recipe(FULL, 0, "lenet", change)
+        return {**asdict(settings.gates), **asdict(settings.strengths)}
+
+    base = list_settings(ablation.BASE)
     for change, given in ablation.CHANGES.items():
-        terms = ablation.make_terms(FULL, change)
-        differing = [
-            f.name for f in fields(terms) if getattr(terms, f.name) != getattr(base, f.name)
-        ]
-        assert differing == list(given), change
-    assert ablation.make_terms(FULL, "four times the gate rate").gate_rate == 4 * base.gate_rate
+        found = list_settings(change)
+        differing = {name for name in found if found[name] != base[name]}
+        assert differing == {n.replace("cost", "width_cost") for n in given}, change
+    assert list_settings("four times the gate rate")["gate_rate"] == 4 * base["gate_rate"]
 
 
 def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:

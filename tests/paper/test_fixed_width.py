@@ -6,8 +6,9 @@ from torch import nn
 
 import archlearn as al
 from archlearn.training import GateSettings, RunSettings, override
-from archlearn_paper.fixed_width import Given, Holder, count_kept, fix_width, project
-from archlearn_paper.parallel_runs import Run, train_side_by_side
+from archlearn_paper.experiment import Run
+from archlearn_paper.parallel_runs import train_side_by_side
+from archlearn_paper.recipes import Given, Holder, count_kept, fix_width, project
 
 
 def test_the_largest_gates_stay_and_move_no_further_than_they_must() -> None:
@@ -64,9 +65,9 @@ def test_a_run_ends_with_the_given_widths() -> None:
     (outcome,) = train_side_by_side(
         [Run(row="a", settings=settings, after_epoch=fix_width(given, settings))]
     )
-    assert outcome.architecture == "7-4-10"
+    assert outcome.row.architecture == "7-4-10"
 
 
 def _layers(settings: RunSettings) -> list[str]:
     (plain,) = train_side_by_side([Run(row="a", settings=override(settings, {"epochs": 1}))])
-    return list(plain.widths)[:-1]
+    return list(plain.row.widths)[:-1]

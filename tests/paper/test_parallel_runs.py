@@ -10,9 +10,9 @@ from torch import nn
 from archlearn import SettingsError, width_gates
 from archlearn.data import build_dataset, load_examples, no_progress
 from archlearn.training import RunSettings, evaluate, learn, load_dataset, objective_of, override
-from archlearn_paper import outcomes
-from archlearn_paper.outcomes import Outcome
-from archlearn_paper.parallel_runs import Run, train_side_by_side
+from archlearn_paper import evaluation
+from archlearn_paper.experiment import Run
+from archlearn_paper.parallel_runs import train_side_by_side
 
 GIVEN = {"data": "digits", "model": "mlp:20-10", "epochs": 2, "limit": 400, "accelerator": "cpu"}
 
@@ -25,24 +25,21 @@ def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
     runs = [Run(row="a", settings=settings(seed=seed)) for seed in (3, 4)]
     together = train_side_by_side(runs)
     alone = train_side_by_side(runs[1:])
-    assert [outcome.seed for outcome in together] == [3, 4]
-    assert together[1].test_loss == alone[0].test_loss
-    assert together[0].test_loss != together[1].test_loss
+    assert [outcome.row.seed for outcome in together] == [3, 4]
+    assert together[1].row.test_loss == alone[0].row.test_loss
+    assert together[0].row.test_loss != together[1].row.test_loss
     summary = learn(settings(seed=4, report=False), tmp_path / "run")
-    assert alone[0].parameters == summary["after"]["parameters"]
-    assert alone[0].architecture == summary["after"]["architecture"]
-    assert alone[0].test_accuracy == summary["test_accuracy"]
+    assert alone[0].row.parameters == summary["after"]["parameters"]
+    assert alone[0].row.architecture == summary["after"]["architecture"]
+    assert alone[0].row.test_accuracy == summary["test_accuracy"]
 
 
 def test_history_has_the_widths_of_every_epoch_from_the_beginning_on() -> None:
     (outcome,) = train_side_by_side([Run(row="a", settings=settings(epochs=3))])
-    assert [entry["epoch"] for entry in outcome.history] == [0, 1, 2, 3]
-    assert [entry["step"] for entry in outcome.history] == [0, 10, 20, 30]
-    assert sum(outcome.history[0]["widths"].values()) == 30
-    assert sum(outcome.history[-1]["widths"].values()) <= 30
-    assert "model" not in outcome.to_json()
-    assert "history" not in outcome.to_json()
-    assert outcome.to_json(history=True)["history"] == outcome.history
+    assert [entry["epoch"] for entry in outcome.row.history] == [0, 1, 2, 3]
+    assert [entry["step"] for entry in outcome.row.history] == [0, 10, 20, 30]
+    assert sum(outcome.row.history[0]["widths"].values()) == 30
+    assert sum(outcome.row.history[-1]["widths"].values()) <= 30
 
 
 def test_a_run_can_start_from_a_network_and_leaves_it_alone() -> None:
@@ -51,8 +48,8 @@ def test_a_run_can_start_from_a_network_and_leaves_it_alone() -> None:
     run = Run(row="a", settings=settings(learn="nothing", epochs=1), network=network)
     (outcome,) = train_side_by_side([run])
     assert torch.equal(network[1].weight, before)
-    assert outcome.architecture == "7-10"
-    assert outcome.parameters == 64 * 7 + 7 + 7 * 10 + 10
+    assert outcome.row.architecture == "7-10"
+    assert outcome.row.parameters == 64 * 7 + 7 + 7 * 10 + 10
     assert not torch.equal(outcome.model[1].weight, before)
 
 
@@ -66,14 +63,14 @@ def test_what_is_done_after_an_epoch_is_part_of_the_run() -> None:
         after_epoch=close_one,
     )
     (outcome,) = train_side_by_side([run])
-    assert [sum(entry["widths"].values()) for entry in outcome.history] == [30, 29]
+    assert [sum(entry["widths"].values()) for entry in outcome.row.history] == [30, 29]
 
 
 def test_without_a_validation_part_all_train_examples_are_learnt_from() -> None:
     (outcome,) = train_side_by_side([Run(row="a", settings=settings(validation=0.0, limit=None))])
-    assert outcome.validation_accuracy is None
-    assert outcome.validation_loss is None
-    assert math.isfinite(outcome.train_loss)
+    assert outcome.row.validation_accuracy is None
+    assert outcome.row.validation_loss is None
+    assert math.isfinite(outcome.row.train_loss)
 
 
 def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
@@ -81,13 +78,13 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
 ) -> None:
     run = Run(row="a", settings=settings(learn="nothing", epochs=1))
     (whole,) = train_side_by_side([run])
-    monkeypatch.setattr(outcomes, "_MOST_NUMBERS", 400 * 64 - 1)
+    monkeypatch.setattr(evaluation, "_MOST_NUMBERS", 400 * 64 - 1)
     (some,) = train_side_by_side([run])
     dataset = load_dataset(run.settings, no_progress)
     half = evaluate(some.model, dataset.train.every(2, 0), objective_of(dataset))
-    assert some.train_loss == pytest.approx(half.loss)
-    assert some.train_loss != whole.train_loss
-    assert some.test_loss == whole.test_loss
+    assert some.row.train_loss == pytest.approx(half.loss)
+    assert some.row.train_loss != whole.row.train_loss
+    assert some.row.test_loss == whole.row.test_loss
 
 
 def test_team_normalises_as_asked() -> None:
@@ -101,7 +98,7 @@ def test_only_the_first_classes_are_kept() -> None:
     for split in (dataset.train, dataset.validation, dataset.test):
         assert sorted(split.targets.unique().tolist()) == [0, 1, 2]
     (outcome,) = train_side_by_side([Run(row="a", settings=settings(classes=3))])
-    assert list(outcome.widths.values())[-1] == 3
+    assert list(outcome.row.widths.values())[-1] == 3
 
 
 @pytest.mark.parametrize("classes", [1, 11])
@@ -116,28 +113,20 @@ def test_a_run_that_ends_compact_comes_to_what_it_would_have_come_to() -> None:
     run = Run(row="a", settings=settings(**given))
     (whole,) = train_side_by_side([run])
     (small,) = train_side_by_side([dataclasses.replace(run, finish_compact=True)])
-    assert small.architecture == whole.architecture != "20-10-10"
-    assert small.history == whole.history
-    assert min(small.widths.values()) > 2
-    assert small.parameters == whole.parameters
-    assert small.test_loss == pytest.approx(whole.test_loss, rel=1e-9)
+    assert small.row.architecture == whole.row.architecture != "20-10-10"
+    assert small.row.history == whole.row.history
+    assert min(small.row.widths.values()) > 2
+    assert small.row.parameters == whole.row.parameters
+    assert small.row.test_loss == pytest.approx(whole.row.test_loss, rel=1e-9)
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.places: list[tuple[int, int]] = []
-        self.rows: list[str] = []
-
-    def advanced(self, done: int, of: int) -> None:
-        self.places.append((done, of))
-
-    def finished(self, outcome: Outcome) -> None:
-        self.rows.append(outcome.row)
-
-
-def test_an_observer_hears_of_every_epoch_and_every_end() -> None:
-    heard = Heard()
-    runs = [Run(row=row, settings=settings(limit=200)) for row in "ab"]
-    train_side_by_side(runs, observer=heard)
-    assert heard.places == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert heard.rows == ["a", "b"]
+def test_every_epoch_and_every_end_is_told() -> None:
+    places: list[tuple[int, int]] = []
+    ended: list[str] = []
+    train_side_by_side(
+        [Run(row=row, settings=settings(limit=200)) for row in "ab"],
+        on_epoch=lambda done, of: places.append((done, of)),
+        on_end=lambda outcome: ended.append(outcome.row.row),
+    )
+    assert places == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert ended == ["a", "b"]

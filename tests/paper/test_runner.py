@@ -19,11 +19,11 @@ from archlearn_paper.experiment import (
     Experiment,
     FinishedRun,
     Row,
+    Run,
     RunTask,
     Scale,
 )
-from archlearn_paper.fixed_width import Given, Holder
-from archlearn_paper.parallel_runs import Run
+from archlearn_paper.recipes import Given, Holder
 from archlearn_paper.results import find_commit, read_results, results_path
 from archlearn_paper.runner import RunRequest, run_key, run_stages
 

@@ -184,11 +184,12 @@ def test_a_run_with_a_budget_has_no_penalty_and_tells_of_its_cuts(tmp_path: Path
     lines = [json.dumps({**row, "penalty": 0.0}) + "\n" for row in rows]
     (folder / "metrics.jsonl").write_text("".join(lines))
     summary = json.loads((folder / "summary.json").read_text())
-    summary["shrinking"] = {"epochs": [2, 3], "multiply_adds": 0.7}
+    summary["shrinking"] = {"epochs": [2, 3], "multiply_adds": 0.7, "memory_bytes": [2e6, 3e5]}
     (folder / "summary.json").write_text(json.dumps(summary))
     page = report([folder])
     assert "Loss. Of the task alone." in page.text
     assert "What was dropped and merged behind the last cut in training: the plan" in page.text
+    assert "Memory in training 2 MB, at the end 300 kB" in page.text
 
 
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:

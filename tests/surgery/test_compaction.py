@@ -210,12 +210,14 @@ def test_a_model_without_gates_is_told_to_get_some() -> None:
         (nn.Conv2d, (2, 3, 6, 6), torch.channels_last),
         (nn.Conv3d, (2, 3, 5, 5, 5), torch.channels_last_3d),
         (nn.Conv2d, (2, 3, 6, 6), torch.contiguous_format),
+        (nn.Conv2d, (2, 1, 6, 6), torch.channels_last),
+        (nn.Conv2d, (2, 1, 6, 6), torch.contiguous_format),
     ],
 )
 def test_weights_lie_in_memory_as_they_did(
     make: Callable[..., nn.Module], shape: tuple[int, ...], layout: torch.memory_format
 ) -> None:
-    net = nn.Sequential(make(3, 8, 3), nn.ReLU(), make(8, 4, 2)).to(memory_format=layout)  # pyright: ignore
+    net = nn.Sequential(make(shape[1], 8, 3), nn.ReLU(), make(8, 4, 2)).to(memory_format=layout)  # pyright: ignore
     gated = al.add_gates(net, torch.randn(shape))
     with torch.no_grad():
         al.width_gates(gated)["0"][:3] = 0.0
@@ -225,3 +227,5 @@ def test_weights_lie_in_memory_as_they_did(
         assert isinstance(weight, Tensor)
         assert 5 in weight.shape
         assert weight.is_contiguous(memory_format=layout)
+        # With one channel both layouts are contiguous, and the outputs lie as the strides say.
+        assert weight.stride() == torch.empty(weight.shape).to(memory_format=layout).stride()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.training.metrics import GateMonitor, read_gates
+from archlearn.training.metrics import GateMonitor, count_memory, read_gates
 
 X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
 
@@ -59,3 +59,13 @@ def test_a_projection_is_never_older_than_the_gates_beside_it() -> None:
         snapshot = observatory.measure(*read_gates(model), epochs_to_move=3.0)
         projected.append(snapshot.projected)
     assert projected == [None, 4 * 4 + 2 * 5, 3 * 4 + 2 * 4]
+
+
+def test_memory_of_training_worked_by_hand() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    rule = torch.optim.Adam(net.parameters())
+    weights, statistics = 4 * (12 + 4 + 4 + 4), 4 * (4 + 4) + 8
+    assert count_memory(net, [rule]) == 2 * weights + statistics
+    net(X).sum().backward()
+    rule.step()
+    assert count_memory(net, [rule]) == 4 * weights + statistics + 4 * 4  # a step of each tensor

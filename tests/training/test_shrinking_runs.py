@@ -1,11 +1,15 @@
 """Runs that shrink: the same numbers as without, resumed from any moment, told in the metrics."""
 
 import json
+import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 
 from archlearn import RunInterruptedError
 from archlearn.reporting import write_report
@@ -16,7 +20,6 @@ from archlearn.training import (
     override,
     read_checkpoint,
     resume,
-    trainer,
 )
 from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
@@ -52,9 +55,12 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
     assert trained[-1] < 0.4 * trained[0]
     assert len(set(trained)) >= 3
     assert {other["trained"]["multiply_adds"] for other in others} == {trained[0]}
+    first, last = (row["memory_bytes"] for row in (rows[1], rows[-1]))
+    assert last < 0.5 * first == 0.5 * others[-1]["memory_bytes"]
     saved = json.loads((whole / "summary.json").read_text())["shrinking"]
     assert saved["times"] >= len(saved["epochs"]) >= 2
     assert saved["multiply_adds"] == pytest.approx(sum(trained[1:]) / 10 / trained[0], abs=0.15)
+    assert saved["memory_bytes"] == [first, last]
     for first, second in zip(
         read_lines(whole / GATES), read_lines(tmp_path / "b" / GATES), strict=True
     ):
@@ -68,7 +74,19 @@ def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path
     assert "multiply-adds in training" in page
 
 
-@pytest.mark.parametrize("at_step", [20, 35, 50, 71, 99])
+def assert_same_end(whole: Path, folder: Path) -> None:
+    """Compare weights, gates, optimisers, random states, gates over time and the compact model."""
+    expected, ended = read_checkpoint(whole), read_checkpoint(folder)
+    assert expected is not None
+    assert ended is not None
+    assert expected[1].keys() == ended[1].keys()
+    for name, tensor in expected[1].items():
+        assert tensor.numpy().tobytes() == ended[1][name].numpy().tobytes(), name
+    assert read_lines(whole / GATES) == read_lines(folder / GATES)
+    assert (whole / COMPACT).read_bytes() == (folder / COMPACT).read_bytes()
+
+
+@pytest.mark.parametrize("at_step", [35, 71])
 def test_resumed_before_between_and_after_cuts_it_ends_the_same(
     whole: Path, tmp_path: Path, at_step: int
 ) -> None:
@@ -76,35 +94,39 @@ def test_resumed_before_between_and_after_cuts_it_ends_the_same(
     with pytest.raises(RunInterruptedError):
         learn(override(RunSettings(), ASKED), folder, Audience(observer=Impatient(at_step)))
     resume(folder)
-    expected, ended = read_checkpoint(whole), read_checkpoint(folder)
-    assert expected is not None
-    assert ended is not None
-    assert expected[1].keys() == ended[1].keys()
-    for name, tensor in expected[1].items():
-        assert tensor.numpy().tobytes() == ended[1][name].numpy().tobytes(), name
-    assert (whole / COMPACT).read_bytes() == (folder / COMPACT).read_bytes()
+    assert_same_end(whole, folder)
 
 
-def test_killed_in_the_middle_of_a_cut_it_goes_on_from_before(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def die_in_run(folder: Path, function: str, times: int) -> None:
+    """Learn, saving after each step, and be killed when a function is called for the n-th time."""
+    calls: list[FrameType] = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_qualname == function:
+            calls.append(frame)
+            if len(calls) == times:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(watch)
+    run(folder, checkpoint_seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "times"),
+    [("_prepare", 1), ("_set_numbers_", 4), ("GateOptimizer.follow_model", 2), ("_transplant_", 3),
+     ("TrainingLoop._end_epoch", 10)],
+    ids=["in front of the first cut", "with some of its weights cut", "at the end of a cut",
+         "in the third cut", "behind the last cut"],
+)  # fmt: skip
+def test_killed_during_a_cut_and_resumed_it_ends_the_same(
+    whole: Path, tmp_path: Path, function: str, times: int
 ) -> None:
-    """The checkpoint on the disk is that of a finished step, whatever the cut had done by then."""
-
-    class Killed(BaseException):
-        pass
-
-    own = trainer.shrink_
-
-    def die(*args: Any, **options: Any) -> None:
-        own(*args, **options)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "shrink_", die)
-        with pytest.raises(Killed):
-            run(tmp_path / "a", checkpoint_seconds=0.0)
+    """By `kill -9`: the checkpoint is of a finished step, whatever the cut had done by then."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # torch is imported once for all of them
+    process = context.Process(target=die_in_run, args=(tmp_path / "a", function, times))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     resume(tmp_path / "a")
-    expected, ended = read_checkpoint(whole), read_checkpoint(tmp_path / "a")
-    assert expected is not None
-    assert ended is not None
-    assert all(torch.equal(tensor, ended[1][name]) for name, tensor in expected[1].items())
+    assert_same_end(whole, tmp_path / "a")

@@ -20,22 +20,17 @@ from torch import Tensor, nn
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.nn.functional import THRESHOLD
-from archlearn.optim.budgets import Budget, check_reachable, read_budget
-from archlearn.optim.closing_history import count_closed_, find_closed_for_good
 from archlearn.optim.cost_function import CostFunction, name_costs
-from archlearn.optim.gate_importance import (
-    estimate_earnings,
-    find_growing,
-    note_growth_,
-    observe_,
-)
 from archlearn.optim.gate_limits import (
+    Budget,
     check_arguments,
+    check_reachable,
     count_units,
     find_gated,
     find_inside,
     find_protected,
     least_widths,
+    read_budget,
     width_steps,
 )
 from archlearn.optim.gate_ranking import (
@@ -48,6 +43,14 @@ from archlearn.optim.gate_ranking import (
     use_room,
 )
 from archlearn.optim.gate_schedule import GateSchedule
+from archlearn.optim.gate_statistics import (
+    count_closed_,
+    estimate_earnings,
+    find_closed_for_good,
+    find_growing,
+    note_growth_,
+    observe_,
+)
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
@@ -132,6 +135,14 @@ class GateOptimizer(torch.optim.Optimizer):
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
+        self._set_times(total_steps, every)
+        self._may_pay = False
+        self._written: list[Tensor] = []
+        self._has_warned = False
+        self._remember()
+
+    def _set_times(self, total_steps: int, every: int) -> None:
+        """Settle at which steps gates decide, and look whether a cut pays."""
         window = self.schedule
         self._begin = max(1, round(window.begin * total_steps))
         self._end = max(self._begin + 1, round(window.end * total_steps))
@@ -139,10 +150,6 @@ class GateOptimizer(torch.optim.Optimizer):
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
-        self._may_pay = False
-        self._written: list[Tensor] = []
-        self._has_warned = False
-        self._remember()
 
     @property
     def latency(self) -> LatencyTable | None:
@@ -195,17 +202,20 @@ class GateOptimizer(torch.optim.Optimizer):
             place = COSTS.index("multiply_adds")
             self._limits[place] = math.floor((costs[place] + self._cheapest[COSTS[place]]) / 2)
 
-    @torch.compiler.disable
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
         """Take down the gradients of this step and, every now and then, close or open gates."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    @torch.compiler.disable  # hides the type of what it decorates, so `step` stays without
+    @torch.no_grad()
+    def _step(self) -> None:
         self.observe_()
         self.advance()
-        return loss
 
     @torch.no_grad()
     def observe_(self) -> None:

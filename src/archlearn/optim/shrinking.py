@@ -33,8 +33,7 @@ from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import without_marks
-from archlearn.tracing.generated_forward import unwrap
-from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes

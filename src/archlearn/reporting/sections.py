@@ -397,6 +397,8 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
         share = 100 * (as_number(cut.get("multiply_adds")) or 0.0)
         yield "Channels cut out", f"in the epochs {epochs}"
         yield "Computed by a step", f"{share:.0f} % of the original's multiply-adds, on average"
+        sizes = [format_bytes(as_number(size) or 0) for size in as_items(cut.get("memory_bytes"))]
+        yield "Memory in training", ", at the end ".join(sizes) or "–"
     for key in ("hardware", "versions"):
         for name, value in as_table(summary.get(key)).items():
             yield name, say(value)

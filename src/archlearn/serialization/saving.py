@@ -30,7 +30,7 @@ from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.op_registry import name_operation
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.serialization.values import encode
-from archlearn.tracing.instance_forward import check_forwards
+from archlearn.tracing.generated_forward import check_forwards
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 from archlearn.tracing.transformer_blocks import BLOCKS

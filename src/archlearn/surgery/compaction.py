@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
-from archlearn.analysis.trace_check import differs, forward_matches_graph, try_graph
+from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
@@ -17,26 +17,34 @@ from archlearn.module_utils import (
     copy_model,
     evaluating,
     find_module,
+    make_plain_,
     modes_of,
     set_modes_,
     tensors_of,
 )
 from archlearn.original_channels import KEPT
-from archlearn.surgery.branch_removal import blocks_left, leave_out_branches_, remove_tensors_
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     MergeApplier,
+    blocks_left,
     find_shifts,
+    leave_out_branches_,
     narrowed_tensors,
+    remove_tensors_,
     shift_biases_,
     update_sizes_,
 )
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, check_gates, computed_tensors, decide, write_plan
-from archlearn.tracing.computed_weights import make_plain_
 from archlearn.tracing.example_inputs import CHECKS, count_examples
-from archlearn.tracing.generated_forward import bind_graphs_, is_bound, unwrap, user_class
-from archlearn.tracing.instance_forward import check_forwards, class_forwards
+from archlearn.tracing.generated_forward import (
+    bind_graphs_,
+    check_forwards,
+    class_forwards,
+    is_bound,
+    unwrap,
+    user_class,
+)
 from archlearn.tracing.module_state import mutable_modules, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
@@ -140,12 +148,8 @@ def _make(
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
     moving = mutable_modules(traces.graphs, small)
-    if certified:
-        comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
-        certificate = _finish_(small, comparison, traces, changed)
-    else:
-        with preserve_weights(small, moving):
-            certificate = _finish_uncertified_(small, inputs, traces, changed)
+    comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
+    certificate = _finish_(small, comparison, traces, changed, certified=certified)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
     setattr(small, KEPT, plan.kept(getattr(small, KEPT, None)))
@@ -234,33 +238,21 @@ def _computed_layers(plan: Plan) -> list[str]:
 
 
 def _finish_(
-    small: nn.Module, comparison: Comparison, traces: Traces, changed: bool
-) -> Certificate:
-    """Give the compact model its `forward`; return its certificate.
+    small: nn.Module, comparison: Comparison, traces: Traces, changed: bool, *, certified: bool
+) -> Certificate | None:
+    """Give the compact model its `forward`; return its certificate, if it is to have one.
 
-    The user's own `forward` serves wherever it computes the same; else a generated one does.
+    A graph is right by its construction; the user's own `forward` serves where it does the same.
     """
-    if not changed:
-        with preserve_weights(small, comparison.movers):
-            changed = differs(small, traces, comparison.inputs)
-    certificate = None if changed else _certify_own(comparison)
-    if certificate is None:
+    with preserve_weights(small, comparison.movers):
+        if changed and not certified:
+            try_graph(small, traces, comparison.inputs)
+        is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
+    certificate = _certify_own(comparison) if is_own and certified else None
+    if not is_own or (certified and certificate is None):
         bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
-        certificate = _certify_bound(comparison)
+        certificate = _certify_bound(comparison) if certified else None
     return certificate
-
-
-def _finish_uncertified_(
-    small: nn.Module, inputs: ExampleInputs, traces: Traces, changed: bool
-) -> None:
-    """Give the compact model a `forward` that is known to be right without a comparison.
-
-    A graph is right by its construction; the user's own `forward`, where it does the same.
-    """
-    if changed:
-        try_graph(small, traces, inputs)
-    if changed or not forward_matches_graph(small, traces, inputs):
-        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
 
 
 def _certify_bound(comparison: Comparison) -> Certificate:

@@ -19,8 +19,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels, without_repeats
-from archlearn.analysis.propagation_rules import elementwise, reshape
-from archlearn.analysis.propagation_rules.registry import rule_for
+from archlearn.analysis.propagation_rules import elementwise, reshape, rule_for
 from archlearn.analysis.rule_api import opaque
 from archlearn.errors import SurgeryError
 from archlearn.surgery.reshape_rewriter import (
@@ -34,9 +33,8 @@ from archlearn.surgery.reshape_rewriter import (
 from archlearn.surgery.special_layers import Seen, narrow_call_
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves
+from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
 from archlearn.tracing.shape_guards import KIND, topic_of
-from archlearn.tracing.source_location import source_of
 
 _COUNTS = ("numel", "nelement")
 
@@ -287,7 +285,8 @@ class Rewriter:
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
         found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
-            moved, found, parts = map_leaves(_ids, full), self._evaluate(node, None), self.narrowed
+            moved, parts = map_leaves(_ids, full), self._reduced_inputs(old, node)
+            found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         labels_out, moved_out = leaves_of(full), leaves_of(moved)
         if len(labels_out) != len(moved_out):
             return None
@@ -295,6 +294,15 @@ class Rewriter:
         expected = cut[0] if isinstance(full, Labels) else cut
         source = parts.get(node.all_input_nodes[0])
         return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
+
+    def _reduced_inputs(self, old: fx.Node, node: fx.Node) -> dict[fx.Node, Any]:
+        """Return what stays of the inputs, by the labels they had.
+
+        What is read now may have others: it took the place of the sum of a closed branch.
+        """
+        pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
+        read = ((now, self.values[before.name]) for before, now in pairs)
+        return {n: self.cuts.reduce_labels(v) for n, v in read if isinstance(v, Labels)}
 
     def _evaluate(self, node: fx.Node, default: Any) -> Any:
         found = _try(node, self.net, self.narrowed.get)

@@ -1,4 +1,4 @@
-"""Slice parameters to kept channels, fold constants into biases, merge layers."""
+"""Carry a plan out: slice parameters, fold constants into biases, merge layers, remove branches."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module, find_tensor
+from archlearn.module_utils import find_module, find_tensor, list_tensors, set_module_
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
-from archlearn.tracing.symbolic_trace import ExampleInputs
+from archlearn.surgery.planning import Decision
+from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
+from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
 
@@ -71,7 +74,14 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
 
 def select_kept(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     """Return the indices that are kept along each dimension, laid out in memory as they were."""
-    return _select(tensor, kept).contiguous(memory_format=_layout_of(tensor))
+    selected = _select(tensor, kept)
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None:
+        return selected.contiguous()
+    # With one channel a tensor is contiguous in both layouts, and its strides alone tell which.
+    strides = torch.empty_like(tensor, device="meta", memory_format=layout).stride()
+    is_last = tensor.stride() == strides
+    return selected.clone(memory_format=layout if is_last else torch.contiguous_format)
 
 
 def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
@@ -80,13 +90,6 @@ def _select(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     for dim, places in kept.items():
         tensor = tensor.index_select(dim, places)
     return tensor
-
-
-def _layout_of(tensor: Tensor) -> torch.memory_format:
-    """Return how a tensor lies in memory: channels last if it was put so, else row by row."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    is_last = layout is not None and tensor.is_contiguous(memory_format=layout)
-    return layout if layout and is_last and not tensor.is_contiguous() else torch.contiguous_format
 
 
 def update_sizes_(net: nn.Module) -> None:
@@ -183,7 +186,7 @@ class MergeApplier:
                     self._leave_out(graph, [node])
         for name, module in list(self.net.named_modules()):
             if isinstance(module, TriState):
-                self._set(name, module.activation)
+                set_module_(self.net, name, module.activation)
 
     def _merge(self, merge: Merge) -> None:
         links = [self.choice.links[site] for site in merge.sites]
@@ -194,7 +197,7 @@ class MergeApplier:
             by_name = {n.name: n for n in graph.nodes}
             names = [name for link in links for name in link.nodes[place]]
             self._leave_out(graph, [by_name[name] for name in names if name in by_name])
-        self._set(links[0].first, layer)
+        set_module_(self.net, links[0].first, layer)
 
     def _join(self, layer: Any, link: MergeablePair) -> Any:
         for norm in link.norms:
@@ -206,17 +209,70 @@ class MergeApplier:
 
     def _leave_out(self, graph: fx.Graph, nodes: list[fx.Node]) -> None:
         for node in nodes:
-            if node.op == "call_module" and _is_called_once(graph, node):
-                self._set(str(node.target), nn.Identity())
+            if node.op == "call_module" and not is_called_again(node):
+                set_module_(self.net, str(node.target), nn.Identity())
             else:
                 self.changed = True
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
 
-    def _set(self, name: str, module: nn.Module) -> None:
-        owner, _, attribute = name.rpartition(".")
-        setattr(find_module(self.net, owner), attribute, module)
+
+def leave_out_branches_(
+    graph: fx.Graph, nodes: dict[str, fx.Node], decision: Decision, place: int
+) -> None:
+    """Let the sum of each closed branch be its shortcut, and erase what nobody reads then.
+
+    Args:
+        graph: A copy of one of the model's graphs.
+        nodes: Its nodes by their names in the original; those that are erased are taken out.
+        decision: Which branches are closed.
+        place: Which of the graphs it is.
+    """
+    for name in decision.closed:
+        addition = decision.choice.branches[name].additions[place]
+        node = nodes.pop(addition.node)
+        shortcut = node.args[1 - addition.operand]
+        assert isinstance(shortcut, fx.Node)
+        node.replace_all_uses_with(shortcut)
+        graph.erase_node(node)
+    gone = {nodes.pop(name) for name in decision.gone_calls(place) & nodes.keys()}
+    for node in [node for node in reversed(graph.nodes) if node in gone]:
+        erase_marks_of_(node)
+        graph.erase_node(node)
 
 
-def _is_called_once(graph: fx.Graph, node: fx.Node) -> bool:
-    return sum(n.op == "call_module" and n.target == node.target for n in graph.nodes) == 1
+def remove_tensors_(net: nn.Module, removed: Iterable[str], graphs: Iterable[fx.Graph]) -> None:
+    """Take parameters and buffers away; a module that is left with none becomes `nn.Identity`.
+
+    A module that some graph still calls, or whose part it calls, stays without them, and so does
+    a block whose hooks it calls.
+    """
+    gone = {id(find_tensor(net, name)) for name in removed}
+    if not gone:
+        return
+    nodes = [node for graph in graphs for node in graph.nodes]
+    names = [node.target for node in nodes if node.op == "call_module"]
+    names += [node.args[1] for node in nodes if node.target in MARKS]
+    called = {find_module(net, str(name)) for name in names}
+    _remove_(net, gone, called)
+
+
+def _remove_(module: nn.Module, gone: set[int], called: set[nn.Module]) -> None:
+    for held in (module._parameters, module._buffers):
+        for name, tensor in held.items():
+            if id(tensor) in gone:
+                held[name] = None
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        tensors = [id(tensor) for _, tensor in list_tensors(child)]
+        if tensors and gone.issuperset(tensors) and called.isdisjoint(child.modules()):
+            module._modules[name] = nn.Identity()
+        else:
+            _remove_(child, gone, called)
+
+
+def blocks_left(blocks: tuple[Blocks, ...], net: nn.Module) -> tuple[Blocks, ...]:
+    """Return the calls of blocks that are still there."""
+    names = {name for name, _ in net.named_modules(remove_duplicate=False)}
+    return tuple(tuple(call for call in calls if call.path in names) for calls in blocks)

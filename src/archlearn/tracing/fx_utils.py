@@ -1,8 +1,12 @@
-"""Call torch.fx nodes, map over their arguments, pickle and compile graphs."""
+"""Helpers for torch.fx: call nodes, map over arguments, find the user's line, pack and compile."""
 
+import contextlib
+import functools
 import importlib
 import operator
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +121,14 @@ def unpack_graph(packed: Packed) -> fx.Graph:
     return graph
 
 
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """Return a copy of a graph, and its nodes by their names in the original."""
+    made = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    made.output(made.graph_copy(graph, mapping))
+    return made, {old.name: new for old, new in mapping.items()}
+
+
 def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     """Return a graph as a function of the module that it belongs to, and its inputs."""
     shell = fx.GraphModule(torch.nn.Module(), fx.Graph())
@@ -143,3 +155,38 @@ def _unpack_target(target: Any) -> Any:
     if isinstance(target, FunctionName):
         return getattr(importlib.import_module(target.home), target.name)
     return target
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DECORATORS = contextlib.__file__  # `add_gates` is one of its contexts
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_MODELS = os.path.join(_HERE, "models") + os.sep
+
+
+def note_source(node: fx.Node) -> None:
+    """Note on a node the user's line that is running now."""
+    frame = sys._getframe(2)
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        name = os.path.basename(frame.f_code.co_filename)
+        node.meta[SOURCE] = f"{name}:{frame.f_lineno}"
+
+
+def source_of(node: fx.Node) -> str:
+    """Return `file.py:12` of the user's line that made a call, or '' if it is not known."""
+    return str(node.meta.get(SOURCE, ""))
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the user's own line at which tracing failed, and why."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not is_ours(frame.filename):
+            return f"{frame.filename}:{frame.lineno} `{frame.line}`: {error}"
+    return str(error)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_ours(path: str) -> bool:
+    """Return whether a file is torch's or ours; our models count as a user's."""
+    return path.startswith((_TORCH, _HERE, _DECORATORS)) and not path.startswith(_MODELS)

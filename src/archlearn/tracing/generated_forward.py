@@ -1,15 +1,19 @@
 """Subclasses with a generated `forward` that can be pickled and copied.
 
-So `isinstance` holds, attributes and methods are there, and no parameter changes its name.
+So `isinstance` holds, attributes and methods are there, and no parameter changes its name. A
+`forward` that torch.compile, Accelerate or a user put on an instance hides that of its class. It is
+mostly a closure, so that a copy would go on calling the original: it is set aside, or refused.
 """
 
 import copy
 import copyreg
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, cast
 
+import torch
 from torch import fx, nn
 
 from archlearn.errors import InputError
@@ -189,3 +193,96 @@ def user_class(net: nn.Module) -> type[nn.Module]:
     while GRAPHS in vars(cls):
         cls = cls.__bases__[0]
     return cls
+
+
+_COMPILED = "_torchdynamo_orig_callable"
+_ORIGINAL = "_original_forward"  # where Accelerate keeps what it wraps
+_COMPILED_CALL = "_compiled_call_impl"  # of `module.compile()`
+
+
+@contextmanager
+def class_forwards(*models: nn.Module) -> Generator[None]:
+    """Let modules run the `forward` of their class, without torch.compile and Accelerate around it.
+
+    What else was put on an instance stays there.
+    """
+    removed = [(module, remove_wrapper_(module)) for model in models for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, held in removed:
+            vars(module).update(held)
+
+
+def remove_wrapper_(module: nn.Module) -> dict[str, Any]:
+    """Take away what torch.compile and Accelerate put on a module; return that."""
+    names = ["forward", _ORIGINAL] if _is_wrapped(module) else []
+    held = vars(module)
+    return {name: held.pop(name) for name in [*names, _COMPILED_CALL] if name in held}
+
+
+def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) -> None:
+    """Refuse a model with a `forward` on an instance that a copy would share, or lose.
+
+    Args:
+        model: Any model.
+        call: What was asked for, to be named in the error.
+        may_be_wrapped: Whether torch.compile and Accelerate may stand around the model's own.
+
+    Raises:
+        InputError: If there is one.
+    """
+    for name, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if forward is None or (_is_wrapped(module) and (may_be_wrapped or name)):
+            continue
+        if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
+            continue  # scripted and compiled modules make theirs anew in a copy
+        if not name or _holds_module(forward):
+            path = f"model.{name}.forward" if name else "model.forward"
+            raise InputError(
+                f"{path} was put on the instance ({_describe(module)}) and hides the forward of "
+                f"{type(module).__name__}: a copy would lose it or go on calling this model. "
+                f"`del {path}`, call {call} on the model as it is then, and wrap what that returns"
+            )
+
+
+def _holds_module(function: Any) -> bool:
+    """Return whether a function holds a module or tensor from around it, which copies would share.
+
+    The module that a method is bound to is copied with it.
+    """
+    cells = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells]
+    owners = [getattr(value, "__self__", value) for value in held]
+    is_held = any(isinstance(owner, nn.Module | torch.Tensor) for owner in owners)
+    return is_held or any(_holds_module(value) for value in held if value is not function)
+
+
+def _is_wrapped(module: nn.Module) -> bool:
+    """Return whether an instance's `forward` is its class's, perhaps in wrappers that are known."""
+    held = vars(module)
+    forward = held.get("forward")
+    while forward is not None:
+        if getattr(forward, "__func__", forward) is getattr(type(module), "forward", None):
+            return True
+        if hasattr(forward, _COMPILED):
+            forward = getattr(forward, _COMPILED)
+        elif _is_of_accelerate(forward):
+            forward = held.get(_ORIGINAL)
+        else:
+            return False
+    return False
+
+
+def _is_of_accelerate(forward: Any) -> bool:
+    wrapped = type(getattr(forward, "__wrapped__", None))
+    return wrapped.__module__.startswith("accelerate.")
+
+
+def _describe(module: nn.Module) -> str:
+    forward = vars(module)["forward"]
+    if hasattr(forward, _COMPILED):
+        return "by torch.compile"
+    name = getattr(forward, "__qualname__", type(forward).__name__)
+    return "by Accelerate" if _is_of_accelerate(forward) else f"it is {name}"

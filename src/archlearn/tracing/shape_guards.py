@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.op_table import works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind
-from archlearn.tracing.source_location import is_ours
+from archlearn.tracing.fx_utils import is_ours
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
 _SPEAKING = frozenset({

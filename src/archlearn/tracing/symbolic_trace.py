@@ -18,12 +18,11 @@ from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
 from archlearn.tracing.example_inputs import check_argument as check_argument
 from archlearn.tracing.example_inputs import values_for as values_for
-from archlearn.tracing.fx_utils import Packed, pack_graph, unpack_graph
+from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
+from archlearn.tracing.fx_utils import source_of as source_of
 from archlearn.tracing.module_state import look_at, preserve_state
 from archlearn.tracing.rng import check_draws, putting_back, watching_draws
 from archlearn.tracing.shape_guards import Refusal
-from archlearn.tracing.source_location import describe_failure
-from archlearn.tracing.source_location import source_of as source_of
 from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
 from archlearn.tracing.tracer import ArchTracer, UntraceableError
 from archlearn.tracing.tracer import Leaf as Leaf

@@ -28,7 +28,7 @@ from archlearn.tracing.example_inputs import (
     ones_if_left_out,
 )
 from archlearn.tracing.example_runs import ExampleRuns, is_untraced
-from archlearn.tracing.fx_utils import BLOCK_CALLS
+from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_source, source_of
 from archlearn.tracing.gelu_fusion import fuse_gelu_
 from archlearn.tracing.huggingface import config_flags, is_pretrained
 from archlearn.tracing.module_state import ModuleState
@@ -45,7 +45,6 @@ from archlearn.tracing.shape_guards import (
     to_guard,
     topic_of,
 )
-from archlearn.tracing.source_location import describe_failure, note_source, source_of
 from archlearn.tracing.trace_context import check_gradients
 from archlearn.tracing.transformer_blocks import BLOCKS, self_attention, without_hint
 

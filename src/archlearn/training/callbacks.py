@@ -86,6 +86,7 @@ _SCALARS = (
     "multiply_adds",
     "learning_rate",
     "gate_rate",
+    "memory_bytes",
 )
 
 

@@ -22,6 +22,7 @@ from archlearn.training.train_step import (
     StepContext,
     Stepper,
     limit_gradients_,
+    loss_of,
     make_optimisers,
     penalty_of,
     update_,
@@ -92,7 +93,7 @@ class DeviceStep:
         work = self.work
         inputs, targets = self._next_batch()
         with self._autocast():
-            loss = work.objective.loss(work.model(inputs), targets)
+            loss = loss_of(work, work.model, inputs, targets)
         return loss, penalty_of(work)
 
     def _differentiate(self, loss: Tensor, cost: Tensor) -> None:

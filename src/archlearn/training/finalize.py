@@ -233,18 +233,20 @@ def _describe_shrinking(session: Session) -> dict[str, Any]:
     """Return how often and in which epochs channels were cut out, and what was computed then.
 
     "multiply_adds" is the mean over the epochs of what a step computed, as a part of what it
-    would have without a cut.
+    would have without a cut. "memory_bytes" is what training took at most, and at the end.
     """
-    rows = [row["trained"] for row in read_lines(session.folder / METRICS) if "trained" in row]
+    lines = read_lines(session.folder / METRICS)
+    rows = [row for row in lines if "trained" in row and "memory_bytes" in row]
     store = find_store(session.work.model)
     if store is None or not store.n_shrinks or len(rows) < 2:
         return {}
-    costs = [row["multiply_adds"] for row in rows]
+    costs = [row["trained"]["multiply_adds"] for row in rows]
     means = [(before + after) / 2 for before, after in pairwise(costs)]
     return {
         "times": store.n_shrinks,
         "epochs": [place for place, (a, b) in enumerate(pairwise(costs), 1) if b < a],
         "multiply_adds": round(sum(means) / len(means) / costs[0], 4),
+        "memory_bytes": [max(row["memory_bytes"] for row in rows), rows[-1]["memory_bytes"]],
     }
 
 

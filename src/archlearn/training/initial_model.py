@@ -5,6 +5,7 @@ pretrained function. Weights learnt elsewhere expect inputs normalised as they w
 data set is normalised in that way, and not by its own mean and deviation.
 """
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,37 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
     _check_precision(fresh, settings.model)
     check_fit(fresh, dataset, settings.model)
     return fresh if found is None else with_weights(fresh, found, dataset.n_outputs)
+
+
+def start_teacher(settings: RunSettings, dataset: Dataset, network: nn.Module) -> nn.Module | None:
+    """Return the frozen network that a run learns from beside the labels, if one was asked for.
+
+    Args:
+        settings: What was asked for.
+        dataset: What is learnt from.
+        network: The plain network that the run starts from; it is not changed.
+
+    Raises:
+        SettingsError: If there is nothing that a teacher could teach.
+        InputError, FileError: As `start_network`.
+    """
+    if settings.teacher is None:
+        return None
+    if dataset.task == "regression":
+        raise SettingsError(
+            f"--teacher was given, but {dataset.name!r} has numbers to predict, and a teacher "
+            "teaches classes or tokens; leave it out"
+        )
+    if settings.teacher != "original":
+        teacher = start_network(replace(settings, start_from=settings.teacher), dataset)
+    elif settings.start_from is None:
+        raise SettingsError(
+            "--teacher original was given, but the run starts from fresh weights, which know "
+            "nothing; give trained ones by --start-from FILE, or a teacher by --teacher FILE"
+        )
+    else:
+        teacher = copy.deepcopy(network)
+    return teacher.eval().requires_grad_(requires_grad=False)
 
 
 def _check_precision(network: nn.Module, name: str) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,6 +39,20 @@ class Score:
     accuracy: float | None
     error: float | None
     n_examples: int
+
+
+def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) -> int:
+    """Return the bytes that training takes: weights, gradients and what optimisers keep.
+
+    On a GPU all that was allocated at once, at most, since the run began or was last cut.
+    """
+    parameters = [*model.parameters()]
+    if parameters[0].is_cuda:
+        return torch.cuda.max_memory_allocated(parameters[0].device)
+    states = (state for each in optimisers for state in each.state.values())
+    kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    gradients = [parameter for parameter in parameters if parameter.requires_grad]
+    return sum(tensor.nbytes for tensor in [*parameters, *gradients, *model.buffers(), *kept])
 
 
 @contextmanager

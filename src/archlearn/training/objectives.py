@@ -8,6 +8,7 @@ from torch import Tensor
 
 from archlearn.data.dataset import Dataset, Task
 from archlearn.data.transforms import Framing
+from archlearn.optim.distillation import at_least_single
 
 _AS_THEY_ARE = Framing()
 
@@ -51,10 +52,10 @@ class Objective:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss over the examples, or over all tokens, in nats."""
         if self.task != "regression":
-            scores = _at_least_single(outputs)
+            scores = at_least_single(outputs)
             return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
         standard = (targets - self.target_mean) / self.target_std
-        return _squared_error(_at_least_single(outputs), standard)
+        return _squared_error(at_least_single(outputs), standard)
 
     def score_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the number of right classes, or the sum of squared errors in own units.
@@ -93,11 +94,6 @@ def objective_of(dataset: Dataset) -> Objective:
         dataset.target_std,
         dataset.framing,
     )
-
-
-def _at_least_single(outputs: Tensor) -> Tensor:
-    """Return outputs in float32, or in float64 where that is what they are in."""
-    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 def _squared_error(outputs: Tensor, standard: Tensor) -> Tensor:

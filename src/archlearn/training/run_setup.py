@@ -52,6 +52,7 @@ from archlearn.training.initial_model import (
     normalise_as_imagenet,
     normalise_as_pretrained,
     start_network,
+    start_teacher,
 )
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import LATENCY, read_run_settings, write_json
@@ -148,8 +149,9 @@ def open_session(
     model = gate_network(network, example, settings)
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
     settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
+    teacher = start_teacher(settings, dataset, network)
     latency = read_latency(folder)
-    work = _make_work(settings, dataset, model, fabric, latency)
+    work = _make_work(settings, dataset, (model, teacher), fabric, latency)
     measured = work.gate_optimizer.latency if work.gate_optimizer is not None else None
     if measured is not None and latency is None and fabric.is_global_zero:
         write_json(folder / LATENCY, asdict(measured))
@@ -221,19 +223,22 @@ def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
 def _make_work(
     settings: RunSettings,
     dataset: Dataset,
-    model: nn.Module,
+    networks: tuple[nn.Module, nn.Module | None],
     fabric: Fabric,
     latency: LatencyTable | None,
 ) -> StepContext:
     assert settings.batch_size is not None
-    if len(dataset.input_shape) == 3:
-        set_layout_(model, torch.channels_last)
-    model.to(fabric.device)
+    model, teacher = networks
+    for network in (model,) if teacher is None else (model, teacher):
+        if len(dataset.input_shape) == 3:
+            set_layout_(network, torch.channels_last)
+        network.to(fabric.device)
     capture = can_capture(settings, model, dataset, fabric)
     gates = _make_gate_optimizer(settings, model, len(dataset.train), latency, captured=capture)
     penalised = has_gates(model) and gates is None
     return StepContext(
         model=model,
+        teacher=teacher,
         optimisers=make_optimisers(model, settings.optimiser, gates, on_device=capture),
         train=dataset.train,
         objective=objective_of(dataset).to(fabric.device),

@@ -240,6 +240,12 @@ class RunSettings:
     start_from: str | None = setting(
         None, "A pretrained network: a saved one, a state_dict, or a .caffemodel.", fixed=True
     )
+    teacher: str | None = setting(
+        None,
+        "A frozen network to learn from beside the labels: original (the one that the run starts "
+        "from), or a file as for --start-from.",
+        fixed=True,
+    )
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     strengths: StrengthSettings = field(default_factory=StrengthSettings)

@@ -24,6 +24,7 @@ from archlearn.gating.parameters import (
 )
 from archlearn.gating.penalties import penalty
 from archlearn.gating.penalty_prices import Strengths
+from archlearn.optim.distillation import distill
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.training.defaults import Schedule
 from archlearn.training.objectives import Objective
@@ -191,11 +192,13 @@ class StepContext:
 
     Attributes:
         model: The gated model, not wrapped.
+        teacher: A frozen network to learn from beside the labels; None where there is none.
         strengths: How hard the penalty pulls; None where there is none.
         batch_size: Examples a step, over all processes and accumulated parts.
     """
 
     model: nn.Module
+    teacher: nn.Module | None
     optimisers: Optimisers
     train: Split
     objective: Objective
@@ -210,6 +213,27 @@ class StepContext:
         """What learns the gates to a budget; None where a penalty does, or nothing."""
         last = self.optimisers[-1]
         return last if isinstance(last, GateOptimizer) else None
+
+
+TEACHERS_SHARE = 0.9
+
+
+def loss_of(work: StepContext, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of a batch; with a teacher, most of it is how far that is.
+
+    Args:
+        work: What the step needs.
+        module: The model, as it is called.
+        inputs: Normalised inputs.
+        targets: Classes, tokens or numbers.
+    """
+    outputs = module(inputs)
+    loss = work.objective.loss(outputs, targets)
+    if work.teacher is None:
+        return loss
+    with torch.no_grad():
+        told = work.teacher(inputs)
+    return (1 - TEACHERS_SHARE) * loss + TEACHERS_SHARE * distill(outputs, told)
 
 
 def penalty_of(work: StepContext) -> Tensor:
@@ -295,8 +319,10 @@ class EagerStepper:
         targets = work.train.targets[indices].to(fabric.device)
         waiting = not last and fabric.world_size > 1
         with fabric.no_backward_sync(self._module) if waiting else nullcontext():
-            outputs = self._module(work.objective.training_inputs(raw))
-            loss = work.objective.loss(outputs, targets) * self._weight(indices) / work.accumulate
+            inputs = work.objective.training_inputs(raw)
+            with fabric.autocast():
+                loss = loss_of(work, self._module, inputs, targets)
+            loss = loss * self._weight(indices) / work.accumulate
             cost = penalty_of(work) if last else torch.zeros_like(loss)
             fabric.backward(loss + cost)
         self._sums += torch.stack([loss.detach(), cost.detach()]).double()

@@ -33,6 +33,7 @@ from archlearn.training.metrics import (
     Gates,
     GateSnapshot,
     Score,
+    count_memory,
     read_gates,
     score_of,
     sum_scores,
@@ -93,6 +94,7 @@ class EpochRecord:
         width: Width gates, from `read_gates`.
         depth: Depth gates.
         market: Where a budget is learnt: its path, and the price at which the network fits.
+        memory_bytes: What training takes now, from `count_memory`.
         epochs_to_move: Epochs in which gates will still move.
         seconds: Time spent so far.
         seconds_left: Time until the last step.
@@ -105,6 +107,7 @@ class EpochRecord:
     width: Gates
     depth: Gates
     market: dict[str, object]
+    memory_bytes: int
     epochs_to_move: float
     seconds: float
     seconds_left: float
@@ -174,6 +177,7 @@ def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> di
         "train_loss": entry.loss,
         "penalty": entry.penalty,
         **entry.market,
+        "memory_bytes": entry.memory_bytes,
         "seconds": round(entry.seconds, 3),
     }
 
@@ -252,6 +256,8 @@ class TrainingLoop:
         except SurgeryError as error:
             _log.warning("the network stays as large as it is while it is trained: %s", error)
             return
+        if session.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(session.fabric.device)
         session.stepper.renew()
 
     def _order_of(self, epoch: int) -> Tensor:
@@ -317,6 +323,7 @@ class TrainingLoop:
             width=width,
             depth=depth,
             market=self._market(),
+            memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
             epochs_to_move=self._epochs_to_move(),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),

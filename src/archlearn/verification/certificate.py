@@ -13,8 +13,7 @@ from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
-from archlearn.tracing.generated_forward import unwrap
-from archlearn.tracing.instance_forward import class_forwards
+from archlearn.tracing.generated_forward import class_forwards, unwrap
 from archlearn.tracing.module_state import preserve_weights
 from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import cuda_devices, watching_draws

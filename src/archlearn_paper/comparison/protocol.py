@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import DataError, SettingsError
-from archlearn.gating.attach import add_gates
-from archlearn.gating.learn import Learn
+from archlearn.errors import SettingsError
 from archlearn.gating.parameters import width_gates
 from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts
-from archlearn_paper.evaluation import find_dataset, list_losses
+from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts, gate_widths
+from archlearn_paper.evaluation import find_dataset, list_losses, refuse_regression
 from archlearn_paper.experiment import Scale
 from archlearn_paper.recipes import (
     RATE_OF_AN_EXAMPLE,
@@ -101,13 +99,9 @@ def check_setup(setup: ComparisonSetup) -> None:
             whole network.
         DataError: If the data have no classes.
     """
-    if find_dataset(setup.plain(0, 1)).task == "regression":
-        raise DataError(
-            f"{setup.scale.data!r} is a regression, but results state an accuracy; choose data "
-            "with classes (archlearn data lists them)"
-        )
+    refuse_regression(find_dataset(setup.plain(0, 1)))
     network, example = setup.fresh_network(0), setup.example()
-    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    gated = gate_widths(network, example)
     least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
     most = sum(parameter.numel() for parameter in network.parameters())
     for budget in setup.budgets:

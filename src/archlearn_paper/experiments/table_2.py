@@ -13,6 +13,7 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
+    Run,
     RunTask,
     Scale,
     group,
@@ -30,7 +31,6 @@ from archlearn_paper.experiments.table_1 import (
     try_cost_powers,
 )
 from archlearn_paper.experiments.table_1 import learn_rows as learn_table_1
-from archlearn_paper.parallel_runs import Run
 from archlearn_paper.recipes import baseline, fine_tune, learn_to_budget
 from archlearn_paper.tables import NOTHING, write_counts, write_number, write_spread
 

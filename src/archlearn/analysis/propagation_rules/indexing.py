@@ -1,4 +1,4 @@
-"""Rules of index_select, gather, scatter and x[index] along dimensions without channels.
+"""Rules of embeddings, index_select, gather, scatter and x[index], which pick rows.
 
 Message passing on graphs is written with these: nodes are picked and summed, channels pass.
 """
@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, pointwise, varying
+from archlearn.analysis.channel_labels import (
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    pointwise,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 
@@ -41,7 +49,7 @@ def scatter(step: OpCall) -> Any:
         return opaque(step)
     into, read = _at_one_place(x, dim), _at_one_place(source, dim)
     step.ledger.tie(into.ids, read.ids)
-    if index.ids.dim() == source.ids.dim() and not _is_index_add(step):
+    if index.ids.dim() == source.ids.dim() and "index_add" not in step.name:
         if not _fits(source, index, dims):
             return opaque(step)
         _tie_index(step, index, dim, read)
@@ -116,5 +124,16 @@ def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
         opaque(step)
 
 
-def _is_index_add(step: OpCall) -> bool:
-    return "index_add" in str(getattr(step.node.target, "__name__", step.node.target))
+def embedding(step: OpCall) -> Any:
+    """`nn.Embedding` and `F.embedding` with a plain table."""
+    name: str | None = f"{step.node.target}.weight"
+    if not step.is_module:
+        weight = step.argument(1, "weight")
+        name = weight.name if isinstance(weight, Labels) else None
+    if (
+        name is None or step.option(3, "max_norm") is not None
+    ):  # rows that are too long are scaled as a whole
+        return opaque(step)
+    ids = step.ledger.dim(name, 1)
+    unknown = torch.tensor(UNKNOWN).expand(len(ids))
+    return along(ids, unknown, step.out.shape, step.out.dim() - 1)

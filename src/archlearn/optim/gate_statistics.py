@@ -1,7 +1,9 @@
-"""What each gate earns: moving averages of its gradient, and which branches can be judged by them.
+"""What is known of each gate: moving averages of its gradient, and how long it has been closed.
 
-What is known of a gate is in the `state` of its optimiser: `mean`, the moving average; for a
-branch `later`, that average when the step was last a power of two, and `grown`.
+It is in the `state` of the gates' optimiser: `mean`, the moving average; for a branch `later`,
+that average when the step was last a power of two, and `grown`; and `closed`, the number of
+decisions in a row that found a gate closed. After so many it is for good: `shrink_` cuts it out, or
+could have, so it never opens again.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import InputError
+from archlearn.optim.gate_ranking import Holds
 from archlearn.optim.gate_schedule import GateSchedule
 
 State = Mapping[Tensor, dict[str, Any]]
@@ -125,3 +128,53 @@ def find_growing(branches: list[Tensor], state: State) -> list[Tensor]:
         known["grown"] == 0 if "grown" in known else torch.full_like(gate, "mean" in known) > 0
         for gate, known in found
     ]
+
+
+_FOR_GOOD = 2**24
+"""Stands for the number of decisions since a gate closed when it never opens again."""
+_RESERVE = 4
+"""At least so many channels of each group, the last that closed, are never closed for good."""
+
+
+def find_closed_for_good(gates: list[Tensor], state: State, device: torch.device) -> Tensor:
+    """Return which gates have been closed too long to open again."""
+    return _times_closed(gates, state, device) == _FOR_GOOD
+
+
+def count_closed_(
+    gates: list[Tensor], state: State, is_open: Tensor, holds: Holds, patience: int
+) -> None:
+    """Count at how many decisions in a row gates have been closed, until it is for good.
+
+    The last few of each group that closed may always come back: what fits of the budget in the
+    end is filled up with them.
+
+    Args:
+        gates: Those of widths, then those of branches.
+        state: What is known of them.
+        is_open: 1 for those that are open now, in the same order.
+        holds: The group of each width gate, and by how many gates a group may widen.
+        patience: After how many decisions it is for good.
+    """
+    group = holds.group
+    times, n_width = _times_closed(gates, state, group.device), len(group)
+    counts = torch.where(is_open > 0, 0, (times + 1).clamp(max=_FOR_GOOD - 1))
+    recent = torch.where(counts > 0, counts, _FOR_GOOD)[:n_width]
+    order = torch.argsort(group * (_FOR_GOOD + 1) + recent, stable=True)
+    first = torch.searchsorted(group[order], group[order])
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device) - first
+    may_return = torch.zeros_like(counts, dtype=torch.bool)
+    may_return[:n_width] = place < holds.step[group].clamp(min=_RESERVE)
+    is_long = (counts >= patience) & ~may_return
+    counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
+    for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):
+        state[gate]["closed"] = count.view(gate.shape).clone()
+
+
+def _times_closed(gates: list[Tensor], state: State, device: torch.device) -> Tensor:
+    found = [torch.zeros(0, dtype=torch.int32, device=device)]
+    for gate in gates:
+        count = state[gate].get("closed")
+        found.append(torch.zeros_like(gate, dtype=torch.int32) if count is None else count)
+    return torch.cat([count.reshape(-1) for count in found])
