@@ -116,14 +116,14 @@ def test_a_step_is_captured_as_a_graph() -> None:
 
 
 class Joined(nn.Module):
-    """Two layers side by side: the gates of both stand where the next layer reads them."""
+    """Two layers side by side and turned round: where their gates stand is kept as an index."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(4, 5), nn.Linear(11, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.c(torch.cat([self.a(x).relu(), self.b(x).relu()], dim=1))
+        return self.c(torch.cat([self.a(x), self.b(x)], dim=1).flip(1).relu())
 
 
 def test_all_that_gates_need_is_there_when_they_are_added_or_cut_out() -> None:
