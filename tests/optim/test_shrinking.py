@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
+from archlearn.optim.shrinking import try_shrink_
 
 
 class Residual(nn.Module):
@@ -287,6 +288,21 @@ def test_state_that_cannot_be_sliced_is_refused_and_nothing_is_changed(kind: str
     with pytest.raises(al.InputError, match=f"cannot shrink with {kind}"):
         al.shrink_(model, rule, *others)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_what_cannot_shrink_is_told_once_and_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+    """As `archlearn learn` and the callbacks of trainers do it."""
+    model, x, y = make("chain")
+    rule = torch.optim.Adafactor(al.weights(model), lr=0.01)
+    schedule = al.GateSchedule(patience=3)
+    gates: Any = al.GateOptimizer(model, 60, budget={"multiply_adds": "20%"}, schedule=schedule)
+    for _ in range(60):
+        step(model, rule, x, y)
+        gates.step()
+        gates.zero_grad()
+        assert not try_shrink_(model, rule, gates=gates)
+    assert caplog.text.count("cannot shrink with Adafactor") == 1
+    assert gates.fits()
 
 
 def test_an_optimiser_that_was_forgotten_is_named() -> None:

@@ -127,7 +127,7 @@ class GateOptimizer(torch.optim.Optimizer):
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
-        self._may_pay = False
+        self._may_pay, self._shrinks = False, True
         self._written: list[Tensor] = []
         self._has_warned = False
         self._remember()
@@ -261,7 +261,7 @@ class GateOptimizer(torch.optim.Optimizer):
         computed now, and once more when all gates stand still. It looks seldom, for it waits for
         the device then.
         """
-        if not self._may_pay:
+        if not (self._may_pay and self._shrinks):
             return False
         self._may_pay = False
         gone = torch.cat(list(self.closed_for_good().values())).double()
@@ -279,6 +279,10 @@ class GateOptimizer(torch.optim.Optimizer):
         pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())
+
+    def stop_shrinking(self) -> None:
+        """Let `can_shrink` say no from here on."""
+        self._shrinks = False
 
     def follow_model(self) -> None:
         """Go on with a model whose channels `shrink_` has cut out."""

@@ -106,6 +106,24 @@ def shrink_(
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
 
 
+def try_shrink_(
+    model: nn.Module, *optimizers: Any, gates: GateOptimizer, copies: Iterable[nn.Module] = ()
+) -> bool:
+    """Shrink a model where that pays; return whether it did.
+
+    One that cannot be cut trains on as large as it is, which is said once and not tried again.
+    """
+    if not gates.can_shrink():
+        return False
+    try:
+        shrink_(model, *optimizers, gates, copies=copies)
+    except (InputError, SurgeryError) as error:
+        gates.stop_shrinking()
+        _log.warning("the network stays as large as it is while it is trained: %s", error)
+        return False
+    return True
+
+
 def _check_whole(owner: nn.Module) -> None:
     """Refuse a model whose parameters are spread over processes."""
     for name, parameter in owner.named_parameters():
