@@ -6,10 +6,11 @@
 
 all-MiniLM-L6-v2 is fine-tuned ("start"); from there, for equally many epochs each: it is trained on
 ("plain"), learns its gates ("ours"), is pruned by Torch-Pruning ("magnitude", "taylor") or loses
-its last layers ("drop"), and is trained. Learning rates are chosen on dev with a seed of its own;
-test is read once a row, at the end. Rows are appended to DIR/minilm.jsonl as they come; a second
-call makes those that are missing, then writes DIR/minilm.md. `--times` times the models that DIR
-still holds against the original, on a machine that does nothing else.
+its last layers ("drop"), and is trained; then all this once more with the start as a teacher.
+Learning rates are chosen on dev with a seed of its own; test is read once a row, at the end. Rows
+are appended to DIR/minilm.jsonl as they come; a second call makes those that are missing, then
+writes DIR/minilm.md. `--times` times the models that DIR still holds against the original, on a
+machine that does nothing else.
 """
 
 import argparse
@@ -43,6 +44,8 @@ LARGEST_LOSS, LEAST_SPEED = 1.0, 2.0
 """At 40 %: points below the original, and how many times as fast at batch 64."""
 BATCH_SIZES = (64, 1)
 KINDS = ("plain", "ours", "magnitude", "taylor", "drop")
+TEACHER, TEACHER_WEIGHT = "+teacher", 0.9
+"""Ends the kind of a row that learns from the start, and how much of the loss is its."""
 Row = dict[str, Any]
 
 
@@ -117,8 +120,15 @@ def count_steps(split: Split, epochs: int) -> int:
     return epochs * -(-len(split.ids) // BATCH)
 
 
-def train_(model: nn.Module, split: Split, job: Job, epochs: int, gates: Any = None) -> None:
+def train_(
+    model: nn.Module,
+    split: Split,
+    job: Job,
+    teacher: nn.Module | None = None,
+    gates: Any = None,
+) -> None:
     """Train by AdamW, its rate warmed up, then falling to zero; with gates, these learn, too."""
+    epochs = START_EPOCHS if job.kind == "start" else EPOCHS
     device = split.ids.device.type
     weights = model.parameters() if gates is None else al.weights(model)
     optimiser = torch.optim.AdamW(
@@ -133,7 +143,12 @@ def train_(model: nn.Module, split: Split, job: Job, epochs: int, gates: Any = N
     for batch in batches(split, epochs, job.seed):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(**batch.inputs()).logits
-        cross_entropy(logits.float(), batch.labels).backward()
+            with torch.no_grad():
+                known = None if teacher is None else teacher(**batch.inputs()).logits
+        loss = cross_entropy(logits.float(), batch.labels)
+        if known is not None:
+            loss = (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * al.distill(logits, known)
+        loss.backward()
         optimiser.step()
         schedule.step()
         optimiser.zero_grad()
@@ -174,18 +189,18 @@ def make(job: Job, files: Files, starts: Path | None) -> Row:
     net = pretrained(files)
     if starts is not None:
         net.load_state_dict(torch.load(starts, weights_only=False).state_dict())
+    kind, has_teacher = job.kind.removesuffix(TEACHER), job.kind.endswith(TEACHER)
+    teacher = copy.deepcopy(net).to(device).eval() if has_teacher else None
     limit = count_encoder(net, example) * job.share / 100
     row: Row = {}
-    if job.kind == "start":
-        train_(net.to(device), train, job, START_EPOCHS)
-    elif job.kind == "ours":
-        net, row = learn(net, train, example, limit, job)
+    if kind == "ours":
+        net, row = learn(net, train, example, limit, job, teacher)
     else:
-        if job.kind == "drop":
+        if kind == "drop":
             drop_layers_(net, example, limit)
-        elif job.kind != "plain":
-            net = prune(net, job.kind, train, example, limit)
-        train_(net.to(device), train, job, EPOCHS)
+        elif kind in ("magnitude", "taylor"):
+            net = prune(net, kind, train, example, limit)
+        train_(net.to(device), train, job, teacher)
     row |= {"dev": accuracy(net.to(device), dev)}
     if job.seed != TRIED_SEED:
         row |= {"test": accuracy(net, read(files, "test", device))}
@@ -202,7 +217,12 @@ def make(job: Job, files: Files, starts: Path | None) -> Row:
 
 
 def learn(
-    net: nn.Module, train: Split, example: Split, limit: float, job: Job
+    net: nn.Module,
+    train: Split,
+    example: Split,
+    limit: float,
+    job: Job,
+    teacher: nn.Module | None,
 ) -> tuple[nn.Module, Row]:
     """Return the compact network, its certificate and what is left of its layers."""
     model = al.add_gates(net, example.inputs()).to(train.ids.device)
@@ -212,7 +232,7 @@ def learn(
         budget={"multiply_adds": limit},
         multiple_of=MULTIPLE,
     )
-    train_(model, train, job, EPOCHS, gates)
+    train_(model, train, job, teacher, gates)
     small = al.compact(model.cpu().eval())
     found = small.certificate
     row = {
@@ -308,11 +328,15 @@ def jobs_of(stage: int, rows: list[Row]) -> list[Job]:
             for kind in KINDS
         ]
     kinds = kinds_to_compare(rows)
+    end = TEACHER if stage == LAST_STAGE else ""
     return [
-        Job(kind, share, seed, best_rate(rows, kind))
+        Job(kind + end, share, seed, best_rate(rows, kind))
         for kind, share in [("plain", 100), *((kind, share) for share in SHARES for kind in kinds)]
         for seed in SEEDS
     ]
+
+
+LAST_STAGE = 3
 
 
 def run_rows(files: Files, side_by_side: int) -> None:
@@ -320,7 +344,7 @@ def run_rows(files: Files, side_by_side: int) -> None:
     said = describe("transformers", device="cuda" if torch.cuda.is_available() else "cpu")
     data = files.out / "minilm.jsonl"
     with ProcessPoolExecutor(side_by_side, get_context("spawn")) as pool:
-        for stage in range(3):
+        for stage in range(LAST_STAGE + 1):
             rows = known_rows(data)
             known = {Job(*(row[name] for name in Job._fields)) for row in rows}
             waiting: dict[Any, Job] = {}
@@ -393,7 +417,9 @@ def time_rows(files: Files) -> None:
     done = {tuple(row[n] for n in Job._fields) for row in known_rows(files.out / TIMES)}
     for row in known_rows(files.out / "minilm.jsonl"):
         job = Job(*(row[name] for name in Job._fields))
-        others = job.seed == SEEDS[0] or job.kind == "ours"
+        others = job.kind.startswith("ours") or (
+            job.seed == SEEDS[0] and not job.kind.endswith(TEACHER)
+        )
         if job.seed not in SEEDS or job.share == 100 or not others or job in done:
             continue
         model = torch.load(job.file(files.out), weights_only=False)
@@ -441,8 +467,9 @@ def _head(rows: list[Row], times: list[Row]) -> list[str]:
         "ratio for all layers, heads named by `num_heads`, widths of a head in multiples of "
         f"{MULTIPLE}, the least ratio that fits. Drop: the last layers go until the rest fits. "
         f"Sentences of {LENGTH} tokens (cut, or padded), batches of {BATCH}, AdamW, bfloat16 on a "
-        "GPU; no teacher. Multiply-adds are of one sentence, without pooler and classifier. Made "
-        f"by {'; '.join(sorted(made))}."
+        f"GPU; with a teacher (`al.distill`), {TEACHER_WEIGHT:g} of the loss is how far the scores "
+        "are from the start's. Multiply-adds are of one sentence, without pooler and classifier. "
+        f"Made by {'; '.join(sorted(made))}."
         + (f" Timed by {'; '.join(sorted(timed))}." if timed else " Not timed yet."),
         "",
     ]
@@ -461,7 +488,11 @@ def _of(rows: list[Row], kind: str, share: int) -> dict[int, Row]:
 def _groups(rows: list[Row]) -> list[tuple[str, int]]:
     """Return kinds and shares in the order of the table."""
     found = {(row["kind"], row["share"]) for row in rows}
-    return sorted(found, key=lambda pair: (-pair[1], ("start", *KINDS).index(pair[0])))
+    return sorted(found, key=lambda pair: (-pair[1], _order(pair[0])))
+
+
+def _order(kind: str) -> tuple[bool, int]:
+    return kind.endswith(TEACHER), ("start", *KINDS).index(kind.removesuffix(TEACHER))
 
 
 def _table(rows: list[Row]) -> list[str]:
@@ -491,9 +522,10 @@ def _table(rows: list[Row]) -> list[str]:
 def _differences(rows: list[Row]) -> list[str]:
     """Return ours against the others of the same seed."""
     lines = ["Ours against others, test points, paired by seed (± the error of the mean):", ""]
-    for share in sorted(SHARES, reverse=True):
-        ours = _of(rows, "ours", share)
-        for kind, other in [("start", 100), ("plain", 100), *((k, share) for k in KINDS[2:])]:
+    for share, end in [(share, end) for end in ("", TEACHER) for share in (60, 40, 25)]:
+        ours = _of(rows, f"ours{end}", share)
+        others = [("start", 100), ("plain", 100), *((k + end, share) for k in KINDS[2:])]
+        for kind, other in others:
             theirs = _of(rows, kind, other)
             gaps = [ours[s]["test"] - theirs[s]["test"] for s in ours if s in theirs]
             if not gaps:
@@ -504,7 +536,7 @@ def _differences(rows: list[Row]) -> list[str]:
                 held = statistics.fmean(gaps) >= -LARGEST_LOSS
                 verdict = f"; at most {LARGEST_LOSS:g} below: {'yes' if held else '**no**'}"
             lines.append(
-                f"- {share} % against {kind}: {statistics.fmean(gaps):+.2f}{error} "
+                f"- ours{end} at {share} % against {kind}: {statistics.fmean(gaps):+.2f}{error} "
                 f"({len(gaps)} seeds){verdict}."
             )
     return [*lines, ""]
@@ -531,7 +563,7 @@ def _speeds(times: list[Row]) -> list[str]:
                 if place in row["times"]
             ]
             ratio = statistics.fmean(a / b for a, b in found) if found else None
-            asked = (kind, share, n) == ("ours", TRIED_SHARE, BATCH)
+            asked = kind.startswith("ours") and (share, n) == (TRIED_SHARE, BATCH)
             verdict = "" if not asked or ratio is None or ratio >= LEAST_SPEED else " **no**"
             milliseconds = (
                 f" ({1000 * found[0][0]:.2f} -> {1000 * found[0][1]:.2f} ms)" if found else ""

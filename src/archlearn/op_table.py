@@ -455,7 +455,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.InstanceNorm3d",
         sized_by="num_features",
     ),
-    _op("F.batch_norm torch.batch_norm", "normalization.functional_batch_norm"),
+    _op("F.batch_norm torch.batch_norm", "normalization.within_channel"),
     *_alike(
         "normalization.across_channels",
         "nn.LayerNorm F.layer_norm torch.layer_norm",

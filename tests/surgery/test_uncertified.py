@@ -154,8 +154,8 @@ def test_a_part_that_is_not_known_is_not_called(kind: type[nn.Module]) -> None:
     before = Counting.n_calls
     al.compact(model, certified=False)
     assert Counting.n_calls == before
-    al.compact(model)
-    assert Counting.n_calls > before
+    al.compact(model)  # a certificate runs models in evaluation mode
+    assert (Counting.n_calls > before) is (kind is WithPart)
 
 
 def test_real_gates_go_into_the_weights_without_a_certificate() -> None:

@@ -213,10 +213,7 @@ class ChannelGraph:
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""
-        passed = torch.zeros(len(self.root), dtype=torch.bool)
-        for each in self.followed:
-            for site in each.sites.values():
-                passed[self.root[site.ids]] = True
+        passed = _mark(self.root, (s.ids for each in self.followed for s in each.sites.values()))
         return tuple(each for each in self.streams if not bool(passed[each.channels].all()))
 
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
@@ -253,107 +250,43 @@ def build_channel_graph(
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
-        return _draw(
-            net, inputs, traces, may_gate, whole_groups or {},
-            trained_only=trained_only, with_streams=with_streams,
-        )  # fmt: skip
-
-
-def _draw(
-    net: nn.Module,
-    inputs: ExampleInputs,
-    traces: Traces,
-    may_gate: Callable[[Site], bool],
-    whole_groups: Mapping[str, bool],
-    *,
-    trained_only: bool,
-    with_streams: bool,
-) -> ChannelGraph:
-    sites = tuple(find_sites(graph, net) for graph in traces.graphs)
-
-    def wanted(squashing: frozenset[str]) -> dict[int, frozenset[str]]:
-        return {
-            place: frozenset(
-                site.node
-                for site in found
-                if may_gate(site) and (not site.squashing or site.name in squashing)
-            )
-            for place, found in enumerate(sites)
-        }
-
-    def run(gated: dict[int, frozenset[str]]) -> _Findings:
-        ledger, followed = follow(
-            net, traces.graphs, inputs, gated, gate_reads=with_streams, whole_groups=whole_groups
-        )
-        root = ledger.roots()
-        reasons = _find_reasons(ledger, root, followed)
-        streams = _find_streams(net, traces, followed, root)
-        for stream in streams:
-            if not may_gate(stream.site):
-                for channel in stream.channels.tolist():
-                    reasons.setdefault(channel, _not_asked_for(stream))
-        return _Findings(ledger, followed, root, reasons, streams)
-
-    asked = wanted(frozenset())
-    found = run(asked)
-    lonely = _lonely_squashing(found.root, found.followed, sites, asked)
-    if lonely:
-        asked = wanted(lonely)
-        found = run(asked)
-    gated = asked
-    while superseded := _find_superseded(net, traces, found, gated):
-        gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
-        found = run(gated)
-    ledger, followed, root, reasons = found.ledger, found.followed, found.root, found.reasons
-    dims = _find_roots(root, ledger.dims)
-    elements = {name: root[ids] for name, ids in ledger.elements.items()}
+        sites = tuple(find_sites(graph, net) for graph in traces.graphs)
+        search = _Search(net, inputs, traces, sites, may_gate, whole_groups or {}, with_streams)
+        asked, gated, found = search.run()
+    followed, root, reasons = found.followed, found.root, found.reasons
     at_sites = [
-        (place, site.node, root[followed[place].sites[site.node].ids])
+        (place, site, root[followed[place].sites[site.node].ids])
         for place, each in enumerate(sites)
         for site in each
         if site.node in asked[place] and site.node in followed[place].sites
     ]
-    names = {(place, site.node): site.name for place, each in enumerate(sites) for site in each}
-    by_name = [(names[place, node], channels) for place, node, channels in at_sites]
-    by_name += [(stream.site.name, stream.channels) for stream in found.streams]
-    reads = [
-        (place, node, _without_fixed(root[read.ids]))
-        for place, each in enumerate(followed)
-        for node, read in each.reads.items()
-    ]
     if trained_only:
-        _keep_untrained_(reasons, root, traces, at_sites + reads)
-    # Dimensions with the very same channels tell no more than one of them does.
-    different = {id(channels): channels for channels in dims.values()}
-    homes = [*different.values(), *elements.values(), *_parts(followed, root)]
-    homes += [channels for _, _, channels in reads]
-    normed = _find_normed(net, traces, followed, root)
-    groups = tuple(
-        replace(group, least=2 if bool(normed[group.channels].any()) else 1)
-        for group in find_groups(root, reasons, homes, by_name)
-    )
-    group_of = number_groups(root, groups)
-    for _, channels in by_name:
-        for channel in channels[group_of[channels] < 0].tolist():
-            reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
+        gates = [(place, site.node, channels) for place, site, channels in at_sites]
+        _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
+    by_name = [(site.name, channels) for _, site, channels in at_sites]
+    groups, group_of = _find_groups(net, traces, found, by_name)
     return ChannelGraph(
         inputs=inputs,
         traces=traces,
         sites=sites,
         followed=followed,
         root=root,
-        dims=dims,
-        elements=elements,
+        dims=found.dims,
+        elements=found.elements,
         asked=asked,
         gated=gated,
         streams=found.streams,
         groups=groups,
         group_of=group_of,
         reasons=reasons,
-        fixed=_find_fixed(ledger, root, followed),
-        sharing=ledger.sharing,
-        whole_groups=ledger.whole_groups,
+        fixed=_find_fixed(found.ledger, root, followed),
+        sharing=found.ledger.sharing,
+        whole_groups=found.ledger.whole_groups,
     )
+
+
+Gated = dict[int, frozenset[str]]
+"""Names of calls of activations, by graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,13 +299,118 @@ class _Findings:
     reasons: dict[int, Reason]
     streams: tuple[Stream, ...]
 
+    @property
+    def dims(self) -> Dims:
+        """The channels of dimensions; those with the same atoms have one tensor for them."""
+        known: dict[Any, Tensor] = {}
+        found: Dims = {}
+        for key, ids in self.ledger.dims.items():
+            memory = (ids.data_ptr(), len(ids), ids.stride())
+            if memory not in known:
+                known[memory] = self.root[ids]
+            found[key] = known[memory]
+        return found
 
-def _not_asked_for(stream: Stream) -> Reason:
-    name = stream.site.name
-    return Reason(
-        f"tied to channels that {name!r} writes, which learn= does not name",
-        f"name {name!r} in learn=, too",
+    @property
+    def elements(self) -> dict[str, Tensor]:
+        """The channels of parameters that are used as they are."""
+        return {name: self.root[ids] for name, ids in self.ledger.elements.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Finds the activations behind which gates stand, and follows channels through those."""
+
+    net: nn.Module
+    inputs: ExampleInputs
+    traces: Traces
+    sites: tuple[tuple[Site, ...], ...]
+    may_gate: Callable[[Site], bool]
+    whole_groups: Mapping[str, bool]
+    with_streams: bool
+
+    def run(self) -> tuple[Gated, Gated, _Findings]:
+        """Return what is asked for, behind which of it gates stand, and what follows from that."""
+        asked = self._ask()
+        found = self._follow(asked)
+        lonely = _lonely_squashing(found.root, found.followed, self.sites, asked)
+        if lonely:
+            asked = self._ask(lonely)
+            found = self._follow(asked)
+        gated = asked
+        while superseded := _find_superseded(self.net, self.traces, found, gated):
+            gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
+            found = self._follow(gated)
+        return asked, gated, found
+
+    def _ask(self, squashing: frozenset[str] = frozenset()) -> Gated:
+        return {
+            place: frozenset(
+                site.node
+                for site in found
+                if self.may_gate(site) and (not site.squashing or site.name in squashing)
+            )
+            for place, found in enumerate(self.sites)
+        }
+
+    def _follow(self, gated: Gated) -> _Findings:
+        ledger, followed = follow(
+            self.net,
+            self.traces.graphs,
+            self.inputs,
+            gated,
+            gate_reads=self.with_streams,
+            whole_groups=self.whole_groups,
+        )
+        root = ledger.roots()
+        reasons = _find_reasons(ledger, root, followed)
+        streams = _find_streams(self.net, self.traces, followed, root)
+        for stream in streams:
+            if not self.may_gate(stream.site):
+                name = stream.site.name
+                reason = Reason(
+                    f"tied to channels that {name!r} writes, which learn= does not name",
+                    f"name {name!r} in learn=, too",
+                )
+                for channel in stream.channels.tolist():
+                    reasons.setdefault(channel, reason)
+        return _Findings(ledger, followed, root, reasons, streams)
+
+
+def _find_reads(found: _Findings) -> list[tuple[int, str, Tensor]]:
+    """Return the channels that each call reads through gates, by graph and name."""
+    return [
+        (place, node, _without_fixed(found.root[read.ids]))
+        for place, each in enumerate(found.followed)
+        for node, read in each.reads.items()
+    ]
+
+
+def _find_groups(
+    net: nn.Module, traces: Traces, found: _Findings, at_sites: list[tuple[str, Tensor]]
+) -> tuple[tuple[Group, ...], Tensor]:
+    """Return the channels that can be learnt, by where they live and what reads them.
+
+    And the place of each channel's group. Of channels at sites that are in none, the reason is
+    added to the findings.
+    """
+    at_sites = [*at_sites, *((stream.site.name, stream.channels) for stream in found.streams)]
+    # Dimensions with the very same channels tell no more than one of them does.
+    different = {id(channels): channels for channels in found.dims.values()}
+    # A part that a tensor is split into is a home, so that none is ever left without a channel.
+    parts = [found.root[ids] for each in found.followed for ids in each.parts]
+    homes = [*different.values(), *found.elements.values(), *parts]
+    homes += [channels for _, _, channels in _find_reads(found)]
+    normed = _find_normed(net, traces, found.followed, found.root)
+    groups = tuple(
+        replace(group, least=2 if bool(normed[group.channels].any()) else 1)
+        for group in find_groups(found.root, found.reasons, homes, at_sites)
     )
+    group_of = number_groups(found.root, groups)
+    for _, channels in at_sites:
+        for channel in channels[group_of[channels] < 0].tolist():
+            found.reasons.setdefault(channel, AS_ONE if len(channels) > 1 else ONE_CHANNEL)
+    return groups, group_of
 
 
 _OVER_CHANNELS = (across_channels, group_norm, mean)
@@ -382,12 +420,23 @@ def _find_normed(
     net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
 ) -> Tensor:
     """Return whether a norm, or a mean in one by hand, is taken over each channel."""
-    normed = torch.zeros(len(root), dtype=torch.bool)
-    for graph, each in zip(traces.graphs, followed, strict=True):
-        for node in graph.nodes:
-            if node.name in each.reads and rule_for(node, net) in _OVER_CHANNELS:
-                normed[root[each.reads[node.name].ids]] = True
-    return normed
+    return _mark(
+        root,
+        (
+            each.reads[node.name].ids
+            for graph, each in zip(traces.graphs, followed, strict=True)
+            for node in graph.nodes
+            if node.name in each.reads and rule_for(node, net) in _OVER_CHANNELS
+        ),
+    )
+
+
+def _mark(root: Tensor, parts: Iterable[Tensor]) -> Tensor:
+    """Return for each channel whether it is among some atoms."""
+    marked = torch.zeros(len(root), dtype=torch.bool)
+    for ids in parts:
+        marked[root[ids]] = True
+    return marked
 
 
 def _without_fixed(channels: Tensor) -> Tensor:
@@ -401,7 +450,8 @@ def _find_streams(
     if not any(each.reads for each in followed):
         return ()
     names, first = _find_first_writers(net, traces, followed, root)
-    attended = _find_attended(followed, root)
+    products = [parts for each in followed for parts in each.products.values()]
+    attended = _mark(root, (ids for parts in products for _, ids in parts))
     sites: dict[str, Site] = {}
     parts: dict[str, list[Tensor]] = {}
     for graph, each in zip(traces.graphs, followed, strict=True):
@@ -418,15 +468,6 @@ def _find_streams(
     return tuple(
         Stream(site, _without_repeats(torch.cat(parts[name]))) for name, site in sites.items()
     )
-
-
-def _find_attended(followed: tuple[PropagationResult, ...], root: Tensor) -> Tensor:
-    """Return whether each channel is a head, or a channel of queries, keys or values."""
-    attended = torch.zeros(len(root), dtype=torch.bool)
-    for each in followed:
-        for _, ids in (part for parts in each.products.values() for part in parts):
-            attended[root[ids]] = True
-    return attended
 
 
 def _find_first_writers(
@@ -453,8 +494,6 @@ def _find_first_writers(
 
 
 def _is_layer(node: fx.Node, net: nn.Module) -> bool:
-    if not node.op.startswith("call"):
-        return False
     return is_linear_op(node, net) or rule_for(node, net) is embedding
 
 
@@ -496,24 +535,12 @@ def _is_read_behind(
         if node in seen:
             continue
         seen.add(node)
-        if node.op.startswith("call") and rule_for(node, net) is local_response:
+        if rule_for(node, net) is local_response:
             return False  # it must read zero
         is_read |= bool(own & reads.get(node.name, set()))
         if node.name not in reads and not is_linear_op(node, net):
             waiting.extend(node.users)
     return is_read
-
-
-def _find_roots(root: Tensor, dims: Dims) -> Dims:
-    """Return the channels of dimensions; those with the same atoms have one tensor for them."""
-    known: dict[Any, Tensor] = {}
-    found: Dims = {}
-    for key, ids in dims.items():
-        memory = (ids.data_ptr(), len(ids), ids.stride())
-        if memory not in known:
-            known[memory] = root[ids]
-        found[key] = known[memory]
-    return found
 
 
 def _lonely_squashing(
@@ -522,10 +549,14 @@ def _lonely_squashing(
     sites: tuple[tuple[Site, ...], ...],
     chosen: dict[int, frozenset[str]],
 ) -> frozenset[str]:
-    covered = torch.zeros(len(root), dtype=torch.bool)
-    for place, nodes in chosen.items():
-        for node in nodes & followed[place].sites.keys():
-            covered[root[followed[place].sites[node].ids]] = True
+    covered = _mark(
+        root,
+        (
+            followed[place].sites[node].ids
+            for place, nodes in chosen.items()
+            for node in nodes & followed[place].sites.keys()
+        ),
+    )
     return frozenset(
         site.name
         for place, found in enumerate(sites)
@@ -539,10 +570,8 @@ def _lonely_squashing(
 def _find_reasons(
     ledger: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
 ) -> dict[int, Reason]:
-    at_a_site = torch.zeros(len(root), dtype=torch.bool)
-    for each in followed:
-        for site in (*each.sites.values(), *each.reads.values()):
-            at_a_site[root[site.ids]] = True
+    sites = [site for each in followed for site in (*each.sites.values(), *each.reads.values())]
+    at_a_site = _mark(root, (site.ids for site in sites))
     reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in ledger.blocks:
         channels = root[block.ids]
@@ -588,13 +617,3 @@ def _keep_untrained_(
     for _, _, channels in at_sites:
         for channel in channels[~learns[channels]].tolist():
             reasons.setdefault(channel, NO_GRADIENT if called[channel] else NOT_IN_TRAINING)
-
-
-def _parts(followed: tuple[PropagationResult, ...], root: Tensor) -> Iterable[Tensor]:
-    """Yield the channels of each part that a tensor is split into.
-
-    A part is a home of its own, so that no part is ever left without a channel.
-    """
-    for each in followed:
-        for parts in each.parts:
-            yield root[parts]

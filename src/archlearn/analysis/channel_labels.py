@@ -49,6 +49,11 @@ class SiteChannels:
     ids: Tensor
 
 
+def line_along(tensor: Tensor, dim: int) -> Tensor:
+    """Return the elements along a dimension, at the first index of each other one."""
+    return tensor.movedim(dim, -1)[(0,) * (tensor.dim() - 1)]
+
+
 def fixed_like(tensor: Tensor) -> Labels:
     """Return labels for a tensor of which nothing may go."""
     return filled(tensor.shape, FIXED, UNKNOWN)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels
-from archlearn.analysis.linear_ops import LinearOp, is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import LinearOp, find_linear_ops
 from archlearn.module_utils import compute_weights, computes_weights, first_names, weight_sources
 from archlearn.op_table import TRANSPOSED
 
@@ -48,10 +48,9 @@ def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
     positions = count_positions(blueprint, net)
     sizes = blueprint.group_sizes()
     rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
-    counts = _Counts(blueprint, sizes)
     for name, weight in _read_weights(net).items():
-        first, first_fixed = counts.of_dim((name, 0), weight)
-        second, second_fixed = counts.of_dim((name, 1), weight)
+        first, first_fixed = _count_indices(blueprint, name, 0, weight)
+        second, second_fixed = _count_indices(blueprint, name, 1, weight)
         rest = math.prod(weight.shape[2:])
         rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
     for parts in blueprint.followed[0].products.values():
@@ -97,13 +96,10 @@ def count_positions_by_call(blueprint: ChannelGraph, net: nn.Module) -> dict[str
     """Return the weight of each linear op in evaluation, and how often it is applied there."""
     found: dict[str, tuple[str, int]] = {}
     names = first_names(net)
-    for node in blueprint.traces.evaluation.nodes:
-        if node.op.startswith("call") and is_linear_op(node, net):
-            op = read_linear_op(node, net)
-            if op is not None:
-                values = blueprint.followed[0].values
-                side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
-                found[node.name] = names.get(op.weight, op.weight), _places(op, values[side])
+    for node, op in find_linear_ops(blueprint.traces.evaluation, net):
+        side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
+        labels = blueprint.followed[0].values[side]
+        found[node.name] = names.get(op.weight, op.weight), _places(op, labels)
     return found
 
 
@@ -113,21 +109,13 @@ def _places(op: LinearOp, labels: Any) -> int:
     return math.prod(size for dim, size in enumerate(shape) if dim != channel)
 
 
-class _Counts:
-    """Counts channels by group, once for all dimensions with the same channels."""
-
-    def __init__(self, blueprint: ChannelGraph, sizes: Tensor) -> None:
-        self.blueprint, self.sizes = blueprint, sizes
-        self.known: dict[int, tuple[Tensor, int]] = {}
-
-    def of_dim(self, key: tuple[str, int], weight: Tensor) -> tuple[Tensor, float]:
-        """Return indices for each channel of each group, and how many indices always stay."""
-        size = weight.shape[key[1]] if weight.dim() > key[1] else 1
-        channels = self.blueprint.dims.get(key)
-        if channels is None:
-            return torch.zeros(len(self.sizes)), float(size)
-        if id(channels) not in self.known:
-            found = self.blueprint.count_by_group(channels)
-            self.known[id(channels)] = (found / self.sizes, int(found.sum()))
-        share, n = self.known[id(channels)]
-        return share, float(size - n)
+def _count_indices(
+    blueprint: ChannelGraph, name: str, dim: int, weight: Tensor
+) -> tuple[Tensor, float]:
+    """Return indices for each channel of each group, and how many indices always stay."""
+    size, sizes = weight.shape[dim] if weight.dim() > dim else 1, blueprint.group_sizes()
+    channels = blueprint.dims.get((name, dim))
+    if channels is None:
+        return torch.zeros(len(sizes)), float(size)
+    found = blueprint.count_by_group(channels)
+    return found / sizes, float(size - found.sum())

@@ -52,7 +52,7 @@ def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
     used: dict[str, int] = {}
     sites: list[Site] = []
     for node in graph.nodes:
-        if node.op.startswith("call") and is_site(node, net):
+        if is_site(node, net):
             layer = _layer_in_front(node, net, order) or node.name
             used[layer] = used.get(layer, 0) + 1
             name = layer if used[layer] == 1 else f"{layer}#{used[layer]}"

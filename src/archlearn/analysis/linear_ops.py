@@ -1,5 +1,6 @@
 """Linear layers and convolutions, called as modules or as functions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,14 @@ def read_linear_op(node: fx.Node, net: nn.Module) -> LinearOp | None:
     if node.op == "call_module":
         return _from_module(node, find_module(net, str(node.target)), *kind)
     return _from_function(node, *kind)
+
+
+def find_linear_ops(graph: fx.Graph, net: nn.Module) -> Iterator[tuple[fx.Node, LinearOp]]:
+    """Yield the calls that multiply by a plain weight."""
+    for node in graph.nodes:
+        op = read_linear_op(node, net)
+        if op is not None:
+            yield node, op
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Propagate channel labels through a graph, call by call."""
 
-import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +53,7 @@ from archlearn.analysis.rule_api import (
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, thaw
+from archlearn.tracing.fx_utils import leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.symbolic_trace import ExampleInputs, values_for
 from archlearn.tracing.trace_context import frozen
@@ -64,7 +63,30 @@ _INDEXING = (index_select, gather, scatter)  # an index must be the one that it 
 _PRODUCTS = (matmul, einsum, attention)
 
 
-class Runner(fx.Interpreter):
+class _Interpreter(fx.Interpreter):
+    """Runs a graph with the modules of a network."""
+
+    def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(net, graph=graph)
+        self.net = net
+        self.extra_traceback = False  # torch.fx would write pages behind our own errors
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return an argument; those that go by any other name are none."""
+        return {} if str(target).startswith("**") else super().placeholder(target, args, kwargs)
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, with lists that it may change."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return thaw(args), thaw(kwargs)
+
+
+def run_graph(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> Any:
+    """Return what a graph returns."""
+    return _Interpreter(net, graph).run(*values_for(graph, inputs))
+
+
+class _Runner(_Interpreter):
     """Runs a graph on the example inputs.
 
     Attributes:
@@ -75,18 +97,12 @@ class Runner(fx.Interpreter):
     """
 
     def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(net, graph=graph)
-        self.net = net
-        self.extra_traceback = False  # torch.fx would write pages behind our own errors
+        super().__init__(net, graph)
         self.rules = find_rules(net, graph)
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
         )
         self.other_multiply_adds: dict[str, int] = {}
-
-    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return an argument; those that go by any other name are none."""
-        return {} if str(target).startswith("**") else super().placeholder(target, args, kwargs)
 
     def run_call(self, n: fx.Node) -> Any:
         """Return what a call gives on the example inputs, or something like it."""
@@ -101,11 +117,6 @@ class Runner(fx.Interpreter):
                 f"Give inputs that model(...) takes, {_how(error)}"
             ) from error
 
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, with lists that it may change."""
-        args, kwargs = super().fetch_args_kwargs_from_env(n)
-        return thaw(args), thaw(kwargs)
-
     def _run_counted(self, n: fx.Node) -> Any:
         counter = count_flops()
         with unfused(), counter:
@@ -115,7 +126,7 @@ class Runner(fx.Interpreter):
         return out
 
     def _run_known(self, n: fx.Node) -> Any:
-        if self.may_guess and self.rules.get(n) is within_channel:
+        if self.may_guess and n.op == "call_module" and self.rules[n] is within_channel:
             (x, *_), _ = self.fetch_args_kwargs_from_env(n)
             if may_need_batch(find_module(self.net, str(n.target)), x):
                 return x
@@ -143,29 +154,6 @@ def _is_unknown(n: fx.Node, net: nn.Module, rule: Rule | None) -> bool:
     return rule is opaque or (rule is linear and read_linear_op(n, net) is None)
 
 
-def run_graph(net: nn.Module, graph: fx.Graph, inputs: Sequence[Any]) -> Any:
-    """Return what a graph returns; what is not read any more is let go on the way."""
-    left, values = iter(inputs), dict[fx.Node, Any]()
-    last = {part: node for node in graph.nodes for part in node.all_input_nodes}
-    for node in graph.nodes:
-        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        if node.op == "output":
-            return args[0]
-        if node.op == "placeholder":
-            values[node] = next(left)
-        elif node.op == "get_attr":
-            values[node] = operator.attrgetter(str(node.target))(net)
-        else:
-            values[node] = call_node(node, net, args, kwargs)
-        del args, kwargs
-        for part in node.all_input_nodes:
-            if last[part] is node:
-                values.pop(part, None)
-        if node not in last:
-            del values[node]
-    return None
-
-
 _VIEWING = (move, pick, attribute, expand_as, keep)
 
 
@@ -178,25 +166,24 @@ def is_in_place(node: fx.Node, net: nn.Module) -> bool:
     return works_in_place(node.target) or node.kwargs.get("inplace") is True
 
 
-def find_views(
-    node: fx.Node, net: nn.Module, rules: Mapping[fx.Node, Rule], made: Container[str]
+def find_memory(
+    node: fx.Node, is_there: Callable[[fx.Node], bool], shares: Callable[[fx.Node], bool]
 ) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
     Args:
         node: Any call.
-        net: The model whose modules are called.
-        rules: How labels pass each call.
-        made: The names of the calls that have been made so far.
+        is_there: Whether a call has been made, and returned tensors.
+        shares: Whether the result of a call may lie in the memory of what it reads.
     """
     found: set[fx.Node] = set()
     waiting = [node]
     while waiting:
         here = waiting.pop()
-        if here not in found and here.name in made:
+        if here not in found and is_there(here):
             found.add(here)
-            waiting += [user for user in here.users if may_be_view(user, net, rules)]
-            waiting += here.all_input_nodes if may_be_view(here, net, rules) else []
+            waiting += [user for user in here.users if shares(user)]
+            waiting += here.all_input_nodes if shares(here) else []
     return found
 
 
@@ -256,7 +243,7 @@ def _computes_its_weight(node: fx.Node, rules: Mapping[fx.Node, Rule], net: nn.M
     return rules.get(node) is linear and read_linear_op(node, net) is None
 
 
-class _Follower(Runner):
+class _Follower(_Runner):
     """Runs a graph on real inputs and applies the rule of each call to labels."""
 
     def __init__(
@@ -378,7 +365,11 @@ class _Follower(Runner):
     def _guard_in_place(self, n: fx.Node, step: OpCall) -> None:
         if not is_in_place(n, self.net) or not isinstance(n.args[0], fx.Node):
             return
-        same = find_views(n.args[0], self.net, self.rules, self.values)
+        same = find_memory(
+            n.args[0],
+            lambda node: node.name in self.values,
+            lambda node: may_be_view(node, self.net, self.rules),
+        )
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:

@@ -10,7 +10,7 @@ He, Zhang, Ren, Sun: Identity mappings in deep residual networks, ECCV 2016.
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,13 @@ from archlearn.analysis.channel_labels import Labels
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import find_trained
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.analysis.propagation import PropagationResult, find_rules, is_in_place, may_be_view
+from archlearn.analysis.propagation import (
+    PropagationResult,
+    find_memory,
+    find_rules,
+    is_in_place,
+    may_be_view,
+)
 from archlearn.analysis.rule_api import Rule, opaque
 from archlearn.module_utils import (
     computed_names,
@@ -202,8 +208,6 @@ class _Look:
 
     def _is_layer(self, node: fx.Node) -> bool:
         """Return whether a call is a linear op, or a module with weights that is not known."""
-        if not node.op.startswith("call"):
-            return False
         if is_linear_op(node, self.net):
             return True
         if node.op != "call_module" or self.rules[node] is not opaque:
@@ -244,12 +248,12 @@ class _Look:
         behind = self._find_behind(node)
         later = [
             self.order[call]
-            for call in self._find_memory(node, self._is_result)
+            for call in self._find_memory(node, self.additions)
             if call is not node and call in behind and is_in_place(call, self.net)
         ]
         if later:
             shortcut = _operand_of(node, 1 - operand)
-            held = self._find_memory(shortcut, self._is_result) - behind
+            held = self._find_memory(shortcut, self.additions) - behind
             given = any(call.op in ("placeholder", "get_attr") for call in held)
             readers = {user for call in held for user in call.users} - inside
             if given or any(self.order[user] > min(later) for user in readers):
@@ -266,27 +270,19 @@ class _Look:
                 found.add(call)
         return found
 
-    def _is_result(self, node: fx.Node) -> bool:
-        """Return whether a call may return its own input: also a sum whose branch is closed."""
-        return node in self.additions
+    def _find_memory(self, node: fx.Node, sums: Sequence[fx.Node] = ()) -> set[fx.Node]:
+        """Return the calls whose results may lie in the same memory as that of a node.
 
-    def _find_memory(
-        self, node: fx.Node, passes: Callable[[fx.Node], bool] = lambda _: False
-    ) -> set[fx.Node]:
-        """Return the calls whose results may lie in the same memory as that of a node."""
-        found: set[fx.Node] = set()
-        waiting = [node]
-        while waiting:
-            here = waiting.pop()
-            if here in found or not self._holds_tensors(here):
-                continue
-            found.add(here)
-            shared = [here, *here.users]
-            for call in shared:
-                is_view = may_be_view(call, self.net, self.rules)
-                if is_view or is_in_place(call, self.net) or passes(call):
-                    waiting += call.all_input_nodes if call is here else [call]
-        return found
+        Args:
+            node: Any call.
+            sums: Additions that may return their own input, for their branch may be closed.
+        """
+
+        def shares(call: fx.Node) -> bool:
+            is_view = may_be_view(call, self.net, self.rules)
+            return is_view or is_in_place(call, self.net) or call in sums
+
+        return find_memory(node, self._holds_tensors, shares)
 
 
 def _operand_of(addition: fx.Node, operand: int) -> fx.Node:

@@ -60,11 +60,27 @@ class OpCall:
         """The labels of the call's input."""
         return self.labels[0]
 
+    @property
+    def name(self) -> str:
+        """The name of the module's class, of the function or of the method that is called."""
+        return type(self.module).__name__ if self.is_module else name_of(self.node)
+
+    @property
+    def is_module(self) -> bool:
+        """Whether a module is called, and not a function or a method."""
+        return self.node.op == "call_module"
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument given by position or by keyword."""
         if len(self.args) > position:
             return self.args[position]
         return self.kwargs.get(name, default)
+
+    def option(self, position: int, name: str, default: Any = None) -> Any:
+        """Return a setting: an attribute of a module, an argument of a function."""
+        if self.is_module:
+            return getattr(self.module, name, default)
+        return self.argument(position, name, default)
 
     def gate_read(self, dim: int, ids: Tensor) -> None:
         """Ask for gates in front of this call, on its input's channels; `FIXED` has none."""
@@ -98,7 +114,7 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
         step.ledger.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
-            fix or (_OF_PRODUCTS if _is_product(step.node) else _OTHERS),
+            fix or (_OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS),
         )
     return fixed_out(step.out)
 
@@ -110,7 +126,7 @@ def _is_read(step: OpCall, labels: Labels) -> bool:
     has one channel, and that is NaN.
     """
     dims = varying(labels.ids)
-    if step.node.op != "call_module" or any(True for _ in step.module.parameters()) or not dims:
+    if not step.is_module or any(True for _ in step.module.parameters()) or not dims:
         return True
     real = (step.real_args, step.real_kwargs)
     given = zip(leaves_of((step.args, step.kwargs)), leaves_of(real), strict=True)
@@ -124,10 +140,6 @@ def _is_read(step: OpCall, labels: Labels) -> bool:
     one, two = map(leaves_of, outs)
     is_tensor = all(isinstance(leaf, Tensor) for leaf in one + two)
     return not (is_tensor and len(one) == len(two) and all(map(torch.equal, one, two)))
-
-
-def _is_product(node: fx.Node) -> bool:
-    return str(getattr(node.target, "__name__", node.target)) in _PRODUCTS
 
 
 def hooked_reason(node: fx.Node, net: nn.Module) -> Reason | None:
@@ -144,6 +156,10 @@ def describe_call(node: fx.Node) -> str:
     """Return a call as its user would name it."""
     if node.op == "call_module":
         return f"{node.target!r}"
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
     source = source_of(node)
-    return f"{name}() at {source}" if source else f"{name}()"
+    return f"{name_of(node)}() at {source}" if source else f"{name_of(node)}()"
+
+
+def name_of(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")

@@ -24,7 +24,7 @@ from archlearn.analysis.propagation_rules.normalization import may_need_batch
 from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.module_utils import evaluating, has_hooks
 from archlearn.op_table import PRODUCT, spec_of_class
-from archlearn.tracing.example_inputs import ExampleInputs, values_for
+from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.module_state import ModuleState, look_at, preserve_state
 from archlearn.tracing.output_types import structure_of, tensors_in
 from archlearn.tracing.rng import putting_back
@@ -127,8 +127,9 @@ def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
 def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
     """Return whether a compact model's own `forward` is known to do what its graphs do.
 
-    It is not known of a model that calls something unknown, which is not run at all. The model is
-    left as it was.
+    No certificate says that: the inputs that it tries may end in closed units, and it compares
+    models in evaluation mode. It is not known of a model that calls something unknown, which is not
+    run at all. The model is left as it was.
 
     Raises:
         SurgeryError: If the graph for evaluation does not run.
@@ -137,35 +138,10 @@ def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs)
         stage = _Stage(net, traces.evaluation, inputs)
         if not stage.is_bare or _find_difference(stage.run_forward(), _try(stage)):
             return False
-    is_known = not traces.asks_mode or is_all_known(net, traces.graphs[-1])
-    return is_known and not differs_in_training(net, traces, inputs)
-
-
-def differs(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
-    """Return whether a compact model's own `forward` does something else than its graphs, or may.
-
-    A certificate need not see that: the inputs that it tries may end in closed units.
-    """
-    with evaluating(net):
-        stage = _Stage(net, traces.evaluation, inputs)
-        if not stage.is_bare or _find_difference(stage.run_forward(), stage.run_graph()):
+        if not traces.asks_mode:
             return True
-    return differs_in_training(net, traces, inputs)
-
-
-def differs_in_training(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
-    """Return whether a model's `forward` does something else than its graph in training, or may.
-
-    No certificate says that: it compares models in evaluation mode. A model that calls something
-    unknown is run as it is; its weights may move then.
-    """
-    if not traces.asks_mode:
-        return False
-    with evaluating(net):
         stage = _Stage(net.train(), traces.graphs[-1], inputs)
-        meant, traced = stage.run_forward(), stage.run_graph()
-        fails = traced.error is not None and not stage.is_bare  # so nothing was compared
-        return fails or bool(_find_difference(meant, traced))
+        return stage.is_bare and not _find_difference(stage.run_forward(), stage.run_graph())
 
 
 def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
@@ -200,9 +176,7 @@ class _Stage:
 
     def run_graph(self) -> Notes:
         """Run the graph, and leave the model as it was."""
-        return self._run(
-            lambda given: run_graph(self.net, self.graph, values_for(self.graph, given))
-        )
+        return self._run(lambda given: run_graph(self.net, self.graph, given))
 
     def run_forward(self) -> Notes:
         """Run the model itself, and leave it as it was."""

@@ -160,7 +160,7 @@ def follow_copy(
     """
     inputs = with_attention_mask(net, inputs)
     try:
-        copied, choice = _rehearse_with_blocks(
+        copied, choice = _follow_and_check(
             net, inputs, learn, leaves, must_learn=must_learn, with_streams=with_streams
         )
     except TracingError as error:
@@ -172,44 +172,40 @@ def follow_copy(
     return copied, choice
 
 
-def _rehearse_with_blocks(
+def _follow_and_check(
     net: nn.Module,
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
-    leaves: tuple[Leaf, ...],
-    **options: bool,
-) -> tuple[nn.Module, LearnableSites]:
-    try:
-        return _rehearse(net, inputs, learn, leaves, **options)
-    except TracingError:
-        if not has_blocks(net):
-            raise
-        return _rehearse(net, inputs, learn, (*leaves, *BLOCKS), **options)
-
-
-def _rehearse(
-    net: nn.Module,
-    inputs: ExampleInputs,
-    learn: Mapping[str, Learn] | None,
-    leaves: tuple[Leaf, ...],
+    leaves: tuple[Leaf, ...] = (),
     **options: bool,
 ) -> tuple[nn.Module, LearnableSites]:
     copied = copy_model(without_graph_module(net))
     for module in copied.modules():
         remove_wrapper_(module)
     disable_caches_(copied)
-    choice = choose(copied, inputs, learn, leaves, **options)
-    if not is_bound(net):
-        with noticing_calls(net) as called:
-            check_trace(copied, choice.blueprint.traces, choice.blueprint.inputs)
-        if called:
-            raise TracingError(
-                f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
-                "something that is not copied holds it, such as a lambda or a hook made from it; "
-                "let that use the module that it is called with (self), or remove it"
-            )
-        restore_weights_(copied, net, choice.blueprint.traces.graphs)
+    try:
+        choice = choose(copied, inputs, learn, leaves, **options)
+        if not is_bound(net):
+            _check_copy(net, copied, choice)
+    except TracingError:
+        if not has_blocks(net) or BLOCKS[0] in leaves:
+            raise
+        return _follow_and_check(net, inputs, learn, (*leaves, *BLOCKS), **options)
     return copied, choice
+
+
+def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> None:
+    """Run a copy and its graphs, which must do the same, and let it have its weights back."""
+    traces = choice.blueprint.traces
+    with noticing_calls(net) as called:
+        check_trace(copied, traces, choice.blueprint.inputs)
+    if called:
+        raise TracingError(
+            f"a copy of {type(net).__name__} still calls {called[0]!r} of the model itself: "
+            "something that is not copied holds it, such as a lambda or a hook made from it; "
+            "let that use the module that it is called with (self), or remove it"
+        )
+    restore_weights_(copied, net, traces.graphs)
 
 
 def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[str, ExampleInputs]]:
@@ -226,7 +222,7 @@ def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[s
         if _count(part) < _WORTH_NAMING * n_all or is_inside or _shares_weights(net, name):
             continue
         with contextlib.suppress(ArchlearnError):
-            _rehearse_with_blocks(part, calls[name], None, (), must_learn=True)
+            _follow_and_check(part, calls[name], None)
             found.append((name, calls[name]))
     n_found = sum(_count(net.get_submodule(name)) for name, _ in found)
     return found if n_found >= _WORTH_SAYING * n_all else []
@@ -280,9 +276,6 @@ def _advise(parts: list[tuple[str, ExampleInputs]]) -> str:
             f"`{path} = al.compact({path})`"
         )
     return ". Or learn a part on its own: " + "; ".join(said) if said else ""
-
-
-"""Settings of optimisers that divide a gradient by its own size: Adam, RMSprop, Lion, Rprop."""
 
 
 @torch.inference_mode(False)

@@ -160,10 +160,6 @@ class GateContainer(nn.Module):
         found += [getattr(depth, key) for key in self._depth_keys]
         return found + [getattr(branch, key) for key in self._branch_keys]
 
-    def place_of_group(self, name: str) -> int:
-        """Return where the gates of a group stand in `gates`."""
-        return [group.name for group in self.choice.blueprint.groups].index(name)
-
     def place_of_site(self, name: str) -> int:
         """Return where the depth gate of a site stands in `gates`."""
         return len(self.choice.blueprint.groups) + list(self.choice.links).index(name)
@@ -224,23 +220,21 @@ class GateContainer(nn.Module):
         """Return the cost table, where the model now is."""
         return CostTable(*(self.numbers(f"cost_{name}", dtype) for name in CostTable.__slots__))
 
-    def find(self, channels: Tensor) -> tuple[list[str], Tensor | None]:
-        """Return the groups that pass a site, and where its gates stand among theirs.
+    def find(self, channels: Tensor) -> tuple[list[int], Tensor | None]:
+        """Return the places of the groups that pass a site, and where its gates stand among theirs.
 
         The place is None where the gates are just those of the one group; place 0 stands for a
         channel that is not learnt.
         """
         blueprint = self.choice.blueprint
-        present = blueprint.groups_among(channels)
-        groups = [blueprint.groups[place] for place in present if place >= 0]
-        if len(groups) == 1 and torch.equal(groups[0].channels, channels):
-            return [groups[0].name], None
-        place = torch.zeros(len(blueprint.root), dtype=torch.long)
-        start = 1
-        for group in groups:
-            place[group.channels] = torch.arange(start, start + len(group.channels))
-            start += len(group.channels)
-        return [group.name for group in groups], place[channels]
+        groups = [place for place in blueprint.groups_among(channels) if place >= 0]
+        members = [blueprint.groups[place].channels for place in groups]
+        if len(groups) == 1 and torch.equal(members[0], channels):
+            return groups, None
+        index = torch.zeros(len(blueprint.root), dtype=torch.long)
+        joined = torch.cat([*members, channels[:0]])
+        index[joined] = torch.arange(1, len(joined) + 1)
+        return groups, index[channels]
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""

@@ -37,6 +37,7 @@ from archlearn.nn.masked_norms import (
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
+from archlearn.tracing.fx_utils import copy_graph
 from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
@@ -206,14 +207,6 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     return graph
 
 
-def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
-    """Return a copy of a graph, and its nodes by their names in the original."""
-    made = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    made.output(made.graph_copy(graph, mapping))
-    return made, {old.name: new for old, new in mapping.items()}
-
-
 def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
     """Return a copy of a graph with marks for the hooks of blocks, and its nodes by their names."""
     graph, nodes = copy_graph(traces.graphs[place])
@@ -251,15 +244,7 @@ class _Writer:
 
     def gate_channels(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Put the width gates of a site behind a node."""
-        groups, index = self.store.find(channels)
-        if not groups:
-            return
-        with self.graph.inserting_after(node):
-            gated = self.graph.call_function(gate_channels, (node,))
-        with self.graph.inserting_before(gated):
-            width = self._assemble(groups, index)
-        node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
-        gated.args = (node, width, dim)
+        self._gate_behind(node, channels, gate_channels, dim)
 
     def gate_read(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a call read its input through gates; calls that read the same share the product."""
@@ -280,15 +265,19 @@ class _Writer:
     def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a mean be taken over the open channels."""
         self.gate_read(node, channels, dim)
+        self._gate_behind(node, channels, rescale_mean)
+
+    def _gate_behind(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
+        """Let all that read a node read a function of it and of the gates of its channels."""
         groups, index = self.store.find(channels)
         if not groups:
             return
         with self.graph.inserting_after(node):
-            scaled = self.graph.call_function(rescale_mean, (node,))
-        with self.graph.inserting_before(scaled):
+            gated = self.graph.call_function(function, (node,))
+        with self.graph.inserting_before(gated):
             width = self._assemble(groups, index)
-        node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
-        scaled.args = (node, width)
+        node.replace_all_uses_with(gated, delete_user_cb=lambda user: user is not gated)
+        gated.args = (node, width, *more)
 
     def gate_norm(self, node: fx.Node, channels: Tensor) -> None:
         """Let a LayerNorm, RMSNorm or GroupNorm take its statistics over the open channels."""
@@ -362,8 +351,8 @@ class _Writer:
     def _acting(self, place: int) -> fx.Node:
         return self.graph.call_function(operator.getitem, (self.acting, place))
 
-    def _assemble(self, groups: list[str], index: Tensor | None) -> fx.Node:
-        opened = [self._acting(self.store.place_of_group(group)) for group in groups]
+    def _assemble(self, groups: list[int], index: Tensor | None) -> fx.Node:
+        opened = [self._acting(group) for group in groups]
         if index is None:
             return opened[0]
         place = self.graph.get_attr(self.store.keep_index(index))

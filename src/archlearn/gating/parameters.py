@@ -12,9 +12,8 @@ from archlearn.gating.gate_container import GateContainer
 from archlearn.nn.tristate_activation import TriState
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
-
-
 _ADAPTIVE = ("eps", "betas", "etas")
+"""Settings of optimisers that divide a gradient by its own size: Adam, RMSprop, Lion, Rprop."""
 
 
 class _GateGroup(dict[str, Any]):

@@ -17,10 +17,10 @@ from archlearn.analysis.channel_graph import (
     build_channel_graph,
     number_groups,
 )
-from archlearn.analysis.channel_labels import FIXED
+from archlearn.analysis.channel_labels import FIXED, line_along
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import Site, find_trained
-from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_links
 from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
 from archlearn.errors import InputError, SurgeryError
@@ -287,26 +287,24 @@ class _Wishes:
     def of(self, site: Site) -> Learn:
         """Return what is asked for at a site; the last key that fits decides."""
         self.seen[site.name] = site
-        if self.learn is None:
-            return Learn.WIDTH | Learn.DEPTH
-        asked = Learn.NOTHING
-        for key, wish in self.learn.items():
-            if any(fnmatchcase(name, key) for name in _names(site)):
-                self.met[key].append(site)
-                asked = wish
-        return asked
+        keys = self._find_keys(_names(site))
+        for key in keys:
+            self.met[key].append(site)
+        return Learn.WIDTH | Learn.DEPTH if self.learn is None else self._last(keys)
 
     def of_branch(self, name: str) -> Learn:
         """Return what is asked for at a branch."""
         self.branches.append(name)
-        if self.learn is None:
-            return Learn.DEPTH
-        asked = Learn.NOTHING
-        for key, wish in self.learn.items():
-            if any(fnmatchcase(each, key) for each in (name, name.split("#")[0])):
-                self.met_branch[key].append(name)
-                asked = wish
-        return asked
+        keys = self._find_keys({name, name.split("#")[0]})
+        for key in keys:
+            self.met_branch[key].append(name)
+        return Learn.DEPTH if self.learn is None else self._last(keys)
+
+    def _find_keys(self, names: set[str]) -> list[str]:
+        return [key for key in self.met if any(fnmatchcase(name, key) for name in names)]
+
+    def _last(self, keys: list[str]) -> Learn:
+        return (self.learn or {})[keys[-1]] if keys else Learn.NOTHING
 
     def check(self, choice: LearnableSites) -> None:
         """Raise if a key meets nothing, or names one site and asks for what is not exact."""
@@ -419,14 +417,11 @@ def _fits_norm(
 def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
     rows: dict[str, tuple[str, Tensor]] = {}
     for place, graph in enumerate(blueprint.graphs):
-        for node in graph.nodes:
-            if node.op.startswith("call") and is_linear_op(node, net):
-                op = read_linear_op(node, net)
-                labels: Any = blueprint.followed[place].values[node.name]
-                if op is not None and op.weight not in rows:
-                    vector = labels.ids.movedim(op.channel_dim, -1)
-                    channels = vector[(0,) * (vector.dim() - 1)]
-                    rows[op.weight] = (op.layer, blueprint.root[channels])
+        for node, op in find_linear_ops(graph, net):
+            labels: Any = blueprint.followed[place].values[node.name]
+            if op.weight not in rows:
+                channels = blueprint.root[line_along(labels.ids, op.channel_dim)]
+                rows[op.weight] = (op.layer, channels)
     return tuple(rows.values())
 
 

@@ -19,10 +19,7 @@ def masked_layer_norm(
 ) -> Float[Tensor, "*shape channels"]:
     """Normalise the last dimension over the channels whose gates are 1."""
     wide, gate = _widen(x, gate)
-    n_open = gate.sum()
-    centred = (wide - (wide * gate).sum(-1, keepdim=True) / n_open) * gate
-    variance = centred.square().sum(-1, keepdim=True) / n_open
-    out = centred * torch.rsqrt(variance + eps)
+    out = _normalise(wide, gate, gate.sum(), eps)
     if weight is not None:
         out = out * weight
     if bias is not None:
@@ -42,11 +39,8 @@ def masked_group_norm(
     wide, gate = _widen(x, gate)
     along_channels = (-1, *[1] * (x.dim() - 2))
     opened = gate.view(along_channels).expand(x.shape[1:]).reshape(n_groups, -1)
-    n_open = opened.sum(-1, keepdim=True)
     grouped = wide.reshape(len(x), n_groups, -1)
-    centred = (grouped - (grouped * opened).sum(-1, keepdim=True) / n_open) * opened
-    variance = centred.square().sum(-1, keepdim=True) / n_open
-    out = (centred * torch.rsqrt(variance + eps)).reshape(x.shape)
+    out = _normalise(grouped, opened, opened.sum(-1, keepdim=True), eps).reshape(x.shape)
     if weight is not None:
         out = out * weight.view(along_channels)
     if bias is not None:
@@ -75,6 +69,13 @@ def rescale_mean(
     """Turn a mean over all channels, closed ones being zero, into that over the open ones."""
     wide, gate = _widen(mean, gate)
     return (wide * (len(gate) / gate.sum())).to(mean.dtype)
+
+
+def _normalise(x: Tensor, opened: Tensor, n_open: Tensor, eps: float) -> Tensor:
+    """Give what is open along the last dimension a mean of 0 and a variance of 1."""
+    centred = (x - (x * opened).sum(-1, keepdim=True) / n_open) * opened
+    variance = centred.square().sum(-1, keepdim=True) / n_open
+    return centred * torch.rsqrt(variance + eps)
 
 
 def _widen(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from archlearn.analysis.channel_labels import CONSTANT, Labels, core
 from archlearn.analysis.cost_model import count_positions_by_call
-from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
-from archlearn.surgery.planning import PlannedSizes
+from archlearn.surgery.merging import PlannedSizes
+from archlearn.surgery.planning import find_constant_inputs
 
 
 class CostTerms:
@@ -218,21 +217,11 @@ class CostTerms:
     def _find_folds(self) -> None:
         """Write which gates make a constant that a layer without a bias must take up."""
         self.folds: dict[str, set[int]] = {}
-        for place, graph in enumerate(self.blueprint.graphs):
-            values = self.blueprint.followed[place].values
-            for node in graph.nodes:
-                if not (node.op == "call_module" and is_linear_op(node, self.model)):
-                    continue
-                op = read_linear_op(node, self.model)
-                labels = values[node.all_input_nodes[0].name]
-                if op is None or not isinstance(labels, Labels) or op.groups > 1:
-                    continue
-                ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
-                constant = state.amax(0) == CONSTANT
-                gates = self.gate_of[self.blueprint.root[ids[0]]][constant]
-                found = set(gates[gates < self.n_gates].tolist())
-                if found:
-                    self.folds.setdefault(op.layer, set()).update(found)
+        for layer, channels, constant in find_constant_inputs(self.model, self.blueprint):
+            gates = self.gate_of[channels][constant]
+            found = set(gates[gates < self.n_gates].tolist())
+            if found:
+                self.folds.setdefault(layer, set()).update(found)
         layers = [
             n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None
         ]

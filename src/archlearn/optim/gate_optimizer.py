@@ -120,6 +120,14 @@ class GateOptimizer(torch.optim.Optimizer):
         self._branches: list[Tensor] = [*gates[n_groups + self._cost.n_depth :]]
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
+        self._set_times(total_steps, every)
+        self._may_pay, self._shrinks = False, True
+        self._written: list[Tensor] = []
+        self._has_warned = False
+        self._remember()
+
+    def _set_times(self, total_steps: int, every: int) -> None:
+        """Settle at which steps gates decide, and look whether a cut pays."""
         window = self.schedule
         self._begin = max(1, round(window.begin * total_steps))
         self._end = max(self._begin + 1, round(window.end * total_steps))
@@ -127,10 +135,6 @@ class GateOptimizer(torch.optim.Optimizer):
         interval = max(1, (self._end - self._begin) // window.decisions)
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
-        self._may_pay, self._shrinks = False, True
-        self._written: list[Tensor] = []
-        self._has_warned = False
-        self._remember()
 
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""

@@ -1,18 +1,18 @@
 """What merging layers saves, for any state of the gates: the best partition of each chain.
 
-As `surgery/merge_planning.py` decides, but for many states at once and on the device.
+As `surgery/merging.py` decides, but for many states at once and on the device.
 """
 
 import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.module_utils import find_module
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
-from archlearn.surgery.merge_planning import chain_links, merged_kernel
+from archlearn.surgery.merging import chain_links, count_bare, layers_of, merged_kernel
 
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -112,27 +112,9 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     """Return every run of layers that may become one, and what it would cost, as tables."""
     chains = chain_links(list(terms.choice.links.values()))
     site_of = {site: place for place, site in enumerate(terms.choice.links)}
-    layers: list[str] = []
-    links: list[MergeablePair | None] = []
-    segments: list[_Segment] = []
-    longest = max(len(chain) for chain in chains) + 1
-    table = torch.full((longest, len(chains), longest), -1)
-    for number, chain in enumerate(chains):
-        start = len(layers)
-        names = [chain[0].first, *[link.second for link in chain]]
-        layers += names
-        links += [*chain, None]
-        for end in range(longest):
-            # A chain that is shorter than the longest goes on with layers that are not there.
-            table[end, number, end] = -2
-        for last in range(1, len(names)):
-            for first in range(last):
-                segment = _find_segment(terms, chain, names, first, last, start)
-                if segment is not None:
-                    table[last, number, first] = len(segments)
-                    segments.append(segment)
-    n = len(segments)
-    table = torch.where(table == -2, n, torch.where(table == -1, n + 1, table))
+    links = [link for chain in chains for link in (*chain, None)]
+    layers = [name for chain in chains for name in layers_of(chain)]
+    segments, table = _find_segments(terms, chains)
     none = len(terms.fold_layers)
     modules: list[Any] = [find_module(terms.model, name) for name in layers]
     norms = [
@@ -173,30 +155,41 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     }
 
 
+def _find_segments(
+    terms: CostTerms, chains: list[list[MergeablePair]]
+) -> tuple[list[_Segment], Tensor]:
+    """Return all segments, and which one each end, chain and start has (`_best_partition`)."""
+    segments: list[_Segment] = []
+    longest = max(len(chain) for chain in chains) + 1
+    table = torch.full((longest, len(chains), longest), -1)
+    start = 0
+    for number, chain in enumerate(chains):
+        for end in range(longest):
+            # A chain that is shorter than the longest goes on with layers that are not there.
+            table[end, number, end] = -2
+        for last in range(1, len(chain) + 1):
+            for first in range(last):
+                segment = _find_segment(terms, chain, first, last, start)
+                if segment is not None:
+                    table[last, number, first] = len(segments)
+                    segments.append(segment)
+        start += len(chain) + 1
+    n = len(segments)
+    return segments, torch.where(table == -2, n, torch.where(table == -1, n + 1, table))
+
+
 def _find_segment(
-    terms: CostTerms,
-    chain: list[MergeablePair],
-    names: list[str],
-    first: int,
-    last: int,
-    start: int,
+    terms: CostTerms, chain: list[MergeablePair], first: int, last: int, start: int
 ) -> _Segment | None:
     """Return the segment of these layers, or None if merging them is never exact."""
-    layers = tuple(names[first : last + 1])
-    bare = start + first - 1
-    for place in range(1, len(layers)):
-        module: Any = find_module(terms.model, layers[place])
-        if isinstance(module, nn.Linear) or not any(module.padding):
-            continue
-        in_front: list[Any] = [find_module(terms.model, name) for name in layers[:place]]
-        if (
-            any(k > 1 for k in merged_kernel(layers[:place], terms.sizes))
-            or any(any(m.padding) or m.bias is not None for m in in_front)
-            or any(link.norms for link in chain[first : first + place])
-        ):
-            return None
-        bare = start + first + place - 1
+    layers = tuple(layers_of(chain)[first : last + 1])
     inside = chain[first:last]
+    n_bare = count_bare(layers, inside, terms.sizes)
+    modules: list[Any] = [find_module(terms.model, layer) for layer in layers[:n_bare]]
+    if n_bare is None or any(module.bias is not None for module in modules):
+        return None
     kernel = float(math.prod(merged_kernel(layers, terms.sizes)))
     has_norm = any(link.norms for link in inside)
-    return _Segment(start + first, start + last, layers, kernel, has_norm, bare)
+    return _Segment(
+        start + first, start + last, layers, kernel, has_norm, start + first + n_bare - 1
+    )

@@ -7,7 +7,7 @@ from torch import fx, nn
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
-from archlearn.surgery.planning import decide, draft
+from archlearn.surgery.planning import decide, write_plan
 from archlearn.tracing.generated_forward import unwrap
 
 
@@ -60,8 +60,8 @@ def read_architecture(
     model = unwrap(model)
     with evaluating(model):
         decision = decide(model, example_inputs)
-        sketch = draft(model, decision, pay)
-    gone = {layer for merge in sketch.merges if merge.made for layer in merge.layers[:-1]}
+        merges = write_plan(model, decision, pay).merges
+    gone = {layer for merge in merges if merge.made for layer in merge.layers[:-1]}
     gone_calls = decision.gone_calls(0)
     graph = decision.choice.blueprint.traces.evaluation
     layers: dict[str, Layer] = {}
@@ -71,13 +71,9 @@ def read_architecture(
         initial = len(rows) if store is None else store.original_widths[name]
         layers[name] = Layer(name, kept, initial)
     calls = [node for node in graph.nodes if node.name not in gone_calls]
-    in_order = [layer_of(node) for node in calls if _is_layer(node, model)]
+    in_order = [layer_of(node) for node in calls if is_linear_op(node, model)]
     names = [name for name in dict.fromkeys(in_order) if name in layers and name not in gone]
     return Architecture(tuple(layers[name] for name in names), _is_chain(graph, model))
-
-
-def _is_layer(node: fx.Node, model: nn.Module) -> bool:
-    return node.op.startswith("call") and is_linear_op(node, model)
 
 
 def _is_chain(graph: fx.Graph, model: nn.Module) -> bool:
@@ -87,12 +83,12 @@ def _is_chain(graph: fx.Graph, model: nn.Module) -> bool:
     for node in graph.nodes:
         sources: set[fx.Node] = set()
         for source in node.all_input_nodes:
-            sources |= {source} if _is_layer(source, model) else behind[source]
+            sources |= {source} if is_linear_op(source, model) else behind[source]
         behind[node] = sources
-        if _is_layer(node, model):
+        if is_linear_op(node, model):
             if len(sources) > 1:
                 return False
             for source in sources:
                 readers[source] = readers.get(source, 0) + 1
-    calls = [layer_of(n) for n in graph.nodes if _is_layer(n, model)]
+    calls = [layer_of(n) for n in graph.nodes if is_linear_op(n, model)]
     return all(n == 1 for n in readers.values()) and len(calls) == len(set(calls))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
-from archlearn.analysis.trace_check import differs, forward_matches_graph, try_graph
+from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
@@ -148,12 +148,8 @@ def _make(
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
     moving = mutable_modules(traces.graphs, small)
-    if certified:
-        comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
-        certificate = _finish_(small, comparison, traces, changed)
-    else:
-        with preserve_weights(small, moving):
-            certificate = _finish_uncertified_(small, inputs, traces, changed)
+    comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
+    certificate = _finish_(small, comparison, traces, changed, certified=certified)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
     setattr(small, KEPT, plan.kept(getattr(small, KEPT, None)))
@@ -242,33 +238,21 @@ def _computed_layers(plan: Plan) -> list[str]:
 
 
 def _finish_(
-    small: nn.Module, comparison: Comparison, traces: Traces, changed: bool
-) -> Certificate:
-    """Give the compact model its `forward`; return its certificate.
+    small: nn.Module, comparison: Comparison, traces: Traces, changed: bool, *, certified: bool
+) -> Certificate | None:
+    """Give the compact model its `forward`; return its certificate, if it is to have one.
 
-    The user's own `forward` serves wherever it computes the same; else a generated one does.
+    A graph is right by its construction; the user's own `forward` serves where it does the same.
     """
-    if not changed:
-        with preserve_weights(small, comparison.movers):
-            changed = differs(small, traces, comparison.inputs)
-    certificate = None if changed else _certify_own(comparison)
-    if certificate is None:
+    with preserve_weights(small, comparison.movers):
+        if changed and not certified:
+            try_graph(small, traces, comparison.inputs)
+        is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
+    certificate = _certify_own(comparison) if is_own and certified else None
+    if not is_own or (certified and certificate is None):
         bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
-        certificate = _certify_bound(comparison)
+        certificate = _certify_bound(comparison) if certified else None
     return certificate
-
-
-def _finish_uncertified_(
-    small: nn.Module, inputs: ExampleInputs, traces: Traces, changed: bool
-) -> None:
-    """Give the compact model a `forward` that is known to be right without a comparison.
-
-    A graph is right by its construction; the user's own `forward`, where it does the same.
-    """
-    if changed:
-        try_graph(small, traces, inputs)
-    if changed or not forward_matches_graph(small, traces, inputs):
-        bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
 
 
 def _certify_bound(comparison: Comparison) -> Certificate:

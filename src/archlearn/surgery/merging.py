@@ -1,15 +1,231 @@
-"""Merge two Linear layers or two convolutions into one; fold BatchNorm."""
+"""Merge layers with nothing but linear maps between them: which merges pay, and the algebra."""
 
 import copy
+import functools
+import itertools
 import math
-from typing import Any
+from collections.abc import Container
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from archlearn.analysis.channel_graph import ChannelGraph
+from archlearn.analysis.cost_model import count_positions
+from archlearn.analysis.mergeable_layers import MergeablePair
+from archlearn.costs import Costs
 from archlearn.errors import SurgeryError
+from archlearn.module_utils import find_module, find_tensor, first_names
+from archlearn.surgery.plan import Fold, Merge, Narrowing
 
 _CONVS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class PlannedSizes:
+    """Shapes of parameters as they will be, and how often each weight is applied."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blueprint: ChannelGraph,
+        narrowings: tuple[Narrowing, ...] = (),
+        folds: tuple[Fold, ...] = (),
+        gone: Container[str] = (),
+    ) -> None:
+        self.model = model
+        self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
+        self.positions = count_positions(blueprint, model, gone)
+        self.names = first_names(model)
+        self.new_biases = {
+            f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
+        }
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape after narrowing."""
+        name = self.names.get(name, name)
+        shape = find_tensor(self.model, name).shape
+        return tuple(self.kept.get((name, dim), size) for dim, size in enumerate(shape))
+
+    def has_bias(self, layer: str) -> bool:
+        """Return whether a layer will have a bias."""
+        old = getattr(find_module(self.model, layer), "bias", None)
+        return old is not None or layer in self.new_biases
+
+    def applied(self, layer: str) -> int:
+        """Return at how many places a layer's weight is applied."""
+        return self.positions.get(f"{layer}.weight", 0)
+
+
+class Grid(NamedTuple):
+    """Where the weights of a convolution stand along one dimension."""
+
+    kernel: int
+    dilation: int
+    stride: int
+
+    def then(self, other: "Grid") -> "Grid":
+        """Return the grid of the one convolution that this one and another behind it make."""
+        step = self.stride * other.dilation
+        parts = [self.dilation] * (self.kernel > 1) + [step] * (other.kernel > 1)
+        spacing = math.gcd(*parts) if parts else 1
+        reach = self.dilation * (self.kernel - 1) + step * (other.kernel - 1)
+        return Grid(reach // spacing + 1, spacing, self.stride * other.stride)
+
+
+def _grids(conv: Any) -> list[Grid]:
+    each = zip(conv.kernel_size, conv.dilation, conv.stride, strict=True)
+    return [Grid(*numbers) for numbers in each]
+
+
+def _join_grids(first: list[Grid], second: list[Grid]) -> list[Grid]:
+    return [one.then(two) for one, two in zip(first, second, strict=True)]
+
+
+def plan_merges(
+    links: dict[str, MergeablePair], linear: tuple[str, ...], sizes: PlannedSizes, pay: str
+) -> tuple[Merge, ...]:
+    """Return for each run of linear links the cheapest way to merge its layers.
+
+    A run of layers may merge wholly, in parts or not at all; all ways are compared. A merge
+    must lower what the user counts, and may not raise the other cost.
+    """
+    merges: list[Merge] = []
+    for run in chain_links([links[site] for site in linear if site in links]):
+        merges.extend(_split(run, sizes, pay))
+    return tuple(merges)
+
+
+def separate_costs(merge: Merge, sizes: PlannedSizes) -> Costs:
+    """Return what the layers of a merge and the norms between them cost apart."""
+    parameters = macs = 0
+    for layer in merge.layers:
+        weight = math.prod(sizes.shape(f"{layer}.weight"))
+        parameters += weight + sizes.shape(f"{layer}.weight")[0] * sizes.has_bias(layer)
+        macs += weight * sizes.applied(layer)
+    for norm in merge.norms:
+        module: Any = find_module(sizes.model, norm)
+        parameters += sum(sizes.shape(f"{norm}.{n}")[0] for n, _ in module.named_parameters())
+    return Costs(parameters, macs)
+
+
+def merged_costs(merge: Merge, sizes: PlannedSizes) -> Costs:
+    """Return what the one layer costs that a merge makes."""
+    first, last = merge.layers[0], merge.layers[-1]
+    n_in, n_out = sizes.shape(f"{first}.weight")[1], sizes.shape(f"{last}.weight")[0]
+    weight = n_in * n_out * math.prod(merged_kernel(merge.layers, sizes))
+    has_bias = bool(merge.norms) or any(sizes.has_bias(layer) for layer in merge.layers)
+    return Costs(weight + n_out * has_bias, weight * sizes.applied(last))
+
+
+def merged_kernel(layers: tuple[str, ...], sizes: PlannedSizes) -> list[int]:
+    """Return the kernel size of the convolution that a run of convolutions becomes."""
+    modules = [find_module(sizes.model, layer) for layer in layers]
+    if isinstance(modules[0], nn.Linear):
+        return []
+    return [grid.kernel for grid in functools.reduce(_join_grids, map(_grids, modules))]
+
+
+def chain_links(links: list[MergeablePair]) -> list[list[MergeablePair]]:
+    """Return links that follow on one another as runs."""
+    by_first = {link.first: link for link in links}
+    seconds = {link.second for link in links}
+    runs: list[list[MergeablePair]] = []
+    for link in links:
+        if link.first not in seconds:
+            run = [link]
+            while run[-1].second in by_first:
+                run.append(by_first[run[-1].second])
+            runs.append(run)
+    return runs
+
+
+def _split(run: list[MergeablePair], sizes: PlannedSizes, pay: str) -> list[Merge]:
+    """Return the partition of a run with the least cost, by dynamic programming."""
+    n = len(run) + 1
+    best: list[tuple[int, list[tuple[int, int]]]] = [(0, [])]
+    for end in range(1, n + 1):
+        options: list[tuple[int, list[tuple[int, int]]]] = []
+        for start in range(end):
+            if end - start > 1 and not _may_merge(run, start, end, sizes):
+                continue
+            cost = _segment_cost(run, start, end, sizes, pay)
+            options.append((best[start][0] + cost, [*best[start][1], (start, end)]))
+        # of equal costs the one with fewer merges: a merge must lower the cost
+        best.append(min(options, key=lambda option: (option[0], -len(option[1]))))
+    merges = [
+        _merge(run, start, end, sizes, pay, made=True)
+        for start, end in best[n][1]
+        if end - start > 1
+    ]
+    return merges or [_merge(run, 0, n, sizes, pay, made=False)]
+
+
+def _segment_cost(
+    run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str
+) -> int:
+    merge = _merge(run, start, end, sizes, pay, made=True)
+    norms_behind = run[end - 1].norms if end <= len(run) else ()
+    kept = separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes)
+    return (merge.after if end - start > 1 else merge.before) + getattr(kept, pay)
+
+
+def _may_merge(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes) -> bool:
+    """Return whether a merge is exact and raises neither of the two costs."""
+    if not _is_exact(run, start, end, sizes):
+        return False
+    draft = _merge(run, start, end, sizes, "parameters", made=True)
+    old, new = separate_costs(draft, sizes), merged_costs(draft, sizes)
+    return new.parameters <= old.parameters and new.multiply_adds <= old.multiply_adds
+
+
+def _is_exact(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes) -> bool:
+    layers = tuple(layers_of(run)[start:end])
+    n_bare = count_bare(layers, run[start : end - 1], sizes)
+    return n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
+
+
+def count_bare(
+    layers: tuple[str, ...], links: list[MergeablePair], sizes: PlannedSizes
+) -> int | None:
+    """Return how many layers at the start may have no bias; None if no merge is exact at all.
+
+    A padded convolution merges with what is in front only if that is a 1×1 without bias.
+    """
+    n_bare = 0
+    for place in range(1, len(layers)):
+        module: Any = find_module(sizes.model, layers[place])
+        if isinstance(module, nn.Linear) or not any(module.padding):
+            continue
+        in_front: list[Any] = [find_module(sizes.model, layer) for layer in layers[:place]]
+        is_point = all(k == 1 for k in merged_kernel(layers[:place], sizes))
+        if not is_point or any(any(m.padding) for m in in_front):
+            return None
+        if any(link.norms for link in links[:place]):
+            return None
+        n_bare = place
+    return n_bare
+
+
+def layers_of(run: list[MergeablePair]) -> list[str]:
+    """Return the layers of links that follow on one another."""
+    return [run[0].first, *[link.second for link in run]]
+
+
+def _merge(
+    run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str, made: bool
+) -> Merge:
+    inside = run[start : end - 1]
+    draft = Merge(
+        layers=tuple(layers_of(run)[start:end]),
+        norms=tuple(norm for link in inside for norm in link.norms),
+        sites=tuple(link.site for link in inside),
+        before=0,
+        after=0,
+        made=made,
+    )
+    old, new = separate_costs(draft, sizes), merged_costs(draft, sizes)
+    before, after = getattr(old, pay), getattr(new, pay)
+    return Merge(draft.layers, draft.norms, draft.sites, before, after, made)
 
 
 @torch.no_grad()
@@ -45,25 +261,18 @@ def merge_convolutions(first: Any, second: Any) -> Any:
         SurgeryError: If the layers do not fit, or the result would differ at the border.
     """
     check_convolutions(first, second)
-    stride = _times(first.stride, second.stride)
-    steps = [s * d for s, d in zip(first.stride, second.dilation, strict=True)]
-    dilation = [
-        _common(d, k, e, q)
-        for d, k, e, q in zip(
-            first.dilation, first.kernel_size, steps, second.kernel_size, strict=True
-        )
-    ]
-    kernel = _compose(first, second, steps, dilation)
+    grids = _join_grids(_grids(first), _grids(second))
+    kernel = _compose(first, second, grids)
     pads = any(second.padding)
     padding = _times(first.stride, second.padding) if pads else first.padding
     has_bias = first.bias is not None or second.bias is not None
     merged = type(second)(
         first.in_channels,
         second.out_channels,
-        tuple(kernel.shape[2:]),
-        stride=stride,
+        tuple(grid.kernel for grid in grids),
+        stride=tuple(grid.stride for grid in grids),
         padding=padding,
-        dilation=tuple(dilation),
+        dilation=tuple(grid.dilation for grid in grids),
         bias=has_bias,
         padding_mode=second.padding_mode if pads else first.padding_mode,
     ).to(second.weight)
@@ -141,38 +350,24 @@ def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:
     return merged.requires_grad_(any(p.requires_grad for part in parts for p in part.parameters()))
 
 
-def _compose(first: Any, second: Any, steps: list[int], dilation: list[int]) -> Tensor:
-    sizes = [
-        (d * (k - 1) + e * (q - 1)) // g + 1
-        for d, k, e, q, g in zip(
-            first.dilation, first.kernel_size, steps, second.kernel_size, dilation, strict=True
-        )
-    ]
-    kernel = second.weight.new_zeros(second.out_channels, first.in_channels, *sizes)
-    spread = [max(d // g, 1) for d, g in zip(first.dilation, dilation, strict=True)]
-    for place in (
-        torch.cartesian_prod(*[torch.arange(q) for q in second.kernel_size])
-        .reshape(-1, len(steps))
-        .tolist()
-    ):
+def _compose(first: Any, second: Any, grids: list[Grid]) -> Tensor:
+    """Return the kernel of both: at each place of the second's, the first's is added."""
+    steps = _times(first.stride, second.dilation)
+    kernel = second.weight.new_zeros(
+        second.out_channels, first.in_channels, *[grid.kernel for grid in grids]
+    )
+    for place in itertools.product(*map(range, second.kernel_size)):
         part = torch.einsum("om,mi...->oi...", second.weight[(..., *place)], first.weight)
-        starts = [p * e // g for p, e, g in zip(place, steps, dilation, strict=True)]
-        region = tuple(
-            slice(start, start + s * (k - 1) + 1, s)
-            for start, s, k in zip(starts, spread, first.kernel_size, strict=True)
-        )
-        kernel[(..., *region)] += part
+        region: list[Any] = [...]
+        for p, step, grid, own in zip(place, steps, grids, _grids(first), strict=True):
+            start, spread = p * step // grid.dilation, max(own.dilation // grid.dilation, 1)
+            region.append(slice(start, start + spread * (own.kernel - 1) + 1, spread))
+        kernel[tuple(region)] += part
     return kernel
 
 
 def _has_bias(layer: Any) -> bool:
     return layer.bias is not None
-
-
-def _common(dilation: int, kernel: int, step: int, other: int) -> int:
-    """Return the largest spacing on which both kernels lie."""
-    parts = [dilation] * (kernel > 1) + [step] * (other > 1)
-    return math.gcd(*parts) if parts else 1
 
 
 def _times(first: Any, second: Any) -> tuple[int, ...]:

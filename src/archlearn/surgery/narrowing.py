@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module, find_tensor, list_tensors
+from archlearn.module_utils import find_module, find_tensor, list_tensors, set_module_
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
@@ -185,7 +186,7 @@ class MergeApplier:
                     self._leave_out(graph, [node])
         for name, module in list(self.net.named_modules()):
             if isinstance(module, TriState):
-                self._set(name, module.activation)
+                set_module_(self.net, name, module.activation)
 
     def _merge(self, merge: Merge) -> None:
         links = [self.choice.links[site] for site in merge.sites]
@@ -196,7 +197,7 @@ class MergeApplier:
             by_name = {n.name: n for n in graph.nodes}
             names = [name for link in links for name in link.nodes[place]]
             self._leave_out(graph, [by_name[name] for name in names if name in by_name])
-        self._set(links[0].first, layer)
+        set_module_(self.net, links[0].first, layer)
 
     def _join(self, layer: Any, link: MergeablePair) -> Any:
         for norm in link.norms:
@@ -208,20 +209,12 @@ class MergeApplier:
 
     def _leave_out(self, graph: fx.Graph, nodes: list[fx.Node]) -> None:
         for node in nodes:
-            if node.op == "call_module" and _is_called_once(graph, node):
-                self._set(str(node.target), nn.Identity())
+            if node.op == "call_module" and not is_called_again(node):
+                set_module_(self.net, str(node.target), nn.Identity())
             else:
                 self.changed = True
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
-
-    def _set(self, name: str, module: nn.Module) -> None:
-        owner, _, attribute = name.rpartition(".")
-        setattr(find_module(self.net, owner), attribute, module)
-
-
-def _is_called_once(graph: fx.Graph, node: fx.Node) -> bool:
-    return sum(n.op == "call_module" and n.target == node.target for n in graph.nodes) == 1
 
 
 def leave_out_branches_(

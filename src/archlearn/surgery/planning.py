@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
-from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.costs import Costs, count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
@@ -22,13 +22,12 @@ from archlearn.module_utils import (
     evaluating,
     find_module,
     find_tensor,
-    first_names,
     weight_sources,
 )
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate_activation import TriState, check_gate
-from archlearn.surgery.merge_planning import merged_costs, plan_merges, separate_costs
-from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
+from archlearn.surgery.merging import PlannedSizes, merged_costs, plan_merges, separate_costs
+from archlearn.surgery.plan import Fold, Narrowing, Plan
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 
 
@@ -188,83 +187,30 @@ def plan(model: nn.Module, example_inputs: object = None, *, pay: str = "paramet
         return write_plan(model, decide(model, example_inputs), pay)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A plan whose costs have not been counted yet."""
-
-    narrowings: tuple[Narrowing, ...]
-    folds: tuple[Fold, ...]
-    merges: tuple[Merge, ...]
-    sizes: "PlannedSizes"
-
-
-def draft(model: nn.Module, decision: Decision, pay: str) -> Draft:
-    """Return what follows from a decision, without running the model."""
+def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
+    """Return the plan that follows from a decision, without running the model."""
     blueprint, dropped = decision.choice.blueprint, decision.dropped
-    removed = decision.gone_tensors()
-    narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in removed)
+    gone = decision.gone_tensors()
+    narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in gone)
     folds = tuple(_folds(model, decision))
     sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0))
-    merges = plan_merges(decision.choice.links, decision.linear, sizes, pay)
-    return Draft(narrowings, folds, merges, sizes)
-
-
-def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
-    """Return the plan that follows from a decision."""
-    made = draft(model, decision, pay)
-    widths = {
-        group.name: tuple(torch.nonzero(~decision.dropped[group.channels]).flatten().tolist())
-        for group in decision.choice.blueprint.groups
-    }
-    gone = decision.gone_tensors()
-    removed = tuple(name for name in dict.fromkeys(made.sizes.names.values()) if name in gone)
     before = Costs(count_parameters(model), _count_multiply_adds(model, decision, set()))
-    gone_calls = decision.gone_calls(0)
-    lost = sum(p.numel() for name, p in model.named_parameters() if name in gone)
-    left = _count_multiply_adds(model, decision, gone_calls) - _count_cut(decision, gone_calls)
-    after = _predict(model, made, Costs(before.parameters - lost, left))
-    after = Costs(
-        after.parameters - _count_left_out(model, decision, made.sizes), after.multiply_adds
+    made = Plan(
+        widths={
+            group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
+            for group in blueprint.groups
+        },
+        narrowings=narrowings,
+        folds=folds,
+        linear=decision.linear,
+        merges=plan_merges(decision.choice.links, decision.linear, sizes, pay),
+        pay=pay,
+        before=before,
+        after=before,
+        branches=decision.closed,
+        removed=tuple(name for name in dict.fromkeys(sizes.names.values()) if name in gone),
     )
-    return Plan(
-        widths, made.narrowings, made.folds, decision.linear, made.merges, pay, before, after,
-        decision.closed, removed,
-    )  # fmt: skip
-
-
-class PlannedSizes:
-    """Shapes of parameters as they will be, and how often each weight is applied."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        blueprint: ChannelGraph,
-        narrowings: tuple[Narrowing, ...] = (),
-        folds: tuple[Fold, ...] = (),
-        gone: Container[str] = (),
-    ) -> None:
-        self.model = model
-        self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
-        self.positions = count_positions(blueprint, model, gone)
-        self.names = first_names(model)
-        self.new_biases = {
-            f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
-        }
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape after narrowing."""
-        name = self.names.get(name, name)
-        shape = find_tensor(self.model, name).shape
-        return tuple(self.kept.get((name, dim), size) for dim, size in enumerate(shape))
-
-    def has_bias(self, layer: str) -> bool:
-        """Return whether a layer will have a bias."""
-        old = getattr(find_module(self.model, layer), "bias", None)
-        return old is not None or layer in self.new_biases
-
-    def applied(self, layer: str) -> int:
-        """Return at how many places a layer's weight is applied."""
-        return self.positions.get(f"{layer}.weight", 0)
+    return replace(made, after=_predict(model, decision, made, sizes))
 
 
 def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:
@@ -290,27 +236,24 @@ def _folds(model: nn.Module, decision: Decision) -> list[Fold]:
     blueprint, dropped = decision.choice.blueprint, decision.dropped
     found: dict[str, Fold] = {}
     gone_calls = [decision.gone_calls(place) for place in range(len(blueprint.graphs))]
-    for layer, channels, constant in _constant_inputs(model, blueprint, gone_calls):
+    for layer, channels, constant in find_constant_inputs(model, blueprint, gone_calls):
         gone = dropped[channels] & constant
         if bool(gone.any()):
             found[layer] = Fold(layer, tuple(torch.nonzero(gone).flatten().tolist()))
     return list(found.values())
 
 
-def _constant_inputs(
+def find_constant_inputs(
     model: nn.Module, blueprint: ChannelGraph, gone_calls: Sequence[Container[str]] = ((), ())
 ) -> Iterable[tuple[str, Tensor, Tensor]]:
     """Yield the layers with inputs that are constant once dropped: their channels, and which."""
     for place, graph in enumerate(blueprint.graphs):
         values = blueprint.followed[place].values
-        for node in graph.nodes:
-            if not (node.op == "call_module" and is_linear_op(node, model)):
-                continue
-            if node.name in gone_calls[place]:
-                continue
-            op = read_linear_op(node, model)
+        for node, op in find_linear_ops(graph, model):
             labels = values[node.all_input_nodes[0].name]
-            if op is None or not isinstance(labels, Labels) or op.groups > 1:
+            if not op.is_module or op.groups > 1 or node.name in gone_calls[place]:
+                continue
+            if not isinstance(labels, Labels):
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
             constant = state.amax(0) == CONSTANT
@@ -328,7 +271,7 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
     evaluation; weights that are computed (weight_norm) become plain ones. Both can wait.
     """
     found = torch.ones(len(blueprint.root), dtype=torch.bool)
-    for _, channels, constant in _constant_inputs(model, blueprint):
+    for _, channels, constant in find_constant_inputs(model, blueprint):
         found[channels[constant]] = False
     for (name, _), channels in blueprint.dims.items():
         owner, _, key = name.rpartition(".")
@@ -373,12 +316,12 @@ def _count_left_out(model: nn.Module, decision: Decision, sizes: PlannedSizes) -
     )
 
 
-def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
+def computed_tensors(model: nn.Module, plan: Plan) -> list[str]:
     """Return the weights that are computed (weight_norm) and become plain ones."""
     if not any(map(computes_weights, model.modules())):
         return []
-    touched = [n.name for n in draft.narrowings] + [f"{f.layer}.weight" for f in draft.folds]
-    touched += [f"{layer}.weight" for m in draft.merges if m.made for layer in m.layers]
+    touched = [n.name for n in plan.narrowings] + [f"{f.layer}.weight" for f in plan.folds]
+    touched += [f"{layer}.weight" for m in plan.merges if m.made for layer in m.layers]
     names: dict[str, None] = {}
     for owner in dict.fromkeys(name.rpartition(".")[0] for name in touched):
         module = find_module(model, owner)
@@ -386,30 +329,28 @@ def computed_tensors(model: nn.Module, draft: Draft | Plan) -> list[str]:
     return list(names)
 
 
-def _count_computed(model: nn.Module, draft: Draft) -> int:
-    owners = {name.rpartition(".")[0] for name in computed_tensors(model, draft)}
-    parts = [find_module(model, owner) for owner in owners]
-    return sum(p.numel() for part in parts for p in weight_sources(part).values())
-
-
-def _predict(model: nn.Module, made: Draft, before: Costs) -> Costs:
-    sizes, merges = made.sizes, made.merges
-    parameters = before.parameters
-    multiply_adds = before.multiply_adds
-    changed = {name for name, _ in sizes.kept}
-    parameters -= _count_computed(model, made)
-    for name in changed:
+def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSizes) -> Costs:
+    """Return the costs of the compact network."""
+    gone, gone_calls = decision.gone_tensors(), decision.gone_calls(0)
+    computed = computed_tensors(model, plan)
+    narrowed = {name for name, _ in sizes.kept}
+    parameters = plan.before.parameters - _count_left_out(model, decision, sizes)
+    parameters -= sum(p.numel() for name, p in model.named_parameters() if name in gone)
+    for owner in {name.rpartition(".")[0] for name in computed}:
+        sources = weight_sources(find_module(model, owner))
+        parameters -= sum(source.numel() for source in sources.values())
+    for name in narrowed:
         tensor = find_tensor(model, name)
         if isinstance(tensor, nn.Parameter):
             parameters += math.prod(sizes.shape(name)) - tensor.numel()
-    for name in computed_tensors(model, made):
-        parameters += math.prod(sizes.shape(name))
-    for name in changed & sizes.positions.keys():
+    parameters += sum(math.prod(sizes.shape(name)) for name in computed)
+    parameters += sum(sizes.shape(f"{layer}.weight")[0] for layer in sizes.new_biases)
+    multiply_adds = _count_multiply_adds(model, decision, gone_calls)
+    multiply_adds -= _count_cut(decision, gone_calls)
+    for name in narrowed & sizes.positions.keys():
         lost = find_tensor(model, name).numel() - math.prod(sizes.shape(name))
         multiply_adds -= lost * sizes.positions[name]
-    for layer in sizes.new_biases:
-        parameters += sizes.shape(f"{layer}.weight")[0]
-    for merge in merges:
+    for merge in plan.merges:
         if merge.made:
             old, new = separate_costs(merge, sizes), merged_costs(merge, sizes)
             parameters += new.parameters - old.parameters

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.analysis.channel_labels import Labels, select, varying, without_repeats
+from archlearn.analysis.channel_labels import Labels, line_along, select, varying, without_repeats
 from archlearn.analysis.propagation_rules.reshape import as_selection
 from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
@@ -214,8 +214,7 @@ def _pad(move: Move) -> fx.Node | None:
     if len(longer) > 1:
         return None
     dim = longer[0] if longer else source.dim() - 1
-    line = expected.movedim(dim, -1)[(0,) * (source.dim() - 1)]
-    own = source.movedim(dim, -1)[(0,) * (source.dim() - 1)]
+    line, own = line_along(expected, dim), line_along(source, dim)
     extra = len(line) - len(own)
     start = next((s for s in range(extra + 1) if torch.equal(line[s : s + len(own)], own)), None)
     if start is None:
@@ -330,16 +329,12 @@ class Selections:
         return source, torch.arange(full.ids.numel()).reshape(full.shape)
 
     def _moved_places(self, old: fx.Node, places: Tensor) -> Any:
-        values = self.values
-        first = old.all_input_nodes[0]
+        first, exact = old.all_input_nodes[0], places.double()  # some kernels know no integers
         args, kwargs = map_arg(
-            (old.args, old.kwargs), lambda n: places if n is first else values[n.name]
+            (old.args, old.kwargs), lambda n: exact if n is first else self.values[n.name]
         )
-        try:
-            return call_node(old, self.net, args, kwargs)
-        except (RuntimeError, NotImplementedError):  # some kernels know no integers
-            moved = call_node(old, self.net, (places.double(), *args[1:]), kwargs)
-            return moved.long() if isinstance(moved, Tensor) else None
+        moved = call_node(old, self.net, args, kwargs)
+        return moved.long() if isinstance(moved, Tensor) else None
 
     def scramble(self, old: fx.Node, node: fx.Node) -> DeferredPermutation:
         """Go on with a run of moves whose narrowed form is no box yet."""
@@ -363,9 +358,7 @@ class Selections:
         if chosen is None:
             return None
         dim, index = chosen
-        root, dropped = self.cuts.root, self.cuts.dropped
-        line = full_source.ids.movedim(dim, -1)[(0,) * (full_source.ids.dim() - 1)]
-        stays = ~dropped[root[line]]
+        stays = ~self.cuts.dropped[self.cuts.root[line_along(full_source.ids, dim)]]
         new_place = torch.cumsum(stays, 0) - 1
         narrowed = new_place[index[stays[index]]]
         with self.graph.inserting_before(node):

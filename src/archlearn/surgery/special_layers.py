@@ -9,12 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from archlearn.analysis.channel_labels import Labels, pointwise, varying, without_repeats
-from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
+from archlearn.analysis.channel_labels import (
+    Labels,
+    line_along,
+    pointwise,
+    varying,
+    without_repeats,
+)
+from archlearn.analysis.linear_ops import is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.propagation_rules import rule_for
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
 from archlearn.analysis.propagation_rules.products import attention
-from archlearn.module_utils import find_module
+from archlearn.module_utils import find_module, set_module_
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
 
@@ -56,22 +62,22 @@ def narrow_call_(
     ):
         return False  # heads lie along another dimension
     if rule is across_channels:
-        ids = _line(seen.out.ids, last)
+        ids = line_along(seen.out.ids, last)
         return _set_size_(net, node, "normalized_shape", ids, seen, dropped)
     if rule is group_norm:
-        return _set_size_(net, node, "num_groups", _line(seen.out.ids, 1), seen, dropped)
+        return _set_size_(net, node, "num_groups", line_along(seen.out.ids, 1), seen, dropped)
     if rule is attention:
         return _keep_scale_(seen, node, dropped)
     spec = None if module is None else spec_of_class(type(module))
     if spec is not None and spec.rule == "normalization.within_channel":
-        ids = _line(seen.out.ids, 1)
+        ids = line_along(seen.out.ids, 1)
         setattr(module, spec.sized_by, int((~dropped[seen.root[ids]]).sum()))
     return False
 
 
 def _keep_scale_(seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
     """Let attention divide by the root of as many channels of a query as there were."""
-    ids = _line(seen.source.ids, seen.source.ids.dim() - 1)
+    ids = line_along(seen.source.ids, seen.source.ids.dim() - 1)
     is_whole = not bool(dropped[seen.root[ids]].any())
     if is_whole or len(node.args) > 6 or node.kwargs.get("scale") is not None:
         return False
@@ -115,52 +121,45 @@ def _set_size_(
         return False
     given: Any = node.args[1] if len(node.args) > 1 else node.kwargs[name]
     size: Any = (n_kept,) if name == "normalized_shape" else given * n_kept // len(ids)
-    if len(node.args) > 1:
-        node.update_arg(1, size)
-    else:
-        node.update_kwarg(name, size)
+    _set_argument_(node, 1, name, size)
     return True
+
+
+def _set_argument_(node: fx.Node, place: int, name: str, value: Any) -> None:
+    """Give a call another argument, by position where it was given so."""
+    if len(node.args) > place:
+        node.update_arg(place, value)
+    else:
+        node.update_kwarg(name, value)
 
 
 def _set_groups_(
     net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
 ) -> bool:
     op = read_linear_op(node, net)
-    if op is None or op.groups == 1 or op.layer in done:
+    if op is None or op.groups == 1 or op.layer in done or not seen.is_whole:
         return False
-    dim = seen.out.ids.dim() + op.channel_dim
-    ids = _line(seen.out.ids, dim)
-    if not seen.is_whole:
-        return False
-    stays = ~dropped[seen.root[ids]]
-    groups = int(stays.sum()) * op.groups // len(ids)
-    if op.is_module:
-        module: Any = find_module(net, op.layer)
-        module.groups = groups
-        done.add(op.layer)
-        return False
-    if groups != op.groups:
-        place = 6 if len(node.args) > 6 else None
-        if place is None:
-            node.update_kwarg("groups", groups)
-        else:
-            node.update_arg(place, groups)
-        return True
+    stays = ~dropped[seen.root[line_along(seen.out.ids, op.channel_dim)]]
+    groups = int(stays.sum()) * op.groups // len(stays)
+    if not op.is_module:
+        _set_argument_(node, 6, "groups", groups)
+        return groups != op.groups
+    module: Any = find_module(net, op.layer)
+    module.groups = groups
+    done.add(op.layer)
     return False
 
 
 def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
-    ids = _line(seen.source.ids, 1)
+    ids = line_along(seen.source.ids, 1)
     kept = torch.nonzero(~dropped[seen.root[ids]]).flatten().tolist()
     if len(kept) == len(ids):
         return False
     if node.op == "call_module":
         old: Any = find_module(net, str(node.target))
         made = _narrow_module(old, len(ids), kept)
-        owner, _, attribute = str(node.target).rpartition(".")
-        n_calls = sum(n.target == node.target for n in node.graph.nodes)
-        if n_calls == 1:
-            setattr(find_module(net, owner), attribute, _to_device_of(net, made))
+        if not is_called_again(node):
+            set_module_(net, str(node.target), _to_device_of(net, made))
             return False
         new_name = _add(net, made)
     else:
@@ -201,7 +200,3 @@ def _add(net: nn.Module, module: NarrowedLocalResponseNorm) -> str:
 def _to_device_of(net: nn.Module, module: NarrowedLocalResponseNorm) -> NarrowedLocalResponseNorm:
     reference = next(iter(net.parameters()), None)
     return module if reference is None else module.to(reference.device)
-
-
-def _line(ids: Tensor, dim: int) -> Tensor:
-    return ids.movedim(dim, -1)[(0,) * (ids.dim() - 1)]

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from archlearn.errors import InputError
 from archlearn.tracing.example_inputs import is_plain
-from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName
+from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName, copy_graph
 from archlearn.tracing.output_types import construction_of, parts_of
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def mark_blocks_(graph: fx.Graph, calls: Iterable[BlockCall]) -> None:
 
 def without_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph without marks."""
-    made = _copy(graph)
+    made, _ = copy_graph(graph)
     for node in list(made.nodes):
         if node.target in MARKS:
             made.erase_node(node)
@@ -121,7 +121,7 @@ def erase_marks_of_(node: fx.Node) -> None:
 
 def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph in which marks are calls of hooks, whose results are read on."""
-    made = _copy(graph)
+    made, _ = copy_graph(graph)
     begun: dict[Any, tuple[fx.Node, fx.Node]] = {}  # the block, and what it is given
     for mark in [node for node in made.nodes if node.target in MARKS]:
         number, path, *values, traced = mark.args
@@ -254,12 +254,6 @@ def warn_of_traced_hooks(calls: Iterable[BlockCall], net: nn.Module) -> None:
                 "returns",
                 path,
             )
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    made = fx.Graph()
-    made.output(made.graph_copy(graph, {}))
-    return made
 
 
 def _find_nodes(value: Any, known: dict[str, fx.Node]) -> Any:

@@ -121,6 +121,14 @@ def unpack_graph(packed: Packed) -> fx.Graph:
     return graph
 
 
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
+    """Return a copy of a graph, and its nodes by their names in the original."""
+    made = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    made.output(made.graph_copy(graph, mapping))
+    return made, {old.name: new for old, new in mapping.items()}
+
+
 def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     """Return a graph as a function of the module that it belongs to, and its inputs."""
     shell = fx.GraphModule(torch.nn.Module(), fx.Graph())

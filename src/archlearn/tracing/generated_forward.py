@@ -8,8 +8,7 @@ mostly a closure, so that a copy would go on calling the original: it is set asi
 import copy
 import copyreg
 import functools
-import types
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from typing import Any, cast
@@ -239,13 +238,25 @@ def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) 
             continue
         if isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules:
             continue  # scripted and compiled modules make theirs anew in a copy
-        if not name or _reaches(forward, model):
+        if not name or _holds_module(forward):
             path = f"model.{name}.forward" if name else "model.forward"
             raise InputError(
                 f"{path} was put on the instance ({_describe(module)}) and hides the forward of "
                 f"{type(module).__name__}: a copy would lose it or go on calling this model. "
                 f"`del {path}`, call {call} on the model as it is then, and wrap what that returns"
             )
+
+
+def _holds_module(function: Any) -> bool:
+    """Return whether a function holds a module or tensor from around it, which copies would share.
+
+    The module that a method is bound to is copied with it.
+    """
+    cells = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells]
+    owners = [getattr(value, "__self__", value) for value in held]
+    is_held = any(isinstance(owner, nn.Module | torch.Tensor) for owner in owners)
+    return is_held or any(_holds_module(value) for value in held if value is not function)
 
 
 def _is_wrapped(module: nn.Module) -> bool:
@@ -275,45 +286,3 @@ def _describe(module: nn.Module) -> str:
         return "by torch.compile"
     name = getattr(forward, "__qualname__", type(forward).__name__)
     return "by Accelerate" if _is_of_accelerate(forward) else f"it is {name}"
-
-
-def _reaches(forward: Any, model: nn.Module) -> bool:
-    """Return whether a copy of `forward` would still hold a module or a tensor of the model.
-
-    Whatever a function holds from around it stays the original's, for functions are not copied.
-    All else that leads to a module (a bound method, a partial function) is copied with it.
-    """
-    own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
-    waiting, seen = [(forward, False)], set[tuple[int, bool]]()
-    while waiting:
-        value, is_shared = waiting.pop()
-        if is_shared and id(value) in own:
-            return True
-        if (id(value), is_shared) in seen or isinstance(value, type | nn.Module):
-            continue
-        seen.add((id(value), is_shared))
-        is_shared = is_shared or isinstance(value, types.FunctionType)
-        waiting += [(part, is_shared) for part in _parts_of(value)]
-    return False
-
-
-def _parts_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, types.FunctionType):
-        cells = [_contents(cell) for cell in value.__closure__ or ()]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if isinstance(value, types.MethodType):
-        return value.__func__, value.__self__
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, tuple | list | set):
-        return value
-    return vars(value).values() if callable(value) and hasattr(value, "__dict__") else ()
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None

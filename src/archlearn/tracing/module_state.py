@@ -4,7 +4,6 @@ A trace is made by such a call, and what is left then would never be left again.
 leaves something is called as it is, and whatever is looked at by running is put back.
 """
 
-import operator
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +62,7 @@ LEFT = (
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONSTANTS = ("_tensor_constant", "_torchbind_obj")  # fx keeps them on the model that it traces
 _CONTAINERS = (dict, list, set)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BUFFERS, _HOOKS = "_buffers", ("_forward_hooks", "_forward_pre_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -83,9 +82,9 @@ class ModuleState:
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
-        changed = next(filter(None, (each.find_changed() for each in self.each)), "")
-        if changed:
-            return changed
+        for each in self.each:
+            for name in each.list_changed():
+                return name
         place = self.numbers.find_written()
         return "" if place is None else self.places[place][0]
 
@@ -107,65 +106,55 @@ class ModuleState:
     def put_back(self) -> None:
         """Let the modules hold what they held."""
         for each in self.each:
-            if each.find_changed():
-                each.put_back()
+            each.put_back()
         self.numbers.put_back_()
 
 
 class _Holding:
-    """What one module holds: its attributes, and which buffers."""
-
-    __slots__ = ("buffers", "contents", "hooks", "module", "whole")
+    """What one module holds: its attributes, and what is in their containers, buffers and hooks."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.whole = dict(vars(module))
-        self.buffers = dict(module._buffers)
-        self.contents = {
-            name: _contents(value)
-            for name, value in _own(self.whole).items()
-            if type(value) in _CONTAINERS
-        }
-        self.hooks = {name: dict(self.whole[name]) for name in _HOOKS}
+        self.own = _own(vars(module))
+        containers = {name: each for name, each in self.own.items() if type(each) in _CONTAINERS}
+        containers |= {name: vars(module)[name] for name in (_BUFFERS, *_HOOKS)}
+        self.containers = {name: (each, _contents(each)) for name, each in containers.items()}
 
-    def find_changed(self) -> str:
-        """Return the name of something that has changed since, or ''."""
-        if not _is_identical(self.whole, vars(self.module)):
-            before, now = _own(self.whole), _own(vars(self.module))
-            for name in [*before, *now]:
-                if name not in now or name not in before or not _is_same(before[name], now[name]):
-                    return name
-        for name, contents in (self.contents | self.hooks).items():
-            if not _is_same(contents, _contents(vars(self.module)[name])):
-                return name
-        if not _is_identical(self.buffers, self.module._buffers):
-            for name in [*self.buffers, *self.module._buffers]:
-                if self.buffers.get(name) is not self.module._buffers.get(name):
-                    return name
-        return ""
+    @property
+    def buffers(self) -> dict[str, Tensor | None]:
+        """The buffers that it held."""
+        return self.containers[_BUFFERS][1]
+
+    def list_changed(self) -> list[str]:
+        """Return the names of attributes, and of buffers, that have changed since."""
+        now, none = _own(vars(self.module)), object()
+        changed = [
+            name
+            for name in {**self.own, **now}
+            if not _is_same(self.own.get(name, none), now.get(name, none))
+        ]
+        for name, (container, contents) in self.containers.items():
+            if name != _BUFFERS and not _is_same(contents, _contents(container)):
+                changed.append(name)
+        held = self.module._buffers
+        names = {**self.buffers, **held}
+        return changed + [n for n in names if self.buffers.get(n) is not held.get(n)]
 
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        before, now = _own(self.whole), _own(vars(self.module))
-        changed = [
-            now.get(name) for name in now if not _is_same(before.get(name, before), now[name])
-        ]
-        same = all(_is_same(c, _contents(now.get(name, ()))) for name, c in self.contents.items())
-        same = same and _is_identical(self.buffers, self.module._buffers)
-        return same and before.keys() <= now.keys() and all(map(_is_flag, changed))
+        now = vars(self.module)
+        return all(name in _HOOKS or _is_flag(now.get(name, now)) for name in self.list_changed())
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""
-        before = _own(self.whole)
-        for name in _own(vars(self.module)).keys() - before.keys():
+        for name in _own(vars(self.module)).keys() - self.own.keys():
             del vars(self.module)[name]
-        vars(self.module).update(before)
-        for name, contents in self.contents.items():
-            _refill(before[name], contents)
-        for name, hooks in self.hooks.items():
-            _refill(self.whole[name], hooks)
-        self.module._buffers.clear()
-        self.module._buffers.update(self.buffers)
+        vars(self.module).update(self.own)
+        for container, contents in self.containers.values():
+            if not _is_same(contents, _contents(container)):
+                container.clear()
+                add = container.extend if isinstance(container, list) else container.update
+                add(contents)
 
 
 def look_at(net: nn.Module) -> ModuleState:
@@ -201,20 +190,8 @@ def _own(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_identical(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Return at once whether two dictionaries have the same keys and the very same values."""
-    return one.keys() == two.keys() and all(map(operator.is_, map(one.get, two), two.values()))
-
-
 def _contents(container: Any) -> Any:
     return dict(container) if isinstance(container, dict) else list(container)
-
-
-def _refill(container: Any, contents: Any) -> None:
-    if _is_same(contents, _contents(container)):
-        return
-    container.clear()
-    getattr(container, "extend" if isinstance(container, list) else "update")(contents)
 
 
 def _is_same(one: Any, two: Any) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import ZERO, Labels, pointwise
 from archlearn.analysis.propagation_rules.elementwise import prelu, unary
-from archlearn.analysis.rule_api import OpCall, opaque
+from archlearn.analysis.rule_api import OpCall, name_of, opaque
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate_activation import TriState
@@ -32,8 +32,7 @@ def activation_name(node: fx.Node, net: nn.Module) -> str:
         module = find_module(net, str(node.target))
         inner = module.activation if isinstance(module, TriState) else module
         return type(inner).__name__
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
-    return name.rstrip("_")
+    return name_of(node).rstrip("_")
 
 
 def activate(step: OpCall) -> Any:
@@ -46,7 +45,7 @@ def activate(step: OpCall) -> Any:
 
 def _activate(step: OpCall) -> Any:
     name = activation_name(step.node, step.net)
-    module = step.module if step.node.op == "call_module" else None
+    module = step.module if step.is_module else None
     if isinstance(module, TriState) and not _is_elementwise(module.activation):
         return opaque(
             step,
@@ -64,7 +63,7 @@ def _is_elementwise(module: nn.Module) -> bool:
 
 
 def _glu(step: OpCall) -> Any:
-    dim = step.module.dim if step.node.op == "call_module" else step.argument(1, "dim", -1)
+    dim = step.option(1, "dim", -1)
     if not isinstance(dim, int):
         return opaque(step)
     ids, gate_ids = step.x.ids.chunk(2, dim)

@@ -1,6 +1,7 @@
 """Rules of elementwise operations, with one or several operands."""
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def unary(step: OpCall) -> Any:
 
 def prelu(step: OpCall) -> Any:
     """A slope for each channel or for all; zero stays zero."""
-    if step.node.op == "call_module":
+    if step.is_module:
         inner = ".activation" if hasattr(step.module, "activation") else ""
         slope = step.ledger.raw(f"{step.node.target}{inner}.weight")
     else:
@@ -89,11 +90,10 @@ def lerp(step: OpCall) -> Any:
 
 def plus_product(step: OpCall) -> Any:
     """`addcmul(x, a, b)` and `addcdiv(x, a, b)`: zero where x is, and a times or over b."""
-    is_product = "addcmul" in str(getattr(step.node.target, "__name__", step.node.target))
 
     def state_rule(states: list[Tensor]) -> Tensor:
         x, one, two = _by_name(step, states, ("input", "tensor1", "tensor2"))
-        added = _multiply([one, two]) if is_product else _divide([one, two])
+        added = _multiply([one, two]) if "addcmul" in step.name else _divide([one, two])
         return _zero_where(_worst([x, added]), states)
 
     return combine(step, state_rule)
@@ -113,7 +113,7 @@ def _zero_where(state: Tensor, states: list[Tensor]) -> Tensor:
 
 def where(step: OpCall) -> Any:
     """Elements of one tensor or another: zero where both are, and else not known."""
-    of_mask = 0 if getattr(step.node.target, "__name__", "") == "where" else 1
+    of_mask = 0 if step.name == "where" and not isinstance(step.node.target, str) else 1
 
     def state_rule(states: list[Tensor]) -> Tensor:
         worst = _worst([state for place, state in enumerate(states) if place != of_mask])
@@ -126,8 +126,8 @@ def like(step: OpCall) -> Any:
     """Zeros or ones in the shape of a tensor."""
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
-    is_zero = "zeros" in str(getattr(step.node.target, "__name__", step.node.target))
-    return Labels(step.x.ids, torch.tensor(ZERO if is_zero else CONSTANT).expand(step.x.shape))
+    state = ZERO if "zeros" in step.name else CONSTANT
+    return Labels(step.x.ids, torch.tensor(state).expand(step.x.shape))
 
 
 def create(step: OpCall) -> Any:
@@ -151,8 +151,7 @@ def new(step: OpCall) -> Any:
         ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
     if ids.numel() == 0:
         return fixed_out(step.out)
-    name = str(getattr(step.node.target, "__name__", step.node.target))
-    state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(name, UNKNOWN)
+    state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(step.name, UNKNOWN)
     return Labels(ids.expand(shape), torch.tensor(state).expand(shape))
 
 
@@ -168,7 +167,7 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
         return opaque(step)
     base = spread[firm.index(True)]
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
-    place = [i for i, (value, _) in enumerate(_arguments(step)) if _is(value)]
+    place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
         if is_firm or varying(ids):  # also what is broadcast along some of these dimensions only
             step.ledger.tie(base, ids)
@@ -187,10 +186,6 @@ def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
         return False
     padded = (1,) * (len(shape) - labels.ids.dim()) + tuple(labels.shape)
     return all(padded[dim] == shape[dim] for dim in dims)
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, Labels)
 
 
 def _arguments(step: OpCall) -> list[tuple[Any, Any]]:
@@ -213,17 +208,11 @@ def _state_of(value: Any, node: Any, shape: torch.Size) -> Tensor:
 
 
 def _worst(states: list[Tensor]) -> Tensor:
-    worst = states[0]
-    for state in states[1:]:
-        worst = torch.maximum(worst, state)
-    return worst
+    return reduce(torch.maximum, states)
 
 
 def _multiply(states: list[Tensor]) -> Tensor:
-    least = states[0]
-    for state in states[1:]:
-        least = torch.minimum(least, state)
-    return torch.where(least == ZERO, ZERO, _worst(states))
+    return torch.where(reduce(torch.minimum, states) == ZERO, ZERO, _worst(states))
 
 
 def _divide(states: list[Tensor]) -> Tensor:

@@ -49,7 +49,7 @@ def scatter(step: OpCall) -> Any:
         return opaque(step)
     into, read = _at_one_place(x, dim), _at_one_place(source, dim)
     step.ledger.tie(into.ids, read.ids)
-    if index.ids.dim() == source.ids.dim() and not _is_index_add(step):
+    if index.ids.dim() == source.ids.dim() and "index_add" not in step.name:
         if not _fits(source, index, dims):
             return opaque(step)
         _tie_index(step, index, dim, read)
@@ -124,19 +124,15 @@ def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
         opaque(step)
 
 
-def _is_index_add(step: OpCall) -> bool:
-    return "index_add" in str(getattr(step.node.target, "__name__", step.node.target))
-
-
 def embedding(step: OpCall) -> Any:
     """`nn.Embedding` and `F.embedding` with a plain table."""
-    if step.node.op == "call_module":
-        name, most = f"{step.node.target}.weight", step.module.max_norm
-    else:
+    name: str | None = f"{step.node.target}.weight"
+    if not step.is_module:
         weight = step.argument(1, "weight")
         name = weight.name if isinstance(weight, Labels) else None
-        most = step.argument(3, "max_norm")
-    if name is None or most is not None:  # rows that are too long are scaled as a whole
+    if (
+        name is None or step.option(3, "max_norm") is not None
+    ):  # rows that are too long are scaled as a whole
         return opaque(step)
     ids = step.ledger.dim(name, 1)
     unknown = torch.tensor(UNKNOWN).expand(len(ids))

@@ -19,19 +19,26 @@ from archlearn.analysis.rule_api import OpCall, opaque
 from archlearn.module_utils import has_hooks
 from archlearn.op_table import spec_of_class
 
-_OF_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
+_TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 
 def within_channel(step: OpCall) -> Any:
-    """BatchNorm and InstanceNorm modules: a dropped channel becomes a constant."""
-    module = step.module
-    if not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
+    """BatchNorm and InstanceNorm: a dropped channel becomes a constant."""
+    is_computed = any(labels.name is None for labels in step.labels[1:])
+    if not isinstance(step.out, Tensor) or step.out.shape != step.x.shape or is_computed:
         return opaque(step)
-    ids, _ = step.ledger.read(step.x, _channel_dim(step, type(module).__name__))
-    for attribute in _OF_BATCH_NORM:
-        if getattr(module, attribute, None) is not None:
-            step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
+    ids, _ = step.ledger.read(step.x, _channel_dim(step))
+    _tie_tensors(step, ids)
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
+
+
+def _tie_tensors(step: OpCall, ids: Tensor) -> None:
+    """The tensors of a norm, its module's or those that it is given, go with its channels."""
+    for labels in step.labels[1:]:
+        step.ledger.tie(labels.ids.reshape(-1), ids)
+    for attribute in _TENSORS if step.is_module else ():
+        if getattr(step.module, attribute, None) is not None:
+            step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
 
 
 def may_need_batch(module: nn.Module, x: Any) -> bool:
@@ -43,24 +50,13 @@ def may_need_batch(module: nn.Module, x: Any) -> bool:
     return module.training and fits and x.shape[1] == getattr(module, spec.sized_by)
 
 
-def functional_batch_norm(step: OpCall) -> Any:
-    """`F.batch_norm` with raw parameters."""
-    if not isinstance(step.out, Tensor):
-        return opaque(step)
-    ids, _ = step.ledger.read(step.x, 1)
-    for labels in step.labels[1:]:
-        if labels.name is None:
-            return opaque(step)
-        step.ledger.tie(labels.ids.reshape(-1), ids)
-    return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
-
-
 def across_channels(step: OpCall) -> Any:
     """LayerNorm and RMSNorm read through gates: statistics over what stays, nothing for the rest.
 
     Where channels lie along other dimensions, each is normalised by itself.
     """
-    dim, n_normalised = step.x.ids.dim() - 1, len(_normalized_shape(step))
+    shape = step.option(1, "normalized_shape")
+    dim, n_normalised = step.x.ids.dim() - 1, len(shape) if isinstance(shape, tuple | list) else 1
     normalised = range(dim + 1 - n_normalised, dim + 1)
     dims = varying(step.x.ids)
     if not set(dims) & set(normalised):
@@ -68,12 +64,7 @@ def across_channels(step: OpCall) -> Any:
     if n_normalised > 1 or not step.may_gate_reads:
         return _keep_normalised(step)
     ids, _ = step.ledger.read(step.x, dim)
-    if step.node.op == "call_module":
-        for attribute in ("weight", "bias"):
-            if getattr(step.module, attribute, None) is not None:
-                step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
-    for labels in step.labels[1:]:
-        step.ledger.tie(labels.ids.reshape(-1), ids)
+    _tie_tensors(step, ids)
     step.gate_read(dim, ids)
     return along(ids, torch.where(ids == FIXED, UNKNOWN, ZERO), step.out.shape, dim)
 
@@ -84,11 +75,7 @@ def group_norm(step: OpCall) -> Any:
     Whichever leaves the finer choice. Whole groups leave the others as they were; of parts the
     statistics are taken over what stays, through gates.
     """
-    n_groups = (
-        getattr(step.module, "num_groups", None)
-        if step.node.op == "call_module"
-        else step.argument(1, "num_groups")
-    )
+    n_groups = step.option(1, "num_groups")
     if not isinstance(n_groups, int) or step.x.ids.dim() < 2:
         return _keep_normalised(step)
     ids, state = step.ledger.read(step.x, 1)
@@ -97,12 +84,7 @@ def group_norm(step: OpCall) -> Any:
     in_parts = not step.ledger.whole_groups.setdefault(step.node.name, is_finer)
     atoms = step.ledger.new_atoms(size if in_parts else n_groups)
     step.ledger.tie(atoms.repeat(n_groups) if in_parts else atoms.repeat_interleave(size), ids)
-    if step.node.op == "call_module":
-        for attribute in ("weight", "bias"):
-            if getattr(step.module, attribute, None) is not None:
-                step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
-    for labels in step.labels[1:]:
-        step.ledger.tie(labels.ids.reshape(-1), ids)
+    _tie_tensors(step, ids)
     if in_parts:
         step.gate_read(1, ids)
         return along(ids, torch.where(ids == FIXED, UNKNOWN, ZERO), step.out.shape, 1)
@@ -110,16 +92,8 @@ def group_norm(step: OpCall) -> Any:
     return along(ids, torch.where(worst == ZERO, CONSTANT, UNKNOWN), step.out.shape, 1)
 
 
-def _normalized_shape(step: OpCall) -> tuple[int, ...]:
-    if step.node.op == "call_module":
-        shape: Any = step.module.normalized_shape
-    else:
-        shape = step.argument(1, "normalized_shape")
-    return tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-
-
 def _keep_normalised(step: OpCall) -> Any:
-    name = step.node.target if step.node.op == "call_module" else step.node.name
+    name = step.node.target if step.is_module else step.node.name
     return opaque(
         step,
         f"normalised together with other channels by {name!r}",
@@ -139,7 +113,7 @@ def local_response(step: OpCall) -> Any:
     return Labels(step.x.ids, step.x.state)
 
 
-def _channel_dim(step: OpCall, class_name: str) -> int:
-    n_space = {"1d": 1, "2d": 2, "3d": 3}.get(class_name[-2:], 0)
-    batched = step.x.ids.dim() > n_space + 1 or "Batch" in class_name or n_space == 0
+def _channel_dim(step: OpCall) -> int:
+    n_space = {"1d": 1, "2d": 2, "3d": 3}.get(step.name[-2:], 0)
+    batched = step.x.ids.dim() > n_space + 1 or "Batch" in step.name or n_space == 0
     return 1 if batched else 0

@@ -58,19 +58,18 @@ def along_dim(step: OpCall) -> Any:
     """
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
-    dim = getattr(step.module, "dim", None) if step.node.op == "call_module" else None
-    dim = step.argument(1, "dim", dim)
+    dim = step.option(1, "dim")
     n = step.x.ids.dim()
     if not isinstance(dim, int) or dim % n in varying(step.x.ids):
         return opaque(step)
     state = step.x.state
-    if "soft" in _name_of(step).lower():
+    if "soft" in step.name.lower():
         state = replaced(state, ZERO, UNKNOWN)
     return Labels(step.x.ids, replaced(state, CONSTANT, UNKNOWN))
 
 
 def _reduce(step: OpCall, keeps_constants: bool) -> Any:
-    of_dims, of_keepdim = _PLACES.get(_name_of(step), (1, 2))
+    of_dims, of_keepdim = _PLACES.get(step.name, (1, 2))
     dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
     keepdim = bool(step.argument(of_keepdim, "keepdim", False))
     if not isinstance(step.out, Tensor) or not _are_dims(dims):
@@ -106,7 +105,7 @@ def _over_channels(step: OpCall) -> Any:
     if len(dims) > 1:
         return opaque(step, text, fix)
     ids, state = step.ledger.read(step.x, dims[0])
-    is_counted = step.may_gate_reads and _name_of(step) == "mean"
+    is_counted = step.may_gate_reads and step.name == "mean"
     is_read = (ids != FIXED) & ((state != ZERO) | is_counted)
     if step.may_gate_reads and bool(is_read.any()):
         step.gate_read(dims[0], torch.where(is_read, ids, FIXED))
@@ -116,11 +115,10 @@ def _over_channels(step: OpCall) -> Any:
 
 
 def _leaves_zeros_out(step: OpCall) -> bool:
-    name = _name_of(step)
-    if name in ("norm", "linalg_vector_norm"):
-        order = step.argument(1, "p" if name == "norm" else "ord", 2)
+    if step.name in ("norm", "linalg_vector_norm"):
+        order = step.argument(1, "p" if step.name == "norm" else "ord", 2)
         return order in (None, "fro") or (isinstance(order, int | float) and order > 0)
-    return name in ("sum", "mean")
+    return step.name in ("sum", "mean")
 
 
 def _are_dims(dims: Any) -> bool:
@@ -128,34 +126,18 @@ def _are_dims(dims: Any) -> bool:
     return len(each) > 0 and all(type(dim) is int for dim in each)
 
 
-def _name_of(step: OpCall) -> str:
-    if step.node.op == "call_module":
-        return type(step.module).__name__
-    return getattr(step.node.target, "__name__", str(step.node.target))
-
-
 def _n_space(step: OpCall) -> int:
-    name = _name_of(step)
-    for n in (1, 2, 3):
-        if f"{n}d" in name:
-            return n
-    return step.x.ids.dim() - 2
+    found = (n for n in (1, 2, 3) if f"{n}d" in step.name)
+    return next(found, step.x.ids.dim() - 2)
 
 
 def _keeps_constants(step: OpCall) -> bool:
-    if step.node.op == "call_module":
-        module = step.module
-        padding = getattr(module, "padding", 0)
-        counted = getattr(module, "count_include_pad", True)
-        ceil = getattr(module, "ceil_mode", False)
-    else:
-        padding = step.argument(3, "padding", 0)
-        counted = step.argument(5, "count_include_pad", True)
-        ceil = step.argument(4, "ceil_mode", False)
-    plain = _name_of(step).lower().replace("_", "")
+    plain = step.name.lower().replace("_", "")
     if "lp" in plain:
         return False
     if "avg" not in plain or "adaptive" in plain:
         return True
+    padding, ceil = step.option(3, "padding", 0), step.option(4, "ceil_mode", False)
+    counted = step.option(5, "count_include_pad", True)
     padded = any(padding) if isinstance(padding, tuple | list) else bool(padding)
     return not ceil and not (padded and counted)

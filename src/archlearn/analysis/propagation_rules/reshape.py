@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.analysis.channel_labels import CONSTANT, FIXED, UNKNOWN, ZERO, Labels, along, varying
+from archlearn.analysis.channel_labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    line_along,
+    varying,
+)
 from archlearn.analysis.propagation_rules.indexing import take
 from archlearn.analysis.rule_api import OpCall, fixed_out, opaque, tree_map
 from archlearn.tracing.fx_utils import leaves_of, map_leaves
@@ -97,9 +106,7 @@ def as_selection(
         others = [s for d, s in enumerate(shape) if d != dim]
         if others != [s for d, s in enumerate(moved.shape) if d != dim]:
             continue
-        line = moved.movedim(dim, -1)[(0,) * (moved.dim() - 1)]
-        stride = places.stride(dim)
-        index = (line // stride) % shape[dim]
+        index = (line_along(moved, dim) // places.stride(dim)) % shape[dim]
         if torch.equal(places.index_select(dim, index), moved):
             return dim, index
     return None
@@ -125,7 +132,7 @@ def _pad_channels(step: OpCall, x: Labels, amounts: Any, value: float, dim: int)
 
 
 def _pad_arguments(step: OpCall) -> tuple[Labels, tuple[int, ...], str, float]:
-    if step.node.op == "call_module":
+    if step.is_module:
         module: Any = step.module
         is_constant = isinstance(module, _CONSTANT_PADS)
         value = getattr(module, "value", 0.0)
