@@ -140,3 +140,42 @@ ROLLED = Program(
 
 def test_a_model_is_cut_once_more_behind_a_selection() -> None:
     checking.check_shrink(ROLLED, Gates(0, 10, 0, 0))
+
+
+# A branch is closed, and its sum was read by a shortcut that pads with zeros.
+PADDED = [
+    (
+        Program(
+            shape=(2, 6, 6),
+            blocks=(
+                Block("halves", 5, (125, 21, 70, 41, 207, 84, 47, 56, 181, 95)),
+                Block("residual", 5, (218, 46, 174, 188, 154, 170, 131, 238, 152, 150)),
+            ),
+            head=Block("head", 1, (218, 46, 174, 188, 154, 170, 131, 238, 152, 150)),
+            seed=60848,
+        ),
+        Gates(closed=10, whole=0, linear=3, seed=4861),
+    ),
+    (
+        Program(
+            shape=(2, 7, 7),
+            blocks=(
+                Block("halves", 4, (43, 236, 177, 71, 6, 149, 212, 225, 200, 116)),
+                Block("residual", 3, (200, 90, 239, 238, 53, 87, 137, 29, 157, 178)),
+                Block("transposed", 3, (200, 177, 13, 195, 150, 238, 114, 113, 235, 81)),
+                Block("residual", 1, (65, 170, 184, 224, 200, 25, 147, 208, 132, 192)),
+                Block("shuffle", 2, (200, 90, 239, 238, 53, 87, 137, 29, 157, 178)),
+            ),
+            head=Block("head", 6, (223, 200, 50, 192, 165, 36, 198, 75, 113, 36)),
+            seed=40097,
+        ),
+        Gates(closed=4, whole=0, linear=9, seed=2_807_469_949),
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "gates"), PADDED)
+def test_zeros_are_padded_to_what_a_closed_branch_was_added_to(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_compact(program, gates)

@@ -284,8 +284,8 @@ class Rewriter:
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
         found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
-            moved, parts = full.ids, self.narrowed
-            found = _try(node, self.net, self.narrowed.get)
+            moved, parts = full.ids, self._reduced_inputs(old, node)
+            found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         labels_out, moved_out = leaves_of(full), leaves_of(moved)
         if len(labels_out) != len(moved_out):
             return None
@@ -293,6 +293,15 @@ class Rewriter:
         expected = cut[0] if isinstance(full, Labels) else cut
         source = parts.get(node.all_input_nodes[0])
         return Move(self.net, self.graph, node, self.narrowed, source, expected, found, full)
+
+    def _reduced_inputs(self, old: fx.Node, node: fx.Node) -> dict[fx.Node, Any]:
+        """Return what stays of the inputs, by the labels they had.
+
+        What is read now may have others: it took the place of the sum of a closed branch.
+        """
+        pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
+        read = ((now, self.values[before.name]) for before, now in pairs)
+        return {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number, or a shape, that was read off a channel count keeps the value it had."""
