@@ -344,9 +344,9 @@ def bind_gates_(net: nn.Module, store: GateContainer) -> None:
     store.set_cost_table(build_cost_table(blueprint, net))
     reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
-    store.to(reference if reference.is_floating_point() else reference.real)
     add_store_(net, store)
     graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
+    store.to(reference if reference.is_floating_point() else reference.real)
     bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
     if blueprint.traces.mode_readers:
         setattr(net, MODE_READERS, blueprint.traces.mode_readers)
