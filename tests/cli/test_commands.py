@@ -13,7 +13,7 @@ import torch
 
 import archlearn as al
 from archlearn.cli import main
-from tests.run_files import METRICS, read_lines
+from tests.run_files import COMPACT, METRICS, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,23 @@ def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
     call(["evaluate", str(run_folder), "--no-speed"])
     assert "batch" not in capsys.readouterr().out
     assert not (run_folder / "speed.json").exists()
+
+
+def test_before_is_measured_on_the_same_part_and_the_report_keeps_that_of_test_data(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"learn --data digits --start-from {run_folder / COMPACT} --epochs 1"
+    call([*words.split(), "--accelerator", "cpu", "--threads", "1"], tmp_path / "b")
+    call(["evaluate", str(tmp_path / "b")])
+    kept = json.loads((tmp_path / "b" / "speed.json").read_text())["score_before"]
+    n_examples: dict[str, list[str]] = {}
+    for split in ("test", "validation"):
+        capsys.readouterr()
+        call(["evaluate", str(tmp_path / "b"), "--split", split])
+        n_examples[split] = re.findall(r"on ([\d,]+) examples", capsys.readouterr().out)
+    assert all(len(found) == 2 and found[0] == found[1] for found in n_examples.values())
+    assert n_examples["test"] != n_examples["validation"]
+    assert json.loads((tmp_path / "b" / "speed.json").read_text())["score_before"] == kept
 
 
 def test_a_checkpoint_is_answered_with_the_run_to_measure(

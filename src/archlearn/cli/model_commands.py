@@ -186,7 +186,7 @@ def evaluate(
     if speed and target.is_dir() and data is None:
         from archlearn.training.finalize import measure_run
 
-        rows, before = measure_run(target, network, asked, dataset)
+        rows, before = measure_run(target, network, asked, dataset, split)
         if before is not None:
             sys.stdout.write(f"before: {_say_score(before)}\n")
         sys.stdout.write("".join(f"{row}\n" for row in rows))

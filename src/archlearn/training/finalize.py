@@ -1,6 +1,7 @@
 """End of a run: compact, test once, save, and write the summary."""
 
 import copy
+import json
 import logging
 import platform
 import tempfile
@@ -276,21 +277,26 @@ def _plain(settings: Any) -> dict[str, Any]:
 
 
 def measure_run(
-    folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset
+    folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset, split: str = "test"
 ) -> tuple[list[Speed], Score | None]:
     """Return times and memory before and after, and the score that the network began with.
 
-    All of it is written into the run's folder, where the report finds it. A network that began
-    untrained has no score.
+    All of it is written into the run's folder, where the report finds it, but for a score that is
+    not of test data. A network that began untrained has no score.
     """
     original = start_network(settings, dataset)
     objective = objective_of(dataset)
-    score = evaluate(original, dataset.test, objective) if settings.start_from else None
+    examples = getattr(dataset, split)
+    score = evaluate(original, examples, objective) if settings.start_from else None
     example = in_format_of(original, objective.inputs(dataset.train.inputs[:64]))
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows: list[Speed] = []
     for device in devices:
         rows += compare_speed(original, compact, example, device=device)
-    before = None if score is None else score.error if score.accuracy is None else score.accuracy
-    write_json(folder / SPEED, {"rows": [asdict(row) for row in rows], "score_before": before})
+    written: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
+    if score is not None and split == "test":
+        written["score_before"] = score.error if score.accuracy is None else score.accuracy
+    elif (folder / SPEED).is_file():
+        written = json.loads((folder / SPEED).read_bytes()) | written
+    write_json(folder / SPEED, written)
     return rows, score
