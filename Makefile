@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean tutorials
+.PHONY: help install test test-all lint types layers docs unit demo laws fuzz benchmark zoo clean tutorials extras
 
 help: ## Say what each target does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ benchmark: $(STAMP) ## Run the benchmarks that need no GPU and print their table
 zoo: $(STAMP) ## Compact 313 real models of other packages (hours): results/zoo.md, docs/support.md
 	$(PIP) install --quiet --no-deps -r benchmarks/zoo/requirements.txt
 	$(BIN)/python -m benchmarks.zoo --sides archlearn torch-pruning "torch-pruning heads" --jobs $(WORKERS) --out results/zoo.jsonl --matrix docs/support.md
+
+extras: $(STAMP) ## Install the wheel with each extra into an empty environment (minutes)
+	sh benchmarks/try_extras.sh $(PYTHON)
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

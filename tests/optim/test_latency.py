@@ -168,3 +168,24 @@ def test_a_resumed_optimiser_goes_by_the_table_it_began_with() -> None:
     gates.load_state_dict(other.state_dict())
     assert gates.costs() == other.costs()
     assert gates.describe()["budget_path"] == other.describe()["budget_path"]
+
+
+def test_calls_are_timed_in_the_ordinary_memory_layout_also_if_the_model_is_trained_in_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A weight of one input channel lies in both layouts at once, and says which is meant."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten())
+    net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    gated = al.add_gates(net, torch.randn(2, 1, 8, 8))
+    seen: list[bool] = []
+    call = fx.Interpreter.call_module
+
+    def watch(self: fx.Interpreter, target: Any, args: Any, kwargs: Any) -> Any:
+        out = call(self, target, args, kwargs)
+        seen.append(out.is_contiguous())
+        return out
+
+    monkeypatch.setattr(fx.Interpreter, "call_module", watch)
+    al.measure_latency(gated)
+    assert seen
+    assert all(seen)

@@ -162,7 +162,8 @@ def _make_network(
         small, graphs, _ = carry_out(owner, decision, plan)
     cast_(small, {name: tensor.dtype for name, tensor in tensors_of(owner)})
     for _, tensor in tensors_of(small):
-        tensor.data = tensor.data.to(device).contiguous()
+        # `contiguous` would leave a weight of one input channel as it lay, channels-last perhaps.
+        tensor.data = tensor.data.to(device).clone(memory_format=torch.contiguous_format)
     return small, without_marks(graphs[0])
 
 
