@@ -96,7 +96,7 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
 
 CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
-SPEED = "speed.json"
+SPEED, LATENCY = "speed.json", "latency.json"
 
 
 @contextmanager
