@@ -237,3 +237,19 @@ def test_a_trace_is_not_begun_anew_for_each_question() -> None:
     CALLS.clear()
     al.add_gates(AsksOften(), torch.randn(2, 8, 8))
     assert len(CALLS) < 10
+
+
+class AsksForItsKind(Base):
+    """As transformers asks whether a tensor is JAX's, which a method of its class would tell."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x)
+        if hasattr(x, "jax") and isinstance(x.jax(), int):
+            raise TypeError("torch's tensors only")
+        return self.both(x)
+
+
+def test_a_traced_tensor_has_no_attributes_that_tensors_do_not_have() -> None:
+    x = torch.randn(2, 1, 8, 8)
+    net = AsksForItsKind()
+    torch.testing.assert_close(al.add_gates(net, x)(x), net(x))

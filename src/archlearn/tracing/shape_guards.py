@@ -154,7 +154,7 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _OF_NUMPY:
+        if k in _OF_NUMPY or self.tracer.lacks(self, k):
             raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)

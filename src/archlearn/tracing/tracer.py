@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.module_utils import find_module
@@ -232,11 +232,20 @@ class ArchTracer(fx.Tracer):
 
     def class_of(self, proxy: Any) -> Any:
         """Return the class of the value that the example inputs give."""
+        return type(self._value_of(proxy))
+
+    def lacks(self, proxy: Any, name: str) -> bool:
+        """Return whether the example's value is a tensor without such an attribute."""
+        value = None if hasattr(Tensor, name) else self._value_of(proxy)
+        return isinstance(value, Tensor) and not hasattr(value, name)
+
+    def _value_of(self, proxy: Any) -> Any:
+        """Return the value that the example inputs give, or the proxy if they may not be asked."""
         node: fx.Node = proxy.node
         if not self._can_answer or not node.op.startswith(("call", "placeholder")):
-            return type(proxy)
+            return proxy
         answer = self._answer(node, "class")
-        return type(proxy) if answer.refusal else type(answer.value)
+        return proxy if answer.refusal else answer.value
 
     def _answer(self, node: fx.Node, what: str) -> Answer:
         assert self._runs is not None  # or nothing can be answered
