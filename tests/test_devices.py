@@ -113,3 +113,24 @@ def test_a_step_is_captured_as_a_graph() -> None:
         captured = step()
     graph.replay()
     torch.testing.assert_close(captured, expected, rtol=1e-3, atol=1e-6)
+
+
+class Joined(nn.Module):
+    """Two layers side by side and turned round: where their gates stand is kept as an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(4, 5), nn.Linear(11, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(torch.cat([self.a(x), self.b(x)], dim=1).flip(1).relu())
+
+
+def test_all_that_gates_need_is_there_when_they_are_added_or_cut_out() -> None:
+    model = al.add_gates(Joined().to(GPU), torch.randn(2, 4, device=GPU))
+    assert {buffer.device.type for buffer in model.buffers()} == {GPU}
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[:2] = 0.0
+    al.shrink_(model)
+    assert {buffer.device.type for buffer in model.buffers()} == {GPU}

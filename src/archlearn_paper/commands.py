@@ -19,8 +19,7 @@ from archlearn_paper.comparison.stages import (
     make_experiment,
     name_comparison,
 )
-from archlearn_paper.documentation import write_documentation
-from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, Scale, parse_seeds
+from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, parse_seeds
 from archlearn_paper.experiment_registry import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.results import Results, read_results, write_results
@@ -36,49 +35,76 @@ class PagesAsked:
     """What was typed of the experiments that are to be made.
 
     Attributes:
-        folder: Results go here.
+        out: Results go here; None chooses, and never puts a quick version in a full one's place.
         command: As it was typed, for the record.
         seeds: As typed; None takes as many as the experiment says.
+        draw: Whether pages are drawn from the results, without runs.
     """
 
-    folder: Path
+    out: Path | None
     command: str
     quick: bool = False
     seeds: str | None = None
     data: str = "mnist"
     side_by_side: int = SIDE_BY_SIDE
     force: bool = False
+    draw: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Return where results go."""
+        return self.out or (QUICK_RESULTS if self.quick else RESULTS)
 
 
-def make_page(asked: PagesAsked, name: str, *, draw: bool = False) -> None:
-    """Make the missing runs of an experiment and its page, or draw the page from the results."""
+def make_page(asked: PagesAsked, name: str) -> None:
+    """Make the missing runs of an experiment and its page, or draw the page from the results.
+
+    Raises:
+        SettingsError: If the seeds are no numbers.
+    """
     experiment = find_experiment(name)
-    if draw:
+    if asked.draw:
         draw_anew(experiment, read_results(asked.folder, name), asked.folder)
         return
-    request = RunRequest(
-        experiment=experiment,
-        scale=choose_scale(experiment, asked),
-        folder=asked.folder,
-        command=asked.command,
-        side_by_side=asked.side_by_side,
-        force=asked.force,
+    full = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
+    scale = replace(QUICK if asked.quick else full, data=asked.data)
+    if asked.seeds is not None:
+        scale = replace(scale, seeds=parse_seeds(asked.seeds))
+    _run(
+        asked,
+        RunRequest(experiment=experiment, scale=scale, folder=asked.folder, command=asked.command),
     )
-    run_experiment(request)
 
 
-def make_all(asked: PagesAsked, images: str | None, *, draw: bool = False) -> None:
+def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]) -> None:
+    """Make the missing runs of a comparison and its page, or draw the page from the results.
+
+    A page that is drawn has the methods and budgets that its runs were for.
+    """
+    if not asked.draw:
+        _run(asked, request_comparison(setup, methods, asked.folder, asked.command))
+        return
+    name = name_comparison(setup.model, setup.scale.data)
+    found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
+    if name not in found:
+        raise SettingsError(
+            f"there are no finished results of {name} in {asked.folder}; run the command without "
+            "--draw"
+        )
+    draw_anew(*found[name], asked.folder)
+
+
+def make_all(asked: PagesAsked, images: str | None) -> None:
     """Make every page, one after the other; what is there already is not made again.
 
     Args:
         asked: What holds for all.
         images: The data of table 4; None leaves it out.
-        draw: Whether pages are drawn from the results, without runs.
 
     Raises:
         SettingsError: At the end, if one or more pages could not be made.
     """
-    pages = _list_pages(asked, images, draw=draw)
+    pages = _list_results(asked.folder) if asked.draw else _list_pages(asked, images)
     failed: list[str] = []
     for number, (name, make) in enumerate(pages.items(), start=1):
         sys.stdout.write(f"page {number} of {len(pages)}: {name}\n")
@@ -90,58 +116,39 @@ def make_all(asked: PagesAsked, images: str | None, *, draw: bool = False) -> No
         except ArchlearnError as error:
             sys.stdout.write(f"{name} was not made: {error}\n")
             failed.append(name)
-    if images is None and not draw:
+    if images is None and not asked.draw:
         sys.stdout.write("table-4 was left out: it needs --images tiny-imagenet:DIR\n")
     if failed:
         raise SettingsError(f"{', '.join(failed)} could not be made; the reasons are above")
 
 
-def _list_pages(
-    asked: PagesAsked, images: str | None, *, draw: bool
-) -> dict[str, Callable[[], None]]:
-    """Return what makes each page, by its name; with `draw` those that have complete results."""
-    pages: dict[str, Callable[[], None]] = {}
+Pages = dict[str, Callable[[], None]]
+"""What makes each page, by its name."""
+
+
+def _list_results(folder: Path) -> Pages:
+    """Return the pages that have results, to be drawn from them."""
+    named = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
+    found = [*((e, results) for e, results in named if results), *find_comparisons(folder)]
+    return {e.name: partial(draw_anew, e, results, folder) for e, results in found}
+
+
+def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
+    pages: Pages = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
-        is_there = read_results(asked.folder, name) is not None
-        if is_there if draw else own.data:
-            pages[name] = partial(make_page, own, name, draw=draw)
-    if draw:
-        for experiment, results in find_comparisons(asked.folder):
-            pages[experiment.name] = partial(draw_anew, experiment, results, asked.folder)
-        return pages
+        if own.data:
+            pages[name] = partial(make_page, own, name)
     for data in dict.fromkeys((asked.data, "fashion-mnist") if not asked.quick else (asked.data,)):
         setup = choose_setup(model="lenet", data=data, quick=asked.quick, seeds=asked.seeds)
-        request = partial(
-            request_comparison, setup, find_methods(None), asked.folder, asked.command
-        )
         name = name_comparison("lenet", data)
-        pages[name] = partial(_compare, request, asked)
+        pages[name] = partial(make_comparison, asked, setup, find_methods(None))
     return pages
 
 
-def _compare(request: Callable[[], RunRequest], asked: PagesAsked) -> None:
-    run_experiment(replace(request(), side_by_side=asked.side_by_side, force=asked.force))
-
-
-def choose_scale(experiment: Experiment, asked: PagesAsked) -> Scale:
-    """Return the scale that was asked for; an experiment says how many seeds it has.
-
-    Raises:
-        SettingsError: If the seeds are no numbers.
-    """
-    full = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
-    scale = replace(QUICK if asked.quick else full, data=asked.data)
-    return scale if asked.seeds is None else replace(scale, seeds=parse_seeds(asked.seeds))
-
-
-def choose_folder(out: Path | None, *, quick: bool) -> Path:
-    """Return where results go: a quick version never into the place of the full one."""
-    return out or (QUICK_RESULTS if quick else RESULTS)
-
-
-def run_experiment(request: RunRequest) -> None:
+def _run(asked: PagesAsked, request: RunRequest) -> None:
     """Make the missing runs of an experiment, then write and show what came of them."""
+    request = replace(request, side_by_side=asked.side_by_side, force=asked.force)
     results = run_stages(request, ProgressLines(sys.stdout))
     _show(request.experiment, results, request.folder)
 
@@ -187,17 +194,6 @@ def request_comparison(
     )
 
 
-def draw_comparison_anew(setup: ComparisonSetup, folder: Path) -> None:
-    """Write a comparison anew, at the methods and budgets that its runs were for."""
-    name = name_comparison(setup.model, setup.scale.data)
-    found = {e.name: (e, results) for e, results in find_comparisons(folder)}
-    if name not in found:
-        raise SettingsError(
-            f"there are no finished results of {name} in {folder}; run the command without --draw"
-        )
-    draw_anew(*found[name], folder)
-
-
 def _show(experiment: Experiment, results: Results, folder: Path) -> None:
     drawn: list[Path] = []
     try:
@@ -211,16 +207,6 @@ def _show(experiment: Experiment, results: Results, folder: Path) -> None:
     sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
     for path in (folder / f"{experiment.name}.json", page, *drawn):
         sys.stdout.write(f"{path}\n")
-
-
-def write_docs(folder: Path, docs: Path) -> Path:
-    """Write the documentation's page of results."""
-    if not docs.is_dir():
-        raise SettingsError(
-            f"there is no folder {docs} here to write the page into; go to the root of the "
-            "repository"
-        )
-    return write_documentation(folder, docs)
 
 
 class ProgressLines:
@@ -249,16 +235,11 @@ class ProgressLines:
     def finished(self, row: Row) -> None:
         """Say what a run came to."""
         self._said = time.monotonic()
-        self._write(describe_row(row))
+        self._write(
+            f"  {row.row}, seed {row.seed}: {row.architecture}, {row.parameters:,} parameters, "
+            f"test {row.accuracy:.2f} %"
+        )
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
-
-
-def describe_row(row: Row) -> str:
-    """Return one line about a finished run."""
-    return (
-        f"  {row.row}, seed {row.seed}: {row.architecture}, {row.parameters:,} parameters, "
-        f"test {row.accuracy:.2f} %"
-    )

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+from archlearn.errors import SettingsError
 from archlearn_paper.comparison.stages import find_comparisons
 from archlearn_paper.experiment import Check, Experiment, ResultTable
 from archlearn_paper.experiment_registry import TITLES, find_experiment
@@ -30,7 +31,15 @@ def write_documentation(folder: Path, docs: Path) -> Path:
     Args:
         folder: Where the results are.
         docs: The documentation's folder.
+
+    Raises:
+        SettingsError: If there is no such folder.
     """
+    if not docs.is_dir():
+        raise SettingsError(
+            f"there is no folder {docs} here to write the page into; go to the root of the "
+            "repository"
+        )
     found: list[tuple[Experiment, Results | None]] = [
         (find_experiment(name), read_results(folder, name)) for name in TITLES
     ]

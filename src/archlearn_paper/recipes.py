@@ -1,20 +1,25 @@
 """How the networks of all experiments are trained: every tuned constant.
 
-They were settled on validation data; the test data had no part in it. `Terms` are the paper's
-penalty at a price, `learn_to_budget` is the library's `GateOptimizer` at a number of parameters.
+They were settled on validation data; the test data had no part in it. `learn_architecture` is the
+paper's penalty at a price, `learn_to_budget` the library's `GateOptimizer` at a number of
+parameters; `fix_width` learns which neurons stay of a number given; `start_anew` gives a learnt
+architecture fresh weights.
 """
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from archlearn.gating.penalty_prices import PriceName
+import torch
+from torch import Tensor, nn
+
+from archlearn.errors import InputError
+from archlearn.gating.parameters import depth_gates, width_gates
+from archlearn.nn.functional import THRESHOLD
+from archlearn.training.config import override
 from archlearn.training.defaults import TRAVEL
-from archlearn.training.settings import (
-    GateSettings,
-    OptimiserSettings,
-    RunSettings,
-    StrengthSettings,
-)
+from archlearn.training.settings import GateSettings, OptimiserSettings, RunSettings
 from archlearn_paper.experiment import Scale
 
 LearntParts = Literal["all", "width"]
@@ -53,39 +58,6 @@ FINE_TUNING = 0.3
 FINE_TUNING_RATE_OF_AN_EXAMPLE = RATE_OF_AN_EXAMPLE / 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """What is learnt of the architecture and at which price.
-
-    Attributes:
-        cost: The paper's lambda 3.
-        ratio: Lambda 3 as a part of lambda 1.
-        gate_rate: None follows from the steps and the cost.
-        start_after: Part of the run before gates move.
-        freeze_for: Last part of the run in which they stand still.
-        width_start: Where width gates start.
-        depth_start: Where depth gates start; from one half on, layers start linear.
-        largest_step: Furthest a gate moves in one step; 0 sets no bound.
-        rate: Of the weights, by example in a batch.
-        weight_decay: Of the weights.
-    """
-
-    cost: float
-    learn: LearntParts = "width"
-    price: PriceName = "neurons"
-    ratio: float = 0.4
-    depth_share: float = DEPTH_SHARE
-    gate_rate: float | None = None
-    start_after: float = START_AFTER
-    freeze_for: float = FREEZE_FOR
-    width_start: float = 0.55
-    depth_start: float = 0.45
-    largest_step: float = 0.0
-    leave: tuple[str, ...] = ()
-    rate: float = RATE_OF_AN_EXAMPLE
-    weight_decay: float = WEIGHT_DECAY
-
-
 def baseline(scale: Scale, seed: int) -> RunSettings:
     """Return the settings of the large network that nothing of is learnt but weights."""
     return train_plainly(scale, seed, rate=PLAIN_RATE_OF_AN_EXAMPLE)
@@ -116,31 +88,30 @@ def train_plainly(
 def learn_architecture(
     scale: Scale,
     seed: int,
-    terms: Terms,
+    cost: float,
     *,
     model: str = "lenet",
+    rate: float = RATE_OF_AN_EXAMPLE,
+    **changed: Any,
 ) -> RunSettings:
-    """Return the settings of training that learns the architecture on the given terms."""
-    plain = train_plainly(
-        scale, seed, model=model, rate=terms.rate, weight_decay=terms.weight_decay
-    )
-    gates = GateSettings(
-        learn=terms.learn,
-        leave=terms.leave,
-        gate_rate=terms.gate_rate,
-        start_after=terms.start_after,
-        freeze_for=terms.freeze_for,
-        width_start=terms.width_start,
-        depth_start=terms.depth_start,
-        largest_step=terms.largest_step,
-    )
-    strengths = StrengthSettings(
-        width_cost=terms.cost,
-        ratio=terms.ratio,
-        depth_share=terms.depth_share,
-        price=terms.price,
-    )
-    return replace(plain, gates=gates, strengths=strengths)
+    """Return the settings of training that learns the architecture by the paper's penalty.
+
+    Args:
+        scale: How large the experiment is.
+        seed: Of the run.
+        cost: The paper's lambda 3.
+        model: The network.
+        rate: Of the weights, by example in a batch.
+        changed: Settings that are not the recipe's, by their names.
+    """
+    recipe = {
+        "learn": "width",
+        "width_cost": cost,
+        "depth_share": DEPTH_SHARE,
+        "start_after": START_AFTER,
+        "freeze_for": FREEZE_FOR,
+    }
+    return override(train_plainly(scale, seed, model=model, rate=rate), recipe | changed)
 
 
 def learn_to_budget(
@@ -166,11 +137,11 @@ def learn_to_budget(
     return replace(plain, gates=gates)
 
 
-def choose_gate_rate(scale: Scale, terms: Terms) -> float:
-    """Return the rate that the engine would derive, for runs of other terms to have the same."""
+def choose_gate_rate(scale: Scale, cost: float, freeze_for: float = FREEZE_FOR) -> float:
+    """Return the rate that follows from a cost, for runs of other settings to have the same."""
     n_train = scale.limit or MNIST_TRAIN * (1 - scale.validation)
     n_steps = scale.epochs * (n_train // scale.batch_size)
-    return TRAVEL / (terms.cost * n_steps * (1 - terms.start_after - terms.freeze_for))
+    return TRAVEL / (cost * n_steps * (1 - START_AFTER - freeze_for))
 
 
 def fine_tune(scale: Scale, seed: int) -> RunSettings:
@@ -186,3 +157,105 @@ def _optimiser(scale: Scale, rate: float, weight_decay: float) -> OptimiserSetti
         weight_decay=weight_decay,
         warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
     )
+
+
+_JUST_BELOW = THRESHOLD - 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """The architecture that is given (FFW, fixed final width).
+
+    Attributes:
+        widths: Neurons or channels that stay, by layer; a layer not named is left to learning.
+        linear: Layers whose activation is taken away.
+    """
+
+    widths: Mapping[str, int]
+    linear: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """Holds the gates of a run to given numbers; called after each epoch.
+
+    Gates learn as ever, and are then projected onto the nearest values of which so many are open.
+    The number falls from all to the given one over the first half of the time in which gates
+    move, so that there is time to find out which are useful.
+
+    Attributes:
+        first: Epoch from which the numbers fall.
+        last: Epoch from which they are the given ones.
+    """
+
+    given: Given
+    first: float
+    last: float
+
+    def __call__(self, model: nn.Module, epoch: int) -> None:
+        """Change the gates in place."""
+        done = min(1.0, max(0.0, (epoch - self.first) / max(1.0, self.last - self.first)))
+        for name, gate in width_gates(model).items():
+            if name in self.given.widths:
+                n_kept = count_kept(gate.numel(), self.given.widths[name], done)
+                gate.copy_(project(gate, n_kept))
+        for name, gate in depth_gates(model).items():
+            if name in self.given.linear and done > 0:
+                gate.fill_(1.0)
+
+
+def fix_width(given: Given, settings: RunSettings) -> Holder:
+    """Return what holds the gates of a run with these settings to the given numbers."""
+    assert settings.epochs is not None
+    first = settings.gates.start_after * settings.epochs
+    stop = (1.0 - settings.gates.freeze_for) * settings.epochs
+    return Holder(given=given, first=first, last=(first + stop) / 2)
+
+
+def count_kept(n_all: int, n_final: int, done: float) -> int:
+    """Return how many gates stay open when a part of the way from all to the final is done."""
+    return n_final + round((n_all - n_final) * (1.0 - done))
+
+
+def project(gate: Tensor, n_kept: int) -> Tensor:
+    """Return the nearest gates of which exactly `n_kept` are open.
+
+    Of equal gates the first ones stay. Nothing is read back from the device.
+    """
+    order = torch.argsort(gate.detach(), descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=gate.device)
+    opened = gate.detach().clamp_min(THRESHOLD)
+    closed = gate.detach().clamp_max(_JUST_BELOW)
+    return torch.where(rank < n_kept, opened, closed)
+
+
+def start_anew(model: nn.Module, seed: int) -> nn.Module:
+    """Return a copy of a model with the weights and buffers of a fresh one.
+
+    Every layer's own `reset_parameters` is called, in the order of the modules, with torch's
+    generators seeded and afterwards as they were.
+
+    Args:
+        model: A compact or any other plain model; it is left alone.
+        seed: Decides the weights.
+
+    Raises:
+        InputError: If a layer with parameters of its own does not say how they start.
+    """
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not hasattr(module, "reset_parameters"):
+            raise InputError(
+                f"{name or 'the model'!r}, a {type(module).__name__}, has parameters but no "
+                "reset_parameters(); give its class one"
+            )
+    made = copy.deepcopy(model)
+    devices = [p.device for p in made.parameters() if p.is_cuda][:1]
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for module in made.modules():
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
+    return made

@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from archlearn.data.file_cache import write_whole
 from archlearn.errors import DataError
 from archlearn_paper.experiment import Row, read_row
 
@@ -103,23 +104,9 @@ def write_results(folder: Path, results: Results) -> Path:
     Unfinished ones have a file of their own, beside earlier ones that are complete.
     """
     path = results_path(folder, results.experiment, unfinished=not results.complete)
-    table = {
-        "format": FORMAT,
-        "experiment": results.experiment,
-        "command": results.command,
-        "date": results.date,
-        "hardware": dict(results.hardware),
-        "versions": dict(results.versions),
-        "seeds": list(results.seeds),
-        "quick": results.quick,
-        "scale": dict(results.scale),
-        "seconds": round(results.seconds, 1),
-        "derived": dict(results.derived),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".json.part")
-    beside.write_text(_write_lines(table, results.rows), encoding="utf-8")
-    os.replace(beside, path)
+    names = [item.name for item in fields(results) if item.name != "rows"]
+    table = {"format": FORMAT} | {name: getattr(results, name) for name in names}
+    write_whole(path, _write_lines(table, results.rows).encode())
     if results.complete:
         results_path(folder, results.experiment, unfinished=True).unlink(missing_ok=True)
     return path

@@ -209,10 +209,9 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
-        self._fresh: list[Row] = []
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
-        self._before = before.rows if before else ()
+        self._unfinished = {row.asked: row for row in (before.rows if before else ())}
         self._hardware = _describe_hardware()
 
     def run(self) -> Results:
@@ -227,6 +226,7 @@ class _StageRunner:
             self._callback.began(len(missing), len(works) - len(missing))
             self._make(missing)
             self._done += [self._measure(self._known[key]) for key in asked]
+            self._unfinished |= {done.row.asked: done.row for done in self._done}
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._request.folder, results)
@@ -267,8 +267,8 @@ class _StageRunner:
             history=row.history if experiment.keeps_history else (),
         )
         self._known[row.asked] = FinishedRun(row=row, path=path)
-        self._fresh.append(row)
-        self._write_so_far()
+        self._unfinished[row.asked] = row
+        write_results(self._request.folder, self._results(list(self._unfinished.values())))
         self._callback.finished(row)
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
@@ -280,12 +280,6 @@ class _StageRunner:
         )
         self._known[done.row.asked] = measured
         return measured
-
-    def _write_so_far(self) -> None:
-        """Write what is there as unfinished; earlier results that are complete stay beside it."""
-        rows = {row.asked: row for row in (*self._before, *(d.row for d in self._done))}
-        rows |= {row.asked: row for row in self._fresh}
-        write_results(self._request.folder, self._results(list(rows.values())))
 
     def _results(self, rows: Sequence[Row]) -> Results:
         request = self._request
@@ -304,7 +298,7 @@ class _StageRunner:
             quick=request.scale.name == "quick",
             scale=asdict(request.scale),
             rows=rows,
-            seconds=sum(seconds for seconds, _ in times),
+            seconds=round(sum(seconds for seconds, _ in times), 1),
         )
 
 

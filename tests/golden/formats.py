@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import archlearn as al
 from archlearn_paper.experiment import FULL, Run
 from archlearn_paper.experiments.frontier import learn_rows
-from archlearn_paper.fixed_width import Given, Holder
+from archlearn_paper.recipes import Given, Holder
 from archlearn_paper.runner import run_key
 
 FOLDER = Path(__file__).with_name("files")

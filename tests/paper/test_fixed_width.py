@@ -7,8 +7,8 @@ from torch import nn
 import archlearn as al
 from archlearn.training import GateSettings, RunSettings, override
 from archlearn_paper.experiment import Run
-from archlearn_paper.fixed_width import Given, Holder, count_kept, fix_width, project
 from archlearn_paper.parallel_runs import train_side_by_side
+from archlearn_paper.recipes import Given, Holder, count_kept, fix_width, project
 
 
 def test_the_largest_gates_stay_and_move_no_further_than_they_must() -> None:

@@ -23,7 +23,7 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
 )
-from archlearn_paper.fixed_width import Given, Holder
+from archlearn_paper.recipes import Given, Holder
 from archlearn_paper.results import find_commit, read_results, results_path
 from archlearn_paper.runner import RunRequest, run_key, run_stages
 

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -62,22 +61,24 @@ def paper(
     if name is not None:
         check_name(name)
     from archlearn_paper import commands
+    from archlearn_paper.documentation import write_documentation
 
     asked = commands.PagesAsked(
-        folder=commands.choose_folder(out, quick=quick),
+        out=out,
         command=shlex.join(["archlearn", *sys.argv[1:]]),
         quick=quick,
         seeds=seeds,
         data=data,
         side_by_side=side_by_side,
         force=force,
+        draw=draw,
     )
     if every:
-        commands.make_all(asked, images, draw=draw)
+        commands.make_all(asked, images)
     elif name is not None and not docs:
-        commands.make_page(asked, name, draw=draw)
+        commands.make_page(asked, name)
     else:
-        sys.stdout.write(f"{commands.write_docs(asked.folder, Path('docs'))}\n")
+        sys.stdout.write(f"{write_documentation(asked.folder, Path('docs'))}\n")
 
 
 COMPARE_EXAMPLES = """Examples:
@@ -127,10 +128,12 @@ def compare(
     setup = choose_setup(
         model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
     )
-    chosen, folder = find_methods(methods), commands.choose_folder(out, quick=quick)
-    if draw:
-        commands.draw_comparison_anew(setup, folder)
-        return
-    command = shlex.join(["archlearn", *sys.argv[1:]])
-    request = commands.request_comparison(setup, chosen, folder, command)
-    commands.run_experiment(replace(request, side_by_side=side_by_side, force=force))
+    asked = commands.PagesAsked(
+        out=out,
+        command=shlex.join(["archlearn", *sys.argv[1:]]),
+        quick=quick,
+        side_by_side=side_by_side,
+        force=force,
+        draw=draw,
+    )
+    commands.make_comparison(asked, setup, find_methods(methods))

@@ -38,12 +38,16 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     without_graph_module,
 )
-from archlearn.tracing.huggingface import disable_caches_, with_attention_mask
 from archlearn.tracing.module_state import restore_weights_
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
-from archlearn.tracing.transformer_blocks import BLOCKS, has_blocks
+from archlearn.tracing.transformer_blocks import (
+    BLOCKS,
+    disable_caches_,
+    has_blocks,
+    with_attention_mask,
+)
 
 
 def check_net(net: Any) -> None:
@@ -340,9 +344,9 @@ def bind_gates_(net: nn.Module, store: GateContainer) -> None:
     store.set_cost_table(build_cost_table(blueprint, net))
     reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
-    store.to(reference if reference.is_floating_point() else reference.real)
     add_store_(net, store)
     graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
+    store.to(reference if reference.is_floating_point() else reference.real)
     bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
     if blueprint.traces.mode_readers:
         setattr(net, MODE_READERS, blueprint.traces.mode_readers)

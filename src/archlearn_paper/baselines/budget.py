@@ -5,7 +5,7 @@ would change. The mean square of that over batches is the channel's worth (Molch
 "Importance estimation for neural network pruning").
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -97,23 +97,17 @@ class ParameterCounts:
         return marginal_costs(self._table, counts, self._table.parameters).tolist()
 
 
-def close_to_budget(
-    sizes: ParameterCounts,
-    candidates: Sequence[Candidates],
-    budget: int,
-    *,
-    per_parameter: bool = True,
-) -> int:
+def close_to_budget(sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
-    At every step the channel goes whose harm is least. One that would bring the model below the
-    tolerance is passed over, and each group keeps a channel.
+    At every step the channel goes whose harm is least: not per parameter, which took most of a
+    layer whose channels are dear, and lost more on validation data. One that would bring the model
+    below the tolerance is passed over, and each group keeps a channel.
 
     Args:
         sizes: The parameters that go with each channel.
         candidates: The channels of each group.
         budget: The number of parameters wanted.
-        per_parameter: Whether harm is divided by the parameters that go with a channel.
 
     Raises:
         BudgetError: If the model cannot be brought to the budget so.
@@ -130,8 +124,7 @@ def close_to_budget(
         ]
         if not open_to_us:
             break
-        worth = savings if per_parameter else [1.0] * len(kept)
-        chosen = min(open_to_us, key=lambda place: candidates[place].harm() / worth[place])
+        chosen = min(open_to_us, key=lambda place: candidates[place].harm())
         candidates[chosen].close()
         kept[chosen] -= 1
         parameters = sizes.parameters(kept)
@@ -143,9 +136,32 @@ def close_to_budget(
     return parameters
 
 
+@torch.no_grad()
+def prune_to_budget(gated: nn.Module, harms: Mapping[str, Tensor], budget: int) -> nn.Module:
+    """Return a gated model without the channels that matter least, down to a budget.
+
+    Args:
+        gated: Its width gates are closed where channels go.
+        harms: How much is lost with each channel, by group.
+        budget: The number of parameters wanted.
+
+    Raises:
+        BudgetError: If the model cannot be brought to the budget.
+    """
+    gates = width_gates(gated)
+    ranked = {name: Ranked(harms[name]) for name in gates}
+    close_to_budget(ParameterCounts(gated), list(ranked.values()), budget)
+    for name, gate in gates.items():
+        gate[ranked[name].closed()] = 0.0
+    return compact(gated)
+
+
+def gate_widths(model: nn.Module, example: Tensor) -> nn.Module:
+    """Return a copy in evaluation mode with a gate, all open, for every channel that can go."""
+    return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
+
+
 Losses = Callable[[nn.Module], Iterable[Tensor]]
-
-
 """Gives the losses of a model on batches, one after the other."""
 
 
@@ -161,15 +177,8 @@ def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.M
     Raises:
         BudgetError: If the model cannot be brought to the budget.
     """
-    gated = add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
-    candidates = {name: Ranked(worth) for name, worth in measure_worth(gated, losses).items()}
-    # By the channel, not by the parameter: that took most of a layer whose channels are dear, and
-    # lost more on validation data.
-    close_to_budget(ParameterCounts(gated), list(candidates.values()), budget, per_parameter=False)
-    with torch.no_grad():
-        for name, gate in width_gates(gated).items():
-            gate[candidates[name].closed()] = 0.0
-    return compact(gated).train(model.training)
+    gated = gate_widths(model, example)
+    return prune_to_budget(gated, measure_worth(gated, losses), budget).train(model.training)
 
 
 def measure_worth(gated: nn.Module, losses: Losses) -> dict[str, Tensor]:

@@ -21,13 +21,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
-from archlearn.gating.attach import add_gates
 from archlearn.gating.gate_container import find_store
-from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.nn.hard_concrete import HIGHEST, LOWEST, TEMPERATURE
-from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import BudgetError, ParameterCounts, Ranked, close_to_budget
+from archlearn_paper.baselines.budget import BudgetError, gate_widths, prune_to_budget
 
 Penalty = Literal["l1", "l0"]
 MOST_LOG_ODDS = math.log(100.0)
@@ -219,21 +216,18 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
     if not found:
         raise BudgetError("the network has no diagonals; train what add_diagonals returns")
     plain = fold_diagonals(network)
-    gated = add_gates(plain, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
-    written_by = writers(plain, example)
-    ranked = [
-        Ranked(written_by[group].largest(found[written_by[group].layer].importance(), len(gate)))
-        for group, gate in width_gates(gated).items()
-    ]
-    close_to_budget(ParameterCounts(gated), ranked, budget, per_parameter=False)
-    for gate, channels in zip(width_gates(gated).values(), ranked, strict=True):
-        gate[channels.closed()] = 0.0
-    return compact(gated)
+    gated = gate_widths(plain, example)
+    gates = width_gates(gated)
+    harms = {
+        group: writer.largest(found[writer.layer].importance(), len(gates[group]))
+        for group, writer in writers(plain, example).items()
+    }
+    return prune_to_budget(gated, harms, budget)
 
 
 def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
     """Return the module that writes each group of channels last, by the name of the group."""
-    store = find_store(add_gates(model, example, learn={"*": Learn.WIDTH}))
+    store = find_store(gate_widths(model, example))
     assert store is not None
     blueprint = store.choice.blueprint
     found: dict[str, ScaledLayer] = {}

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.errors import InputError
-from archlearn.gating.attach import add_gates
 from archlearn.gating.gate_container import GateContainer, find_store
-from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import ParameterCounts, close_to_budget
+from archlearn_paper.baselines.budget import ParameterCounts, close_to_budget, gate_widths
 
 
 class Neurons:
@@ -92,39 +90,12 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
     """Return the model with like neurons merged, down to a number of parameters.
 
     Over all layers, the next merge is the one whose saliency, as a part of what its layer says to
-    the next, is least. Divided by the parameters that go, it took nearly all of a layer whose
-    channels are dear.
+    the next, is least.
     """
-    gated = _gate(model, example)
+    gated = gate_widths(model, example)
     layers = {name: _neurons(gated, name) for name in width_gates(gated)}
-    close_to_budget(ParameterCounts(gated), list(layers.values()), budget, per_parameter=False)
+    close_to_budget(ParameterCounts(gated), list(layers.values()), budget)
     return _carry_out(gated, layers)
-
-
-def merge_to_widths(model: nn.Module, example: Tensor, widths: Mapping[str, int]) -> nn.Module:
-    """Return the model with like neurons merged until the named layers have these widths.
-
-    Raises:
-        InputError: If a layer cannot be narrowed, or is narrower already.
-    """
-    gated = _gate(model, example)
-    gates = width_gates(gated)
-    for name, width in widths.items():
-        if name not in gates or not 1 <= width <= len(gates[name]):
-            found = f"it has {len(gates[name])} neurons" if name in gates else "it cannot change"
-            raise InputError(
-                f"width {width} was asked for {name!r}, but {found}; layers that can be narrowed: "
-                f"{', '.join(f'{key} ({len(gate)})' for key, gate in gates.items())}"
-            )
-    layers = {name: _neurons(gated, name) for name in widths}
-    for name, width in widths.items():
-        while len(layers[name]) > width:
-            layers[name].close()
-    return _carry_out(gated, layers)
-
-
-def _gate(model: nn.Module, example: Tensor) -> nn.Module:
-    return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
 
 
 def _neurons(gated: nn.Module, group: str) -> Neurons:

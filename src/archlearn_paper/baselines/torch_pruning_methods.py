@@ -143,8 +143,6 @@ def _count(model: nn.Module) -> int:
 
 
 STRENGTH = 5e-4
-
-
 STEEPNESS = 16.0
 
 

@@ -3,8 +3,7 @@
 A `BudgetMethod` lands on its budget in one run. A `PruningMethod` takes the trained large network
 and makes it smaller. A `LearningMethod` changes how the large network is trained, by a strength,
 and then brings it to the budget. A `FromScratchMethod` begins with a small network. All have the
-same epochs in total, and strengths are chosen on validation data. `needs` names a package that a
-method cannot do without.
+same epochs in total, and strengths are chosen on validation data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from archlearn.gating.attach import add_gates
-from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import ParameterCounts, trim
+from archlearn_paper.baselines.budget import ParameterCounts, gate_widths, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
     add_diagonals,
@@ -36,7 +31,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
 )
 from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.experiment import Row
-from archlearn_paper.recipes import COST_POWERS
+from archlearn_paper.recipes import COST_POWERS, start_anew
 
 L0_STRENGTHS = tuple(2.5e-4 * 2 ** (step / 2) for step in range(12))
 """Close enough for a rung near each budget: the size of a network falls by less than half from one
@@ -52,87 +47,71 @@ Reduce = Callable[[ComparisonSetup, nn.Module, int], nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetMethod:
-    """A method that lands on a budget in one run.
+class Method:
+    """A method of the comparison.
 
     Attributes:
-        strengths: What its strength is chosen from.
-        settings: Of a run, from a setup, a seed, a budget and a strength.
+        strengths: What its strength is chosen from; nothing where it has none.
+        is_dense: Whether the network that comes out is a plain dense one.
+        needs: A package that it cannot do without.
     """
 
     name: str
     source: str
-    strengths: Sequence[float]
-    settings: Callable[[ComparisonSetup, int, int, float], RunSettings]
-    is_dense: bool = True
-    needs: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PruningMethod:
-    """A method that makes a trained network smaller.
-
-    Attributes:
-        rounds: In how many steps the budget is reached, with training after each.
-        strengths: Factors of the rate at which it is trained on, one of which is chosen; where
-            there are none, the rate is that of all others.
-    """
-
-    name: str
-    source: str
-    reduce: Reduce
-    rounds: int = 1
     strengths: Sequence[float] = ()
     is_dense: bool = True
     needs: str = ""
 
 
+class BudgetMethod(Method):
+    """A method that lands on a budget in one run: ours, whose strength is the power of the cost."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningMethod:
+class PruningMethod(Method):
+    """A method that makes a trained network smaller.
+
+    Its strengths are factors of the rate at which it is trained on; where there are none, the rate
+    is that of all others.
+
+    Attributes:
+        rounds: In how many steps the budget is reached, with training after each.
+    """
+
+    reduce: Reduce
+    rounds: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningMethod(Method):
     """A method that changes how the large network is trained.
 
     Attributes:
-        strengths: What its strength is chosen from.
         begin: The network to be trained, from a setup, a seed and a strength.
         reduce: Brings it to a budget.
         rounds: In how many steps the budget is reached, with training after each.
         again: What reduces it in rounds after the first.
     """
 
-    name: str
-    source: str
-    strengths: Sequence[float]
     begin: Callable[[ComparisonSetup, int, float], nn.Module]
     reduce: Reduce
     rounds: int = 1
     again: Reduce | None = None
-    is_dense: bool = True
-    needs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FromScratchMethod:
+class FromScratchMethod(Method):
     """A method that begins with a small network.
 
     Attributes:
         begin: The network, from a setup, a seed and a budget.
     """
 
-    name: str
-    source: str
     begin: Callable[[ComparisonSetup, int, int], nn.Module]
-    is_dense: bool = True
-    needs: str = ""
 
 
-Method = BudgetMethod | PruningMethod | LearningMethod | FromScratchMethod
 OURS = "archlearn"
 SCRATCH = "its architecture from scratch"
-
-
-def list_strengths(method: Method) -> Sequence[float]:
-    """Return what a method's strength is chosen from; nothing where it has none."""
-    return () if isinstance(method, FromScratchMethod) else method.strengths
 
 
 def name_first(method: Method, strength: float) -> str:
@@ -150,7 +129,7 @@ def choose_strength(method: Method, budget: int, rows: Sequence[Row]) -> float:
 
     Where none was tried it is that in the middle, and 1 for a method without strengths.
     """
-    strengths = list_strengths(method)
+    strengths = method.strengths
     scores: Mapping[str, float] = {
         row.row: row.validation_accuracy or 0.0 for row in rows if row.seed == CALIBRATION_SEED
     }
@@ -159,10 +138,6 @@ def choose_strength(method: Method, budget: int, rows: Sequence[Row]) -> float:
     if not known:
         return strengths[len(strengths) // 2] if strengths else 1.0
     return max(known, key=lambda strength: known[strength])
-
-
-def _learn_ours(setup: ComparisonSetup, seed: int, budget: int, strength: float) -> RunSettings:
-    return setup.to_budget(seed, budget, strength)
 
 
 def _add_factors(
@@ -208,8 +183,7 @@ def _by_groups(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Modu
 @torch.no_grad()
 def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
     """Return a fresh network all of whose widths are the same part of the large one's."""
-    network = setup.fresh_network(seed)
-    gated = add_gates(network, setup.example(), learn={"*": Learn.WIDTH}, width_start=1.0)
+    gated = gate_widths(setup.fresh_network(seed), setup.example())
     gates = width_gates(gated)
     sizes, full = ParameterCounts(gated), [len(gate) for gate in gates.values()]
     parts = [[max(1, round(n * part / 1000)) for n in full] for part in range(1, 1001)]
@@ -225,7 +199,7 @@ def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module
 
 _BY_MAGNITUDE = partial(_by_weights, reduce=reduce_by_torch_pruning)
 METHODS: tuple[Method, ...] = (
-    BudgetMethod(name=OURS, source="this package", strengths=COST_POWERS, settings=_learn_ours),
+    BudgetMethod(name=OURS, source="this package", strengths=COST_POWERS),
     LearningMethod(name="l0 gates", source="Louizos et al. 2018", strengths=L0_STRENGTHS,
         begin=partial(_add_factors, penalty="l0"), reduce=partial(_by_factors, penalty="l0")),
     LearningMethod(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=L1_STRENGTHS,

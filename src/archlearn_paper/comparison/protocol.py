@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import SettingsError
-from archlearn.gating.attach import add_gates
-from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.models.model_registry import build_network
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts
+from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts, gate_widths
 from archlearn_paper.evaluation import find_dataset, list_losses, refuse_regression
 from archlearn_paper.experiment import Scale
 from archlearn_paper.recipes import (
@@ -103,7 +101,7 @@ def check_setup(setup: ComparisonSetup) -> None:
     """
     refuse_regression(find_dataset(setup.plain(0, 1)))
     network, example = setup.fresh_network(0), setup.example()
-    gated = add_gates(network, example, learn={"*": Learn.WIDTH}, width_start=1.0)
+    gated = gate_widths(network, example)
     least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
     most = sum(parameter.numel() for parameter in network.parameters())
     for budget in setup.budgets:

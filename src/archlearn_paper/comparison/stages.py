@@ -19,7 +19,6 @@ from torch import nn
 from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.comparison.methods import (
     METHODS,
     OURS,
@@ -31,7 +30,6 @@ from archlearn_paper.comparison.methods import (
     PruningMethod,
     Reduce,
     choose_strength,
-    list_strengths,
     name_first,
     name_trial,
 )
@@ -49,6 +47,7 @@ from archlearn_paper.experiment import (
     parse_seeds,
     spread_of,
 )
+from archlearn_paper.recipes import start_anew
 from archlearn_paper.results import Results, read_results
 from archlearn_paper.worker_pool import Make, make_networks
 
@@ -126,19 +125,12 @@ class ComparisonStages:
         del done
         setup, works = self._setup(scale).calibration(), list[RunTask]()
         for each in self._methods:
-            for strength in setup.scale.pick(list_strengths(each)):
+            for strength in setup.scale.pick(each.strengths):
                 if isinstance(each, LearningMethod):
                     works.append(_first(setup, each, CALIBRATION_SEED, strength))
                 if isinstance(each, BudgetMethod):
                     works += [
-                        _land(
-                            setup,
-                            each,
-                            CALIBRATION_SEED,
-                            b,
-                            strength,
-                            name_trial(each, strength, b),
-                        )
+                        _land(setup, CALIBRATION_SEED, b, strength, name_trial(each, strength, b))
                         for b in self._budgets
                     ]
         if any(isinstance(each, PruningMethod) and each.strengths for each in self._methods):
@@ -177,7 +169,7 @@ class ComparisonStages:
                     works += [_first(setup, each, seed, s) for s in sorted(set(chosen.values()))]
                 if isinstance(each, BudgetMethod):
                     works += [
-                        _land(setup, each, seed, budget, strength, name_result(each.name, budget))
+                        _land(setup, seed, budget, strength, name_result(each.name, budget))
                         for budget, strength in chosen.items()
                     ]
         return _by_length(works + self._fresh(setup))
@@ -291,10 +283,8 @@ def _first(setup: ComparisonSetup, each: LearningMethod, seed: int, strength: fl
     return Run(row=name_first(each, strength), settings=settings, network=network)
 
 
-def _land(
-    setup: ComparisonSetup, each: BudgetMethod, seed: int, budget: int, strength: float, row: str
-) -> Run:
-    settings = each.settings(setup, seed, budget, strength)
+def _land(setup: ComparisonSetup, seed: int, budget: int, strength: float, row: str) -> Run:
+    settings = setup.to_budget(seed, budget, strength)
     return Run(row=row, settings=settings, finish_compact=True)
 
 

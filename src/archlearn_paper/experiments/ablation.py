@@ -1,9 +1,9 @@
 """Ablation of the paper's own recipe: one setting changed at a time, on LeNet and an MLP."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+from archlearn.training.settings import RunSettings
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -20,14 +20,15 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import compare_by_seed
-from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import measure_spread, pair_by_seed
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
 MODELS = ("lenet", "mlp:300-100")
 EPOCHS = 30
 BASE = "the recipe"
-TERMS = Terms(learn="all", cost=8e-4)
+COST = 8e-4
+"""Lambda 3."""
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
     "gates start at 0.51 instead of 0.55": {"width_start": 0.51},
@@ -40,7 +41,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "price by multiply-adds": {"price": "multiply_adds"},
     "depth strengths a tenth of the width ones (the paper's)": {"depth_share": 0.1},
     "λ3 = 0.2 λ1 instead of 0.4 λ1": {"ratio": 0.2},
-    "half of λ3": {"cost": TERMS.cost / 2},
+    "half of λ3": {"cost": COST / 2},
 }
 """Gate rates are factors of the one that the recipe derives from cost and steps."""
 KEEPS_MORE = ("λ3 = 0.2 λ1 instead of 0.4 λ1", "half of λ3")
@@ -60,7 +61,7 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     return [
         Run(
             row=name_row(model, change),
-            settings=learn_architecture(scale, seed, make_terms(scale, change), model=model),
+            settings=change_recipe(scale, seed, model, change),
             finish_compact=True,
         )
         for model in MODELS
@@ -69,11 +70,11 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     ]
 
 
-def make_terms(scale: Scale, change: str) -> Terms:
+def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettings:
     """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
-    given = dict(CHANGES[change])
-    rate = choose_gate_rate(scale, TERMS) * given.pop("gate_rate", 1.0)
-    return replace(TERMS, gate_rate=rate, **given)
+    given: dict[str, Any] = {"cost": COST, "learn": "all", "model": model, **CHANGES[change]}
+    rate = choose_gate_rate(scale, COST) * given.pop("gate_rate", 1.0)
+    return learn_architecture(scale, seed, gate_rate=rate, **given)
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from archlearn_paper.experiment import (
     group,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.recipes import Terms, choose_gate_rate, learn_architecture
+from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import correlate_ranks, measure_spread
 from archlearn_paper.tables import write_counts
 
@@ -47,12 +47,15 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
     del done
     scale = scale.shorten(EPOCHS)
-    middle = make_terms(WIDTH_COSTS[1], BINARISING[1])
-    rate = choose_gate_rate(scale, middle)
+    rate = choose_gate_rate(scale, WIDTH_COSTS[1], FREEZE_FOR)
     return [
-        Run(row=name_row(cost, binarise), settings=learn_architecture(scale, seed, terms))
+        Run(
+            row=name_row(cost, binarise),
+            settings=learn_architecture(
+                scale, seed, cost, ratio=cost / binarise, gate_rate=rate, freeze_for=FREEZE_FOR
+            ),
+        )
         for cost, binarise in choose_pairs(scale)
-        for terms in [make_terms(cost, binarise, rate)]
         for seed in scale.seeds
     ]
 
@@ -63,17 +66,6 @@ def choose_pairs(scale: Scale) -> list[tuple[float, float]]:
     if scale.points is None:
         return grid
     return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
-
-
-def make_terms(cost: float, binarise: float, rate: float | None = None) -> Terms:
-    """Return the terms of a pair of strengths; the rate is to be the same for all."""
-    return Terms(
-        learn="width",
-        cost=cost,
-        ratio=cost / binarise,
-        gate_rate=rate,
-        freeze_for=FREEZE_FOR,
-    )
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from archlearn_paper.experiment import (
     spread_of,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.recipes import MNIST_TRAIN, Terms, learn_architecture, train_plainly
+from archlearn_paper.recipes import MNIST_TRAIN, learn_architecture, train_plainly
 from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
-TERMS = Terms(learn="width", cost=3e-4, freeze_for=0.3)
+COST, FREEZE_FOR = 3e-4, 0.3
 """Like AL2."""
 EPOCHS = 20
 """Passes over all of MNIST; fewer examples are passed over as much more often."""
@@ -57,21 +57,22 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn, by classes and by examples, and those of the network given."""
     del done
     works: list[RunTask] = []
+    part = _with_examples(scale, EXAMPLES)
     for n_classes in scale.pick(CLASSES):
-        part = _with_examples(scale, EXAMPLES)
+        row = name_row(n_classes)
         for seed in scale.seeds:
-            learnt = replace(learn_architecture(part, seed, TERMS), classes=n_classes)
             given = replace(train_plainly(part, seed, model=FIXED_MODEL), classes=n_classes)
-            row = name_row(n_classes)
-            works.append(Run(row=row, settings=learnt, finish_compact=True))
+            works.append(_learn(part, seed, row, classes=n_classes))
             works.append(Run(row=row + FIXED, settings=given))
     for n_examples in scale.pick(MORE_EXAMPLES):
         part = _with_examples(scale, n_examples)
-        for seed in scale.seeds:
-            settings = learn_architecture(part, seed, TERMS)
-            row = name_control(n_examples)
-            works.append(Run(row=row, settings=settings, finish_compact=True))
+        works += [_learn(part, seed, name_control(n_examples)) for seed in scale.seeds]
     return works
+
+
+def _learn(scale: Scale, seed: int, row: str, classes: int | None = None) -> Run:
+    settings = learn_architecture(scale, seed, COST, freeze_for=FREEZE_FOR, classes=classes)
+    return Run(row=row, settings=settings, finish_compact=True)
 
 
 def _with_examples(scale: Scale, n_examples: int) -> Scale:

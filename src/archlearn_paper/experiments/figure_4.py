@@ -33,7 +33,7 @@ from archlearn_paper.experiment import (
     Scale,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.recipes import Terms, learn_architecture, train_plainly
+from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
 from archlearn_paper.worker_pool import map_in_processes
@@ -127,23 +127,19 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     return [
         Run(
             row=panel.row(),
-            settings=learn_architecture(short, seed, _terms(panel)),
+            settings=learn_architecture(
+                short,
+                seed,
+                panel.price,
+                leave=tuple(layer for layer in WIDTHS if layer not in panel.searched),
+                freeze_for=FREEZE_FOR,
+                largest_step=LARGEST_STEP,
+            ),
             finish_compact=True,
         )
         for panel in choose_panels(scale)
         for seed in short.seeds
     ]
-
-
-def _terms(panel: Panel) -> Terms:
-    left = tuple(layer for layer in WIDTHS if layer not in panel.searched)
-    return Terms(
-        learn="width",
-        cost=panel.price,
-        leave=left,
-        freeze_for=FREEZE_FOR,
-        largest_step=LARGEST_STEP,
-    )
 
 
 def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -26,7 +25,6 @@ from archlearn_paper.experiment import (
     write_with_error,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.fixed_width import Given, fix_width
 from archlearn_paper.recipes import (
     CHOICE_SEEDS,
     COST_POWERS,
@@ -34,11 +32,13 @@ from archlearn_paper.recipes import (
     SMALL_WEIGHT_DECAY,
     VALIDATION,
     WEIGHT_DECAY,
+    Given,
     LearntParts,
-    Terms,
     baseline,
+    fix_width,
     learn_architecture,
     learn_to_budget,
+    start_anew,
     train_plainly,
 )
 from archlearn_paper.statistics import measure_spread, pair_by_seed
@@ -228,8 +228,8 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
             continue
         given = given_of(finished.row)
         # Depth is given too: a layer that stayed non-linear is not to merge here.
-        terms = Terms(learn="all" if given.linear else "width", cost=line.given)
-        settings = learn_architecture(scale, finished.row.seed, terms)
+        learn = "all" if given.linear else "width"
+        settings = learn_architecture(scale, finished.row.seed, line.given, learn=learn)
         holder = fix_width(given, settings)
         row = finished.row.row + FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))

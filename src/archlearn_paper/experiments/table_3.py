@@ -26,7 +26,7 @@ from archlearn_paper.experiment import (
     summarise,
 )
 from archlearn_paper.experiment_registry import TITLES
-from archlearn_paper.recipes import Terms, learn_architecture
+from archlearn_paper.recipes import learn_architecture
 from archlearn_paper.tables import (
     join_architectures,
     write_count,
@@ -35,15 +35,15 @@ from archlearn_paper.tables import (
     write_spread,
 )
 
-TERMS = Terms(
-    learn="all",
-    cost=2e-4,
-    depth_share=2.0,
-    start_after=0.2,
-    freeze_for=0.35,
-    depth_start=0.45,
-    largest_step=0.005,
-)
+COST, DEPTH_START = 2e-4, 0.45
+CHANGED: Mapping[str, Any] = {
+    "learn": "all",
+    "depth_share": 2.0,
+    "start_after": 0.2,
+    "freeze_for": 0.35,
+    "depth_start": DEPTH_START,
+    "largest_step": 0.005,
+}
 """A deep network must have found its feet before gates move, and loses neurons a few at a time: if
 all gates crossed one half within a few steps, it would die."""
 EPOCHS = 40
@@ -85,7 +85,7 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 def _settings(scale: Scale, seed: int, depth: int) -> RunSettings:
     model = f"deep-lenet:{depth - N_OTHER_LAYERS}"
-    return learn_architecture(scale, seed, TERMS, model=model)
+    return learn_architecture(scale, seed, COST, model=model, **CHANGED)
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 def describe_start(row: Row) -> str:
     """Return how the hidden layers of a run started."""
-    start = row.settings.get("gates", {}).get("depth_start", TERMS.depth_start)
+    start = row.settings.get("gates", {}).get("depth_start", DEPTH_START)
     return "linear" if start >= THRESHOLD else "non-linear"
 
 

@@ -14,20 +14,10 @@ from archlearn.reporting.figures import tick_logarithmic_
 from archlearn.reporting.formatting import format_short_count
 
 WIDTH = 6.9
-
-
 """Inches: the width of a page of text."""
-
-
 HEIGHT = 3.1
-
-
 FONT_SIZE = 9.0
-
-
 MARKERS = ("o", "s", "D", "^", "v", "P")
-
-
 PAPER_MARKER = "X"
 
 

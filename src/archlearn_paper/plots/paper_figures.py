@@ -30,11 +30,7 @@ from archlearn_paper.plots.panels import (
 )
 
 LEARNT, WHOLE = "AL-", "reference"
-
-
 BELOW = ("AL-fc",)
-
-
 """Names that are written below their marks, since AL-conv-fc is about as large."""
 
 
@@ -103,17 +99,9 @@ def _draw_searches(axes: Axes, panel: Mapping[str, Any]) -> None:
 
 
 LEADING = ("archlearn",)
-
-
 """Methods whose line is thick."""
-
-
 _LEAST_ERROR = 0.01
-
-
 _MOST_TIMES = 3
-
-
 """Errors above so many times the least are not shown: the table has them."""
 
 

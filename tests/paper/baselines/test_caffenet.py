@@ -10,7 +10,6 @@ import archlearn as al
 from archlearn.models import CaffeNet, CaffeNetSizes
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.from_scratch import start_anew
 from archlearn_paper.baselines.learnt_diagonals import add_diagonals, diagonals, reduce_by_diagonals
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
@@ -19,6 +18,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
+from archlearn_paper.recipes import start_anew
 
 IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn.models import LeNet
-from archlearn_paper.baselines.from_scratch import start_anew
+from archlearn_paper.recipes import start_anew
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
