@@ -1,7 +1,7 @@
 """Propagate channel labels through a graph, call by call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -86,53 +86,6 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> Any:
     return _Interpreter(net, graph).run(*values_for(graph, inputs))
 
 
-class _Runner(_Interpreter):
-    """Runs a graph on the example inputs.
-
-    Attributes:
-        rules: How labels pass each call.
-        may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
-            might not take an example of one row are then left out.
-        other_multiply_adds: Multiply-adds of calls that are not linear ops, so far, by their names.
-    """
-
-    def __init__(self, net: nn.Module, graph: fx.Graph) -> None:
-        super().__init__(net, graph)
-        self.rules = find_rules(net, graph)
-        self.may_guess = not any(
-            _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
-        )
-        self.other_multiply_adds: dict[str, int] = {}
-
-    def run_call(self, n: fx.Node) -> Any:
-        """Return what a call gives on the example inputs, or something like it."""
-        try:
-            rule = self.rules.get(n)
-            is_counted = rule in _PRODUCTS or _is_unknown(n, self.net, rule)
-            return self._run_counted(n) if is_counted else self._run_known(n)
-        except Exception as error:
-            where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
-            raise InputError(
-                f"the model does not run on the example inputs: {where}: {first_line(error)}. "
-                f"Give inputs that model(...) takes, {_how(error)}"
-            ) from error
-
-    def _run_counted(self, n: fx.Node) -> Any:
-        counter = count_flops()
-        with unfused(), counter:
-            out = super().run_node(n)
-        if counter.get_total_flops():
-            self.other_multiply_adds[n.name] = counter.get_total_flops() // 2
-        return out
-
-    def _run_known(self, n: fx.Node) -> Any:
-        if self.may_guess and n.op == "call_module" and self.rules[n] is within_channel:
-            (x, *_), _ = self.fetch_args_kwargs_from_env(n)
-            if may_need_batch(find_module(self.net, str(n.target)), x):
-                return x
-        return super().run_node(n)
-
-
 def _how(error: Exception) -> str:
     if "more than 1 value per channel" in str(error):
         return "also in training mode: two rows or more, for its norms need a batch then"
@@ -198,24 +151,25 @@ class PropagationResult:
     """What became of labels in one graph.
 
     Attributes:
-        values: What each node returned: labels for tensors, other values as they were.
+        values: What each node returned: labels for tensors, other values as they were. Limits of
+            dtypes are left out, for they cannot be pickled.
+        dtypes: The dtype of each node that returned a tensor.
         sites: The channels of each site, by the name of its node.
         reads: The channels that calls are to read through gates, by the name of their node.
-        dtypes: The dtype of each node that returned a tensor.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         products: The same of products in parts, with the channels that each is proportional to.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
 
-    values: dict[str, Any]
-    dtypes: dict[str, torch.dtype]
-    sites: dict[str, SiteChannels]
-    reads: dict[str, SiteChannels]
-    other_multiply_adds: dict[str, int]
-    products: dict[str, list[tuple[int, Tensor]]]
-    parts: tuple[Tensor, ...]
-    hidden: dict[str, Reason]
+    values: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    sites: dict[str, SiteChannels] = field(default_factory=dict)
+    reads: dict[str, SiteChannels] = field(default_factory=dict)
+    other_multiply_adds: dict[str, int] = field(default_factory=dict)
+    products: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    parts: list[Tensor] = field(default_factory=list)
+    hidden: dict[str, Reason] = field(default_factory=dict)
 
 
 def _find_computed_weights(
@@ -243,8 +197,13 @@ def _computes_its_weight(node: fx.Node, rules: Mapping[fx.Node, Rule], net: nn.M
     return rules.get(node) is linear and read_linear_op(node, net) is None
 
 
-class _Follower(_Runner):
-    """Runs a graph on real inputs and applies the rule of each call to labels."""
+class _Follower(_Interpreter):
+    """Runs a graph on real inputs and applies the rule of each call to labels.
+
+    Attributes:
+        may_guess: Whether only shapes and types of results matter: no call is unknown. Norms that
+            might not take an example of one row are then left out.
+    """
 
     def __init__(
         self,
@@ -257,49 +216,61 @@ class _Follower(_Runner):
     ) -> None:
         super().__init__(net, graph)
         self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
-        self.values: dict[str, Any] = {}
-        self.dtypes: dict[str, torch.dtype] = {}
-        self.sites: dict[str, SiteChannels] = {}
-        self.reads: dict[str, SiteChannels] = {}
+        self.rules = find_rules(net, graph)
+        self.may_guess = not any(
+            _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
+        )
+        self.found = PropagationResult()
+        self.values = self.found.values
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
-        self.products: dict[str, list[tuple[int, Tensor]]] = {}
         self.split: set[str] = set()
-        self.parts: list[Tensor] = []
-        self.hidden: dict[str, Reason] = {}
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.computed = _find_computed_weights(graph, self.rules, net)
 
-    def result(self) -> PropagationResult:
-        """Return what became of labels in this graph, without what cannot be pickled."""
-        limits = [
-            n for n, value in self.values.items() if isinstance(value, torch.finfo | torch.iinfo)
-        ]
-        return PropagationResult(
-            self.values | dict.fromkeys(limits),
-            self.dtypes,
-            self.sites,
-            self.reads,
-            self.other_multiply_adds,
-            self.products,
-            tuple(self.parts),
-            self.hidden,
-        )
-
     def run_node(self, n: fx.Node) -> Any:
-        out, n_blocks = self.run_call(n), len(self.ledger.blocks)
-        self.values[n.name] = self._follow(n, out)
+        out, n_blocks = self._run_call(n), len(self.ledger.blocks)
+        made = self._follow(n, out)
+        self.values[n.name] = None if isinstance(out, torch.finfo | torch.iinfo) else made
         if isinstance(out, Tensor):
-            self.dtypes[n.name] = out.dtype
+            self.found.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)
+        return out
+
+    def _run_call(self, n: fx.Node) -> Any:
+        """Return what a call gives on the example inputs, or something like it."""
+        try:
+            rule = self.rules.get(n)
+            if rule in _PRODUCTS or _is_unknown(n, self.net, rule):
+                return self._run_counted(n)
+            if self.may_guess and n.op == "call_module" and rule is within_channel:
+                (x, *_), _ = self.fetch_args_kwargs_from_env(n)
+                if may_need_batch(find_module(self.net, str(n.target)), x):
+                    return x
+            return super().run_node(n)
+        except Exception as error:
+            where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
+            raise InputError(
+                f"the model does not run on the example inputs: {where}: {first_line(error)}. "
+                f"Give inputs that model(...) takes, {_how(error)}"
+            ) from error
+
+    def _run_counted(self, n: fx.Node) -> Any:
+        counter = count_flops()
+        with unfused(), counter:
+            out = super().run_node(n)
+        if counter.get_total_flops():
+            self.found.other_multiply_adds[n.name] = counter.get_total_flops() // 2
         return out
 
     def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
         if self.rules.get(n) is linear:
             if read_linear_op(n, self.net) is None:
-                self.hidden[n.name] = computed_weight(n)
+                self.found.hidden[n.name] = computed_weight(n)
             return
-        hidden = [self.hidden[m.name] for m in n.all_input_nodes if m.name in self.hidden]
+        hidden = [
+            self.found.hidden[m.name] for m in n.all_input_nodes if m.name in self.found.hidden
+        ]
         if hidden:
             text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
             for labels in (self.values.get(m.name) for m in n.all_input_nodes):
@@ -309,7 +280,7 @@ class _Follower(_Runner):
         if reason is None and len(self.ledger.blocks) > n_blocks:
             reason = self.ledger.blocks[-1].reason
         if reason is not None:
-            self.hidden[n.name] = reason
+            self.found.hidden[n.name] = reason
 
     def _follow(self, n: fx.Node, out: Any) -> Any:
         if n.op == "get_attr":
@@ -331,7 +302,7 @@ class _Follower(_Runner):
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
         for read in step.reads:
-            self.reads[n.name] = read
+            self.found.reads[n.name] = read
         self._note_products(n, step)
         if self.rules[n] in (move, pick):
             self._note_split(n, step, made)
@@ -426,16 +397,19 @@ class _Follower(_Runner):
             self.ledger.boxes += [labels for labels in split if isinstance(labels, Labels)]
 
     def _note_products(self, n: fx.Node, step: OpCall) -> None:
-        total, shares = self.other_multiply_adds.get(n.name, 0), sum(w for w, _ in step.products)
+        total, shares = (
+            self.found.other_multiply_adds.get(n.name, 0),
+            sum(w for w, _ in step.products),
+        )
         found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
         if total and found:
-            self.products[n.name] = found
+            self.found.products[n.name] = found
 
     def _note_parts(self, step: OpCall, made: Any) -> None:
         n_before = sum(labels.ids.numel() for labels in step.labels)
         for labels in leaves_of(made):
             if isinstance(labels, Labels) and labels.ids.numel() < n_before:
-                self.parts.append(torch.unique(without_repeats(labels.ids)))
+                self.found.parts.append(torch.unique(without_repeats(labels.ids)))
 
     def _note_run(self, n: fx.Node, step: OpCall, made: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""
@@ -464,9 +438,11 @@ class _Follower(_Runner):
         dims = varying(made.ids)
         if dims:
             ids, _ = self.ledger.read(made, dims[0])
-            self.sites[n.name] = SiteChannels(dims[0], ids)
+            self.found.sites[n.name] = SiteChannels(dims[0], ids)
         elif bool((made.ids != FIXED).any()):
-            self.sites[n.name] = SiteChannels(min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1])
+            self.found.sites[n.name] = SiteChannels(
+                min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1]
+            )
 
 
 def _choose_dim(all_labels: list[Labels]) -> int | None:
@@ -533,7 +509,7 @@ def follow(
             behind = gated.get(place, frozenset())
             follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
-            followed.append(follower.result())
+            followed.append(follower.found)
     _tie_boxes(ledger)
     _tie_unread_parts(ledger)
     _keep_ambiguous_parameters(ledger)

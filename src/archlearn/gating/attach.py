@@ -38,12 +38,16 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     without_graph_module,
 )
-from archlearn.tracing.huggingface import disable_caches_, with_attention_mask
 from archlearn.tracing.module_state import restore_weights_
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
-from archlearn.tracing.transformer_blocks import BLOCKS, has_blocks
+from archlearn.tracing.transformer_blocks import (
+    BLOCKS,
+    disable_caches_,
+    has_blocks,
+    with_attention_mask,
+)
 
 
 def check_net(net: Any) -> None:

@@ -121,7 +121,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
         self._set_times(total_steps, every)
-        self._may_pay = False
+        self._may_pay, self._shrinks = False, True
         self._written: list[Tensor] = []
         self._has_warned = False
         self._remember()
@@ -265,7 +265,7 @@ class GateOptimizer(torch.optim.Optimizer):
         computed now, and once more when all gates stand still. It looks seldom, for it waits for
         the device then.
         """
-        if not self._may_pay:
+        if not (self._may_pay and self._shrinks):
             return False
         self._may_pay = False
         gone = torch.cat(list(self.closed_for_good().values())).double()
@@ -283,6 +283,10 @@ class GateOptimizer(torch.optim.Optimizer):
         pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())
+
+    def stop_shrinking(self) -> None:
+        """Let `can_shrink` say no from here on."""
+        self._shrinks = False
 
     def follow_model(self) -> None:
         """Go on with a model whose channels `shrink_` has cut out."""

@@ -33,7 +33,7 @@ from archlearn.surgery.reshape_rewriter import (
 from archlearn.surgery.special_layers import Seen, narrow_call_
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
+from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
 from archlearn.tracing.shape_guards import KIND, topic_of
 
 _COUNTS = ("numel", "nelement")
@@ -76,8 +76,9 @@ class Numbers:
                 times = user.graph.call_function(operator.mul, (node, share.numerator))
                 return user.graph.call_function(operator.floordiv, (times, share.denominator))
             if isinstance(was, tuple) and self._is_shape(old):
+                pick = user.graph.call_function
                 return tuple(
-                    size if size != now[place] else self._pick(node, place, user)
+                    size if size != now[place] else pick(operator.getitem, (node, place))
                     for place, size in enumerate(was)
                 )
         if old.op != "call_function" or self._is_shape(old):
@@ -89,9 +90,6 @@ class Numbers:
         target: Any = old.target
         with user.graph.inserting_before(user):
             return user.graph.call_function(target, args, kwargs)
-
-    def _pick(self, node: fx.Node, place: int, user: fx.Node) -> fx.Node:
-        return user.graph.call_function(operator.getitem, (node, place))
 
     def _is_size(self, old: fx.Node) -> bool:
         """Return whether a node is one size of a tensor."""
@@ -232,7 +230,7 @@ class Rewriter:
         return full if found is _FAILED or found is None else found
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
-        expected = map_leaves(self.cuts.reduce_labels, full)
+        expected = self.cuts.reduce_all(full)
         is_whole = not any(
             isinstance(self.narrowed.get(n), DeferredPermutation) for n in node.all_input_nodes
         )
@@ -245,9 +243,10 @@ class Rewriter:
         if rule_for(old, self.net) is reshape.pad and self._pads_space(old, full):
             return expected
         if isinstance(self.values[old.all_input_nodes[0].name], tuple | list):
-            return self._evaluate(node, expected)
+            found = _try(node, self.net, self.narrowed.get)
+            return expected if found is None else found
         tracked = self._track(old, node, full)
-        if tracked is not None and self._same(tracked.found, tracked.expected):
+        if tracked is not None and _is_same(tracked.found, tracked.expected):
             return expected
         made = None if tracked is None else rewrite_move(tracked)
         made = made or self.selections.select(old, node, expected)
@@ -285,7 +284,7 @@ class Rewriter:
         moved = _try(old, self.net, lambda n: whole.get(n, self.values[n.name]))
         found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         if rule_for(old, self.net) is reshape.pad:  # what is put in has no place before
-            moved, parts = map_leaves(_ids, full), self._reduced_inputs(old, node)
+            moved, parts = full.ids, self._reduced_inputs(old, node)
             found = _try(node, self.net, lambda n: parts.get(n, self.narrowed.get(n)))
         labels_out, moved_out = leaves_of(full), leaves_of(moved)
         if len(labels_out) != len(moved_out):
@@ -302,18 +301,7 @@ class Rewriter:
         """
         pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
         read = ((now, self.values[before.name]) for before, now in pairs)
-        return {n: self.cuts.reduce_labels(v) for n, v in read if isinstance(v, Labels)}
-
-    def _evaluate(self, node: fx.Node, default: Any) -> Any:
-        found = _try(node, self.net, self.narrowed.get)
-        return default if found is None else found
-
-    def _same(self, found: Any, expected: Any) -> bool:
-        one, two = leaves_of(found), leaves_of(expected)
-        return len(one) == len(two) and all(
-            isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b)
-            for a, b in zip(one, two, strict=True)
-        )
+        return {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number, or a shape, that was read off a channel count keeps the value it had."""
@@ -348,5 +336,8 @@ def _is_about_kind(old: fx.Node) -> bool:
     return isinstance(asked, fx.Node) and topic_of(asked) == KIND
 
 
-def _ids(leaf: Any) -> Any:
-    return leaf.ids if isinstance(leaf, Labels) else leaf
+def _is_same(found: Any, expected: Any) -> bool:
+    one, two = leaves_of(found), leaves_of(expected)
+    return len(one) == len(two) and all(
+        isinstance(a, Tensor) and torch.equal(a, b) for a, b in zip(one, two, strict=True)
+    )

@@ -35,11 +35,13 @@ class Cuts:
     known: dict[int, Tensor | None] = field(default_factory=dict)
 
     def reduce_all(self, full: Any) -> Any:
-        """Return the ids that stay of all that a call returned."""
-        return map_leaves(self.reduce_labels, full)
+        """Return the ids that stay of all that a call returned.
 
-    def reduce_labels(self, value: Any) -> Any:
-        """Return the ids that stay, None where they are no box, other values as they are."""
+        None where they are no box, and other values as they are.
+        """
+        return map_leaves(self._reduce, full)
+
+    def _reduce(self, value: Any) -> Any:
         if not isinstance(value, Labels):
             return value
         key = id(value.ids)  # calls that change nothing hand on the same ids

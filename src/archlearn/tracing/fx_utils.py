@@ -1,14 +1,20 @@
 """Helpers for torch.fx: call nodes, map over arguments, find the user's line, pack and compile."""
 
+import ast
 import contextlib
+import dis
 import functools
 import importlib
+import itertools
+import linecache
 import operator
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -92,12 +98,16 @@ class FunctionName:
 
 def pack_graph(graph: fx.Graph) -> Packed:
     """Return a graph as tuples, one a node."""
+
+    def pack(value: Any) -> Any:
+        return NodeName(value.name) if isinstance(value, fx.Node) else value
+
     return tuple(
         (
             node.op,
             node.name,
             _pack_target(node.target),
-            *map_aggregate((node.args, node.kwargs), _pack_value),
+            *map_aggregate((node.args, node.kwargs), pack),
             node.meta.get(SOURCE, ""),
             node.meta.get(BLOCK_CALLS, ()),
         )
@@ -134,10 +144,6 @@ def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     shell = fx.GraphModule(torch.nn.Module(), fx.Graph())
     shell.graph = graph
     return type(shell).forward
-
-
-def _pack_value(value: Any) -> Any:
-    return NodeName(value.name) if isinstance(value, fx.Node) else value
 
 
 def _pack_target(target: Any) -> Any:
@@ -190,3 +196,53 @@ def describe_failure(error: BaseException) -> str:
 def is_ours(path: str) -> bool:
     """Return whether a file is torch's or ours; our models count as a user's."""
     return path.startswith((_TORCH, _HERE, _DECORATORS)) and not path.startswith(_MODELS)
+
+
+_SPEAKING = frozenset({
+    "_assert", "print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
+})  # fmt: skip
+_SPEAKERS = ("logging", "warnings", "traceback")
+
+
+def is_message(frame: FrameType) -> bool:
+    """Return whether the text that is made at a frame is only printed, logged or raised."""
+    if str(frame.f_globals.get("__name__")).split(".")[0] in _SPEAKERS:
+        return True
+    statement = _find_statement(frame.f_code.co_filename, frame.f_lineno)
+    if isinstance(statement, ast.Raise | ast.Assert):
+        return True
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in _SPEAKING
+
+
+def asks_for_class(frame: FrameType) -> bool:
+    """Return whether a frame asks for a value's class by `isinstance`, `__class__` or `case`."""
+    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    if "CALL" not in instruction:
+        return instruction in ("LOAD_ATTR", "MATCH_CLASS")
+    places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(places, (None, None, None, None))
+    if line is None or column is None:
+        return False
+    text = linecache.getline(frame.f_code.co_filename, line).encode()[column:]
+    return text.startswith((b"isinstance", b"builtins.isinstance"))
+
+
+def _find_statement(path: str, line: int) -> ast.stmt | None:
+    """Return the innermost statement of a file that holds a line."""
+    around = [
+        node for node in _statements(path) if node.lineno <= line <= (node.end_lineno or line)
+    ]
+    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
+
+
+@lru_cache(maxsize=64)
+def _statements(path: str) -> tuple[ast.stmt, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))

@@ -1,5 +1,6 @@
 """Random numbers drawn while tracing would become constants: detect and refuse them."""
 
+import math
 import operator
 import random
 import sys
@@ -28,6 +29,7 @@ SKIPPED = (
 )
 RECORDED = (torch.rand, torch.randn)  # as they are while no model is traced
 _UNIFORM = RECORDED[0]
+_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge)
 _SAME_NUMBER = ("item", "float", "double")
 _DRAWN = threading.local()
 
@@ -113,18 +115,14 @@ def find_sure_answer(node: fx.Node) -> bool | None:
 
     A probability of 0 is what most models with LayerDrop have.
     """
-    if len(node.args) != 2 or not _is_uniform(node.args[0]):
+    compare: Any = node.target
+    if compare not in _COMPARISONS or not _is_uniform(node.args[0]):
         return None
     limit = node.args[1]
     if not isinstance(limit, int | float):
         return None
-    if node.target in (operator.lt, operator.ge):
-        is_sure, is_less = not 0 < limit < 1, limit >= 1
-    elif node.target in (operator.le, operator.gt):
-        is_sure, is_less = not 0 <= limit < 1, limit >= 1
-    else:
-        return None
-    return is_less is (node.target in (operator.lt, operator.le)) if is_sure else None
+    least, most = compare(0.0, limit), compare(math.nextafter(1.0, 0.0), limit)
+    return least if least is most else None
 
 
 def _is_uniform(value: Any) -> bool:

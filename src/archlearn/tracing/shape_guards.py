@@ -1,85 +1,35 @@
 """Concrete answers for questions about shapes and types while a model is traced.
 
-The text of a size is a message, or something to decide by; a class is asked for, or looked up.
-
 A branch on the rank or a size of a tensor has one answer for the example, and tracing goes on
-along that branch. The answer may not hang on the batch size, which changes from call to call,
-nor on the values of tensors.
+along that branch. The answer may not hang on the values of tensors, nor on the batch size, which
+changes from call to call: the calls traced so far are run on the example inputs, and on batches of
+other sizes, each call once. Meanwhile nothing is traced: `untraced` says so.
 """
 
-import ast
-import dis
-import itertools
-import linecache
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
 from torch.utils._pytree import tree_leaves, tree_map
 
+from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.op_table import works_in_place
-from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind
-from archlearn.tracing.fx_utils import is_ours
+from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
+from archlearn.tracing.fx_utils import asks_for_class, call_node, is_message, is_ours
+from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.rng import putting_back
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
-
-_SPEAKING = frozenset({
-    "_assert", "print", "debug", "info", "warning", "warn", "error", "exception", "critical", "log",
-})  # fmt: skip
-_SPEAKERS = ("logging", "warnings", "traceback")
-
-
-def is_message(frame: FrameType) -> bool:
-    """Return whether the text that is made at a frame is only printed, logged or raised."""
-    if str(frame.f_globals.get("__name__")).split(".")[0] in _SPEAKERS:
-        return True
-    statement = _find_statement(frame.f_code.co_filename, frame.f_lineno)
-    if isinstance(statement, ast.Raise | ast.Assert):
-        return True
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
-        return False
-    called = statement.value.func
-    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return name in _SPEAKING
-
-
-def asks_for_class(frame: FrameType) -> bool:
-    """Return whether a frame asks for a value's class by `isinstance`, `__class__` or `case`."""
-    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    if "CALL" not in instruction:
-        return instruction in ("LOAD_ATTR", "MATCH_CLASS")
-    places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-    line, _, column, _ = next(places, (None, None, None, None))
-    if line is None or column is None:
-        return False
-    text = linecache.getline(frame.f_code.co_filename, line).encode()[column:]
-    return text.startswith((b"isinstance", b"builtins.isinstance"))
-
-
-def _find_statement(path: str, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a file that holds a line."""
-    around = [
-        node for node in _statements(path) if node.lineno <= line <= (node.end_lineno or line)
-    ]
-    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
-
-
-@lru_cache(maxsize=64)
-def _statements(path: str) -> tuple[ast.stmt, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
-
 
 _OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
 _SIZES = ("shape", "ndim")
@@ -182,11 +132,6 @@ class AskingAttribute(Asking, Attribute):
         if k in _OF_NUMPY:
             raise AttributeError(k)
         return AskingAttribute(self, k)
-
-
-def parts_of(proxy: Any, n: int) -> Iterator[Any]:
-    """Return the sizes of a shape one by one, as traced values."""
-    return iter([proxy[i] for i in range(n)])
 
 
 KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
@@ -330,3 +275,152 @@ def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
         return value[torch.arange(n_rows, device=value.device) % n_now]
 
     return ExampleInputs(*tree_map(change, (inputs.args, inputs.kwargs)))
+
+
+_OTHER_ROWS = (1, 2, 7)
+_LARGE = 2**16  # numbers; smaller tensors are not worth the trouble of letting them go
+_READ: dict[str, Callable[[Any], Any]] = {"bool": bool, "len": len}
+_STATE = threading.local()
+
+
+def is_untraced() -> bool:
+    """Return whether calls of this thread are no part of a trace now."""
+    return getattr(_STATE, "is_untraced", False)
+
+
+@contextmanager
+def untraced() -> Generator[None]:
+    """Let this thread make calls that are no part of the trace under way."""
+    before, _STATE.is_untraced = is_untraced(), True
+    try:
+        yield
+    finally:
+        _STATE.is_untraced = before
+
+
+class ExampleRuns:
+    """Runs of the calls traced so far.
+
+    Args:
+        net: The model that is traced.
+        inputs: Its example inputs.
+    """
+
+    def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
+        self.net, self.inputs = net, inputs
+        self.answers: dict[tuple[fx.Node, str], Answer] = {}
+        self._run = _Run(net, inputs)
+        self._others = [_Run(net, with_rows(inputs, n)) for n in _OTHER_ROWS]
+
+    def answer(self, node: fx.Node, what: str, live: Callable[[], Collection[fx.Node]]) -> Answer:
+        """Return what the example inputs say, or why they must not be asked.
+
+        Args:
+            node: The call that is asked about.
+            what: What is asked.
+            live: Gives the calls whose results may still be read.
+        """
+        if (node, what) not in self.answers:
+            with ExitStack() as stack:
+                for context in (untraced(), unnoticed(), evaluating(self.net), torch.no_grad()):
+                    stack.enter_context(context)
+                stack.enter_context(putting_back(self.inputs))
+                self.answers[node, what] = self._find(node, what)
+                for run in (self._run, *self._others):
+                    run.forget(live)
+        return self.answers[node, what]
+
+    def _find(self, node: fx.Node, what: str) -> Answer:
+        try:
+            value = self._run.value_of(node)
+        except Exception as error:
+            return Answer(refusal=f"the example inputs give no answer ({error})")
+        read = _READ.get(what, lambda found: found)
+        for other in self._others if _may_hang_on_batch(node, what) else ():
+            try:
+                found = other.value_of(node)
+            except Exception:  # such a batch does not exist for this model
+                continue
+            if read(found) != read(value):
+                return Answer(refusal="the answer depends on the size of the batch")
+        return Answer(value)
+
+
+class _Run:
+    """One run, which goes on where it stopped."""
+
+    def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
+        self.net, self.inputs = net, inputs
+        self.values: dict[fx.Node, Any] = {}
+        self._buffers: dict[str, Any] = {}
+        self._last: fx.Node | None = None
+        self._given: Iterator[Any] = iter(())
+        self._error: Exception | None = None
+        self._n_large = 0
+
+    def value_of(self, node: fx.Node) -> Any:
+        """Return what a call returned.
+
+        Raises:
+            Exception: What a call raised before that.
+        """
+        if node not in self.values:
+            self._go_on(node.graph)
+        if node not in self.values and self._error is not None:
+            raise self._error
+        return self.values[node]
+
+    def forget(self, live: Callable[[], Collection[fx.Node]]) -> None:
+        """Let large results go that nothing can read any more."""
+        if self._n_large:
+            known, self._n_large = live(), 0
+            for node in [n for n, v in self.values.items() if _is_large(v) and n not in known]:
+                del self.values[node]
+
+    def _go_on(self, graph: fx.Graph) -> None:
+        """Run all calls that were traced since."""
+        if self._last is None:
+            self._given = iter(values_for(graph, self.inputs.copy()))
+        node = graph._root.next if self._last is None else self._last.next
+        while node.op != "root" and self._error is None:
+            try:
+                self.values[node] = self._call(node)
+                self._n_large += _is_large(self.values[node])
+                self._last, node = node, node.next
+            except Exception as error:
+                self._error = error
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(self._given)
+        if node.op == "get_attr":
+            return self._read(str(node.target))
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])
+        if node.op != "call_module":
+            return call_node(node, self.net, args, kwargs)
+        module = find_module(self.net, str(node.target))
+        if type(module).__module__.startswith("torch.nn."):
+            return module(*args, **kwargs)
+        with preserve_state(module):  # it may count its calls
+            return module(*args, **kwargs)
+
+    def _read(self, target: str) -> Any:
+        """Return a parameter, or this run's own copy of a buffer: calls may count in it."""
+        if target not in self._buffers:
+            value = operator.attrgetter(target)(self.net)
+            is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+            self._buffers[target] = value.clone() if is_buffer else value
+        return self._buffers[target]
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() > _LARGE
+
+
+def _may_hang_on_batch(node: fx.Node, what: str) -> bool:
+    topic = topic_of(node)
+    if is_own(node):
+        return False
+    if what == "len":  # of a shape, that is a rank; of parts, it may be anything
+        return topic is None
+    return topic == SIZES and what != "class"

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from archlearn.tracing.example_runs import is_untraced
 from archlearn.tracing.fx_utils import is_ours, leaves_of
 from archlearn.tracing.rng import RECORDED
-from archlearn.tracing.shape_guards import GuardedProxy, Refusal
+from archlearn.tracing.shape_guards import GuardedProxy, Refusal, is_untraced
 
 WITHOUT_GRADIENTS = (
     "calls are made without gradients (torch.no_grad), which a trace does not hold; call .detach() "

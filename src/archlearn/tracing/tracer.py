@@ -27,26 +27,31 @@ from archlearn.tracing.example_inputs import (
     is_plain,
     ones_if_left_out,
 )
-from archlearn.tracing.example_runs import ExampleRuns, is_untraced
 from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_source, source_of
 from archlearn.tracing.gelu_fusion import fuse_gelu_
-from archlearn.tracing.huggingface import config_flags, is_pretrained
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     REFUSALS,
     Answer,
+    ExampleRuns,
     Guard,
     GuardedProxy,
     Refusal,
+    is_untraced,
     may_ask,
-    parts_of,
     to_guard,
     topic_of,
 )
 from archlearn.tracing.trace_context import check_gradients
-from archlearn.tracing.transformer_blocks import BLOCKS, self_attention, without_hint
+from archlearn.tracing.transformer_blocks import (
+    BLOCKS,
+    config_flags,
+    is_pretrained,
+    self_attention,
+    without_hint,
+)
 
 Leaf = str | type[nn.Module]
 
@@ -148,20 +153,13 @@ class ArchTracer(fx.Tracer):
         self.note_proxy(made)
         return made
 
-    def create_proxy(
-        self,
-        kind: str,
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str | None = None,
-        type_expr: Any = None,
-        proxy_factory_fn: Callable[[fx.Node], fx.Proxy] | None = None,
+    def create_proxy(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, kind: str, target: Any, args: Any, kwargs: Any, *options: Any, **more: Any
     ) -> Any:
         """Record a call, or make it if nothing is traced now."""
         if is_untraced() and kind == "call_function":
             return target(*args, **kwargs)
-        return super().create_proxy(kind, target, args, kwargs, name, type_expr, proxy_factory_fn)
+        return super().create_proxy(kind, target, args, kwargs, *options, **more)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a module's parameter or buffer as a traced value, or as it is."""
@@ -181,7 +179,8 @@ class ArchTracer(fx.Tracer):
                 return super().iter(obj)
             except TraceError:
                 raise Refusal(REFUSALS["iter"]) from None
-        return parts_of(obj, len(self.ask(obj, "len")))
+        parts: Any = obj
+        return iter([parts[i] for i in range(len(self.ask(obj, "len")))])
 
     def ask(self, proxy: Any, what: str) -> Any:
         """Return what the example inputs say, and note that it was asked.
@@ -191,7 +190,10 @@ class ArchTracer(fx.Tracer):
         """
         node: fx.Node = proxy.node
         if is_drawn(node):
-            return self._answer_by_chance(node, what)
+            sure = find_sure_answer(node) if what == "bool" else None
+            if sure is None:
+                raise Refusal(SKIPPED if what == "bool" else DRAWN)
+            return sure
         is_parts = what == "len" and self.class_of(proxy) in (tuple, list)
         if not is_parts and not may_ask(node, what, may_fix_sizes=self._may_fix_sizes()):
             raise Refusal(REFUSALS[what])
@@ -203,13 +205,6 @@ class ArchTracer(fx.Tracer):
         for guard in to_guard(node, what, answer.value):
             self._guard(node, guard)
         return answer.value
-
-    def _answer_by_chance(self, node: fx.Node, what: str) -> bool:
-        """Answer for a random number, where all that may be drawn give one answer."""
-        sure = find_sure_answer(node) if what == "bool" else None
-        if sure is None:
-            raise Refusal(SKIPPED if what == "bool" else DRAWN)
-        return sure
 
     def _may_fix_sizes(self) -> bool:
         """Return whether sizes of the example may become part of the trace.
