@@ -102,6 +102,15 @@ class ByKind(Base):
         return self.both(x.unsqueeze(1))
 
 
+class ByLibrary(Base):
+    """As transformers does where JAX is installed: torchax has tensors with such a method."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(x, "jax"):
+            x = x.jax()  # pyright: ignore[reportAttributeAccessIssue]
+        return self.both(x.unsqueeze(1))
+
+
 class Inner(nn.Module):
     """Asks inside a submodule."""
 
@@ -115,7 +124,7 @@ class Inner(nn.Module):
 
 ASKING = [
     ByMethod, ByAttribute, ByLength, ByRows, ByLoop, ByAssertion, BySize, ByWidth, ByClass, ByParts,
-    ByKind, Inner,
+    ByKind, ByLibrary, Inner,
 ]  # fmt: skip
 
 
