@@ -31,8 +31,7 @@ from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
-# Ways to memory that is not there, and what torchax's tensors have, which transformers looks for.
-_OF_OTHERS = ("__array_struct__", "__array_interface__", "jax")
+_OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
 _SIZES = ("shape", "ndim")
 _COUNTS = ("size", "dim", "numel", "ndimension", "nelement", "__len__")
 
@@ -105,7 +104,8 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _OF_OTHERS:
+        is_foreign = not hasattr(Tensor, k) and issubclass(self.tracer.class_of(self), Tensor)
+        if k in _OF_NUMPY or is_foreign:  # transformers asks each tensor whether it is one of jax
             raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)
@@ -130,7 +130,7 @@ class AskingAttribute(Asking, Attribute):
         return getattr(own, self.attr)(*args, **kwargs)
 
     def __getattr__(self, k: str) -> "AskingAttribute":
-        if k in _OF_OTHERS:
+        if k in _OF_NUMPY:
             raise AttributeError(k)
         return AskingAttribute(self, k)
 
