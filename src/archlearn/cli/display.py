@@ -177,11 +177,15 @@ def _sizes(end: EpochEnd) -> str:
     path = row.get("budget_path")
     if path:
         costs = (
-            f"{name.replace('_', '-')} {row[name]:,} (path {limit:,.0f})"
+            f"{name.replace('_', '-')} {_amount(row[name])} (path {_amount(limit)})"
             for name, limit in path.items()
         )
         return f"{', '.join(costs)}  price {row['price']:.2g}"
     return f"parameters {row['parameters']:,} (projected {count(end.projected)})"
+
+
+def _amount(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"  # milliseconds are few
 
 
 def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:

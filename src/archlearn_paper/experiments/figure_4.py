@@ -13,11 +13,11 @@ from typing import Any
 from archlearn_paper.baselines.bayesian_search import (
     N_TRAININGS,
     Proposal,
-    Search,
     Space,
     Training,
     best_so_far,
     measure_objective,
+    propose_widths,
     trainings_to_reach,
     warm_up,
 )
@@ -97,10 +97,7 @@ def ask_next(known: tuple[Panel, int, Sequence[Training]]) -> Proposal:
     """Return the next widths of one search."""
     panel, seed, trainings = known
     warm_up()
-    search = Search(panel.space(), seed=seed)
-    for training in trainings:
-        search.add(training)
-    return search.propose()
+    return propose_widths(panel.space(), trainings, seed=seed)
 
 
 _search_seconds: dict[tuple[str, int], float] = {}
@@ -174,13 +171,12 @@ def read_trainings(panel: Panel, rows: Sequence[Row]) -> list[Training]:
     names = [panel.row(number) for number in range(N_TRAININGS)]
     return [
         Training(
-            number=number,
             widths={layer: row.widths[layer] for layer in WIDTHS},
             objective=objective_of(panel, row),
             search_seconds=row.measured.get("search_seconds", 0.0),
             train_seconds=row.seconds,
         )
-        for number, name in enumerate(names)
+        for name in names
         if (row := found.get(name)) is not None
     ]
 
