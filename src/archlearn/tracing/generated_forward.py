@@ -8,6 +8,7 @@ mostly a closure, so that a copy would go on calling the original: it is set asi
 import copy
 import copyreg
 import functools
+import types
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
@@ -247,16 +248,24 @@ def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) 
             )
 
 
+_EMPTY = types.CellType()  # of a variable that has no value yet
+
+
 def _holds_module(function: Any) -> bool:
     """Return whether a function holds a module or tensor from around it, which copies would share.
 
     The module that a method is bound to is copied with it.
     """
-    cells = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells]
-    owners = [getattr(value, "__self__", value) for value in held]
-    is_held = any(isinstance(owner, nn.Module | torch.Tensor) for owner in owners)
-    return is_held or any(_holds_module(value) for value in held if value is not function)
+    waiting, seen = [function], set[int]()
+    while waiting:
+        value = waiting.pop()
+        seen.add(id(value))
+        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
+        held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+        if any(isinstance(getattr(v, "__self__", v), nn.Module | torch.Tensor) for v in held):
+            return True
+        waiting += [v for v in held if id(v) not in seen]
+    return False
 
 
 def _is_wrapped(module: nn.Module) -> bool:
