@@ -9,10 +9,10 @@ from typing import Any, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from archlearn.errors import InputError, SurgeryError
+from archlearn.errors import InputError
 from archlearn.gating.gate_container import STORE
 from archlearn.optim.gate_optimizer import GateOptimizer
-from archlearn.optim.shrinking import shrink_
+from archlearn.optim.shrinking import shrink_, try_shrink_
 from archlearn.serialization import save
 from archlearn.surgery.compaction import compact
 
@@ -77,13 +77,8 @@ class GateLearner:
 
     def shrink(self, optimizers: Iterable[Any], copies: Iterable[nn.Module] = ()) -> None:
         """Cut out what is closed for good, where that pays and the optimisers can follow."""
-        if not self._shrinks or self._gated is None or not self.gates.can_shrink():
-            return
-        try:
-            shrink_(self._gated, *optimizers, self.gates, copies=copies)
-        except (InputError, SurgeryError) as error:
-            self._shrinks = False
-            logger.warning("the network stays as large as it is while it is trained: %s", error)
+        if self._shrinks and self._gated is not None:
+            try_shrink_(self._gated, *optimizers, gates=self.gates, copies=copies)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the model."""

@@ -10,14 +10,15 @@ references and the ablation.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from archlearn.gating.gate_container import STORE, GateContainer
-from archlearn.gating.penalty_prices import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.optim.gate_limits import (
@@ -50,6 +51,7 @@ from archlearn.optim.gate_statistics import (
     note_growth_,
     observe_,
 )
+from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
@@ -57,6 +59,9 @@ _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
+_FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
+"""A network is timed whenever its latency has fallen to this part, and at the end until the table
+is as near as this, at most so often. A single time is not believed further than the last."""
 
 
 class GateOptimizer(torch.optim.Optimizer):
@@ -79,6 +84,7 @@ class GateOptimizer(torch.optim.Optimizer):
         multiple_of: int = 1,
         schedule: GateSchedule | None = None,
         every: int = 1,
+        latency: LatencyTable | None = None,
     ) -> None:
         """Prepare to learn the gates of `model`.
 
@@ -86,9 +92,10 @@ class GateOptimizer(torch.optim.Optimizer):
             model: A model from `add_gates`, or one that contains such a model.
             total_steps: Steps of the whole run.
             budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
-                example) or both, as numbers or as percentages of the start. Of several the binding
-                one lands, the others are at or under. Left out, without a `width_cost`, half of the
-                multiply-adds that can go.
+                example), "latency" (milliseconds of one run on the example inputs) or several, as
+                numbers or as percentages of the start. Of several the binding one lands, the others
+                are at or under. Left out, without a `width_cost`, half of the multiply-adds that
+                can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
             protect: Layers (names or globs) that keep all their channels, and so their branches.
@@ -97,6 +104,8 @@ class GateOptimizer(torch.optim.Optimizer):
             multiple_of: The channels that a group keeps are a multiple of this, or all it had.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
+            latency: For a budget on latency, what `measure_latency` returned; left out, it is
+                measured now, where the model is.
 
         Raises:
             InputError: If the model has no gates of ours, or the budget cannot be reached.
@@ -108,6 +117,12 @@ class GateOptimizer(torch.optim.Optimizer):
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self.schedule = schedule or GateSchedule()
+        self._latency, self._latency_check, self._checked_at = None, None, math.inf
+        if isinstance(budget, Mapping) and LATENCY in budget:
+            self._latency = latency or measure_latency(self._owner)
+            check_table(self._latency, self._store)
+            self._latency_check = LatencyCheck(self._owner, self._latency.device)
+            self.param_groups[0][LATENCY] = asdict(self._latency)
         self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
@@ -121,7 +136,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._closable: list[Tensor] = [*gates[:n_groups], *self._branches]
         self._set_limits(budget)
         self._set_times(total_steps, every)
-        self._may_pay = False
+        self._may_pay, self._shrinks = False, True
         self._written: list[Tensor] = []
         self._has_warned = False
         self._remember()
@@ -136,10 +151,17 @@ class GateOptimizer(torch.optim.Optimizer):
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
 
+    @property
+    def latency(self) -> LatencyTable | None:
+        """The table that a budget on latency goes by."""
+        return self._latency
+
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
         blueprint = self._store.choice.blueprint
-        self._cost = CostFunction(self._owner, self._store.choice)
+        scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
+        self._cost = CostFunction(self._owner, self._store.choice, self._latency)
+        self._cost.time_scale = scale
         self._computed, _ = self._cost.extremes()
         sizes = [self._store.original_sizes[group.name] for group in blueprint.groups]
         self._is_cut = blueprint.group_sizes() < torch.tensor(sizes, dtype=torch.long)
@@ -160,8 +182,9 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         present = name_costs(cost(opened[None], gone[None])[0])
         start, least = cost.extremes(self._least)
-        start = store.original_costs or start
-        limits = dict.fromkeys(COSTS, math.inf)
+        start |= store.original_costs or {}
+        limits = dict.fromkeys(cost.names, math.inf)
+        self._budget, self._whole_latency = budget, start.get(LATENCY, math.inf)
         if budget is not None:
             store.budget = read_budget(budget, start, self._n_examples)
             check_reachable(store.budget, least, present, self._n_examples)
@@ -226,6 +249,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self.finish()
         elif group["step"] // self._interval > before // self._interval:
             self._decide_(last=False)
+            if self._latency_check and self.costs()[LATENCY] <= _FALLEN * self._checked_at:
+                self._check_latency_()
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -236,6 +261,10 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         if not self.param_groups[0]["frozen"]:
             self._decide_(last=True)
+            for _ in range(_LAST_CHECKS if self._latency_check else 0):
+                if abs(self._check_latency_() - 1.0) <= _NEAR:
+                    break
+                self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
             self._may_pay = True
 
@@ -265,7 +294,7 @@ class GateOptimizer(torch.optim.Optimizer):
         computed now, and once more when all gates stand still. It looks seldom, for it waits for
         the device then.
         """
-        if not self._may_pay:
+        if not (self._may_pay and self._shrinks):
             return False
         self._may_pay = False
         gone = torch.cat(list(self.closed_for_good().values())).double()
@@ -283,6 +312,10 @@ class GateOptimizer(torch.optim.Optimizer):
         pays = then <= now * share.nan_to_num(posinf=1.0).clamp(max=_LEAST_GAIN)
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())
+
+    def stop_shrinking(self) -> None:
+        """Let `can_shrink` say no from here on."""
+        self._shrinks = False
 
     def follow_model(self) -> None:
         """Go on with a model whose channels `shrink_` has cut out."""
@@ -308,13 +341,14 @@ class GateOptimizer(torch.optim.Optimizer):
         What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
-        trained = self._computed.items()
+        trained = [(name, self._computed[name]) for name in COSTS]
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
         return {
+            **({LATENCY: self.costs()[LATENCY]} if self._latency else {}),
             "budget_path": path,
             "price": 0.0 if price is None else price.item(),
-            "trained": {name: n / count_rows(name, self._n_examples) for name, n in trained},
+            "trained": {name: n / unit_of(name, self._n_examples) for name, n in trained},
         }
 
     def fits(self) -> bool:
@@ -334,7 +368,12 @@ class GateOptimizer(torch.optim.Optimizer):
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
-        self._begin_with(self.param_groups[0].get("start", self._start.tolist()))
+        start = self.param_groups[0].get("start", self._start.tolist())
+        if self._latency is not None and LATENCY in self.param_groups[0]:
+            self._latency = LatencyTable(**self.param_groups[0][LATENCY])
+            self._take_costs()
+            self._set_limits(self._budget)
+        self._begin_with(start)
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:
@@ -377,6 +416,17 @@ class GateOptimizer(torch.optim.Optimizer):
         values = is_kept if last else ranking.distances(bound, is_kept)
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
+
+    def _check_latency_(self) -> float:
+        """Time the network that gates leave, scale the table by what it was off, return that."""
+        assert self._latency_check is not None
+        opened, gone = self._state()
+        expected = self._cost(opened[None], gone[None])[0, -1].item()
+        off = self._latency_check.share() * self._whole_latency / expected
+        off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
+        self._cost.time_scale *= off
+        self._checked_at = self.costs()[LATENCY]
+        return off
 
     def _find_holds(self, *, last: bool) -> Holds:
         """Return what must stay: branches that are growing are not judged yet."""

@@ -23,7 +23,7 @@ class GateSchedule:
             that networks of the same cost become shallower, and faster, instead of narrower.
         patience: After how many decisions in a row a closed channel is closed for good.
         cuts: How often `can_shrink` says yes while gates decide; once more when they stand still.
-            With more, torch.compile would give up compiling anew.
+            torch.compile compiles anew behind each.
         signal: What a gate earns by: the mean square of its gradient, its mean size, or the signed
             gradient of the paper (for comparison; at rest it does no better than chance).
         cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do

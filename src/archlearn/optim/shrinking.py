@@ -8,6 +8,7 @@ become linear, and leaves closed branches out, at the end.
 
 import copy
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,7 +68,7 @@ def shrink_(
         model: A model from `add_gates`, or one that contains such a model.
         optimizers: All optimisers of the model, for weights and for gates.
         copies: Copies of the model, such as `torch.optim.swa_utils.AveragedModel`, that follow it:
-            they lose the same channels, and take its gates.
+            they lose the same channels, and take its gates, even where nothing is cut out.
         like: A `state_dict` of a model that was shrunk: cut what is not in it, so that it can be
             loaded. All gates count as closed that it has not.
 
@@ -82,13 +83,15 @@ def shrink_(
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
     stays = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
+    for follower in followers:
+        _check_copy(owner, follower)
     if all(bool(each.all()) for each in stays.values()):
+        for follower in followers:
+            _copy_gates_(store, getattr(follower, STORE))
         return
     with class_forwards(owner):
         cut = _prepare(owner, store, stays, is_same=like is None)
     _check_optimizers(owner, cut, inner)
-    for follower in followers:
-        _check_copy(owner, follower)
     sliced = [_slice_states(owner, cut, optimizer) for optimizer in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
     _note_cut_(owner, cut, like)
@@ -99,11 +102,32 @@ def shrink_(
         for state, new in states:
             state.update(new)
     renew_wrappers_(owner)
+    if "torch._dynamo" in sys.modules:
+        # Programs of the larger network would count towards torch.compile's recompile limit.
+        torch.compiler.reset()
     for optimizer in inner:
         if isinstance(optimizer, GateOptimizer):
             optimizer.follow_model()
     after = sum(parameter.numel() for parameter in owner.parameters())
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
+
+
+def try_shrink_(
+    model: nn.Module, *optimizers: Any, gates: GateOptimizer, copies: Iterable[nn.Module] = ()
+) -> bool:
+    """Shrink a model where that pays; return whether it did.
+
+    One that cannot be cut trains on as large as it is, which is said once and not tried again.
+    """
+    if not gates.can_shrink():
+        return False
+    try:
+        shrink_(model, *optimizers, gates, copies=copies)
+    except (InputError, SurgeryError) as error:
+        gates.stop_shrinking()
+        _log.warning("the network stays as large as it is while it is trained: %s", error)
+        return False
+    return True
 
 
 def _check_whole(owner: nn.Module) -> None:
@@ -228,15 +252,19 @@ def _prepare(
     return _Cut(small, plan, kept, places)
 
 
-def _copy_gates_(store: GateContainer, fresh: GateContainer, places: dict[str, Tensor]) -> None:
+def _copy_gates_(
+    store: GateContainer, fresh: GateContainer, places: dict[str, Tensor] | None = None
+) -> None:
+    """Copy all gates, or of each group of channels those at the given places."""
     for name, gate in fresh.width_gates().items():
-        gate.copy_(store.width_gates()[name][places[name].to(gate.device)])
-        gate.requires_grad_(store.width_gates()[name].requires_grad)
+        old = store.width_gates()[name]
+        gate.copy_(old if places is None else old[places[name].to(gate.device)])
+        gate.requires_grad_(old.requires_grad)
     for find in (GateContainer.depth_gates, GateContainer.branch_gates):
-        old = find(store)
         for name, gate in find(fresh).items():
-            gate.copy_(old[name])
-            gate.requires_grad_(old[name].requires_grad)
+            old = find(store)[name]
+            gate.copy_(old)
+            gate.requires_grad_(old.requires_grad)
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:

@@ -240,19 +240,23 @@ def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) 
             )
 
 
+_EMPTY = types.CellType()  # of a variable that has no value yet
+
+
 def _holds_module(function: Any) -> bool:
     """Return whether a function holds a module or tensor from around it, which copies would share.
 
     The module that a method is bound to is copied with it.
     """
-    waiting, empty = [function], types.CellType()
-    for value in waiting:  # grows meanwhile
+    waiting, seen = [function], set[int]()
+    while waiting:
+        value = waiting.pop()
+        seen.add(id(value))
         cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
-        held = [cell.cell_contents for cell in cells if cell != empty]
-        owners = [getattr(each, "__self__", each) for each in held]
-        if any(isinstance(owner, nn.Module | torch.Tensor) for owner in owners):
+        held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+        if any(isinstance(getattr(v, "__self__", v), nn.Module | torch.Tensor) for v in held):
             return True
-        waiting += [each for each in held if not any(each is known for known in waiting)]
+        waiting += [v for v in held if id(v) not in seen]
     return False
 
 

@@ -104,7 +104,8 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _OF_NUMPY:
+        is_foreign = not hasattr(Tensor, k) and issubclass(self.tracer.class_of(self), Tensor)
+        if k in _OF_NUMPY or is_foreign:  # transformers asks each tensor whether it is one of jax
             raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)

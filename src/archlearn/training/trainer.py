@@ -4,7 +4,6 @@ It can be left at any moment. What is on the disk is then the state after some f
 and going on from there gives, bit for bit, what never stopping would have given.
 """
 
-import logging
 import math
 import signal
 import threading
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
-from archlearn.errors import RunInterruptedError, RunStoppedError, SurgeryError
-from archlearn.optim.shrinking import shrink_
+from archlearn.errors import RunInterruptedError, RunStoppedError
+from archlearn.optim.shrinking import try_shrink_
 from archlearn.training.callbacks import Callback, EpochEnd
 from archlearn.training.checkpoint import (
     RANDOM,
@@ -47,8 +46,6 @@ from archlearn.training.run_directory import (
     sync_lines,
 )
 from archlearn.training.run_setup import Session
-
-_log = logging.getLogger(__name__)
 
 
 class GracefulStop:
@@ -249,12 +246,9 @@ class TrainingLoop:
         asked = session.settings.hardware.shrink
         # Steps that are captured anew behind a cut have not been tried on a GPU yet.
         is_wanted = session.fabric.device.type == "cpu" if asked is None else asked
-        if gates is None or not is_wanted or not gates.can_shrink():
+        if gates is None or not is_wanted:
             return
-        try:
-            shrink_(session.work.model, *session.work.optimisers)
-        except SurgeryError as error:
-            _log.warning("the network stays as large as it is while it is trained: %s", error)
+        if not try_shrink_(session.work.model, session.work.optimisers[0], gates=gates):
             return
         if session.fabric.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(session.fabric.device)
