@@ -1,6 +1,7 @@
 """The experiments by name, listed without importing torch."""
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from archlearn.errors import SettingsError, did_you_mean
@@ -46,7 +47,7 @@ def find_experiment(name: str) -> "Experiment":
     """
     check_name(name)
     module = importlib.import_module(f"archlearn_paper.experiments.{name.replace('-', '_')}")
-    return module.EXPERIMENT
+    return replace(module.EXPERIMENT, name=name, title=TITLES[name])
 
 
 def check_name(name: str) -> None:

@@ -18,7 +18,7 @@ from archlearn_paper.experiments.figure_4 import (
     read_trainings,
     tabulate,
 )
-from archlearn_paper.plots.paper_figures import draw_figure_4
+from archlearn_paper.plots import draw_figure_4
 from tests.paper.making import make_row
 
 pytest.importorskip("optuna")

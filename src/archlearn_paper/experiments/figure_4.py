@@ -32,7 +32,6 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
@@ -274,8 +273,6 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="figure-4",
-    title=TITLES["figure-4"],
     stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
     derive=derive,
     check=check,
