@@ -35,13 +35,9 @@ _RECIPE = "_archlearn_recipe"
 def generate_class(
     base: type[nn.Module], name: str, graphs: Sequence[fx.Graph], **attributes: Any
 ) -> type[nn.Module]:
-    """Return a subclass whose `forward` runs the given graphs.
+    """Return a subclass of `base` whose `forward` runs the given graphs.
 
-    Args:
-        base: The class to extend.
-        name: The name of the new one.
-        graphs: The graph for evaluation and, if there are two, the one for training.
-        attributes: Further attributes of the class.
+    The first is for evaluation and, if there are two, the second for training.
     """
     runs = [compile_graph(call_hooks_at_marks(graph)) for graph in graphs]
     if GRAPHS in attributes:
@@ -137,13 +133,9 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 def bind_graphs_(
     net: nn.Module, graphs: Sequence[fx.Graph], prefix: str, blocks: Sequence[BlockCall] = ()
 ) -> None:
-    """Give `net` a `forward` that runs the given graphs.
+    """Give `net` a `forward` that runs the given graphs: its class becomes a subclass.
 
-    Args:
-        net: The model to change; its class becomes a subclass of what it was.
-        graphs: The graph for evaluation and, if there are two, the one for training.
-        prefix: Put in front of the name of the class.
-        blocks: Calls of submodules that the graphs hold the calls of, for their hooks.
+    `blocks` are the submodules whose calls the graphs hold, for their hooks.
     """
     silence_hooks_(net, graphs, blocks)
     base = user_class(net)
