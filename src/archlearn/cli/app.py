@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from archlearn import __version__
-from archlearn.cli import data, learn_commands, model_commands, paper, report, sweep_command
-from archlearn.errors import ArchlearnError
+from archlearn.cli import data, learn_commands, model_commands, paper, sweep_command
+from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
 
@@ -31,7 +31,7 @@ app.command(model_commands.compact, help_epilogue=model_commands.COMPACT_EXAMPLE
 app.command(model_commands.evaluate, help_epilogue=model_commands.EVALUATE_EXAMPLES)
 app.command(model_commands.export, help_epilogue=model_commands.EXPORT_EXAMPLES)
 app.command(sweep_command.sweep, help_epilogue=sweep_command.EXAMPLES)
-app.command(report.report, help_epilogue=report.EXAMPLES)
+app.command(learn_commands.report, help_epilogue=learn_commands.REPORT_EXAMPLES)
 app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
 app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
 app.command(data.data, help_epilogue=data.EXAMPLES)
@@ -58,31 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _call(arguments: Sequence[str] | None) -> None:
     try:
         app(arguments)
-    except CycloptsError as error:
+    except RunStoppedError as error:
+        _say(f"stopped: {error}")
+        sys.exit(INTERRUPTED if isinstance(error, RunInterruptedError) else STOPPED)
+    except (CycloptsError, ArchlearnError) as error:
         _say(f"error: {error}")
         sys.exit(FAILED)
-    except ArchlearnError as error:
-        _say(f"error: {error}" if not _can_resume(error) else f"stopped: {error}")
-        sys.exit(_exit_code(error))
     except KeyboardInterrupt:
         _say("interrupted")
         sys.exit(INTERRUPTED)
     finally:
         sys.stdout.flush()
-
-
-def _can_resume(error: ArchlearnError) -> bool:
-    from archlearn.errors import RunStoppedError
-
-    return isinstance(error, RunStoppedError)
-
-
-def _exit_code(error: ArchlearnError) -> int:
-    from archlearn.errors import RunInterruptedError
-
-    if isinstance(error, RunInterruptedError):
-        return INTERRUPTED
-    return STOPPED if _can_resume(error) else FAILED
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.data.downloads import DownloadProgress
+from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
@@ -181,7 +182,7 @@ def _sizes(end: EpochEnd) -> str:
             for name, limit in path.items()
         )
         return f"{', '.join(costs)}  price {row['price']:.2g}"
-    return f"parameters {row['parameters']:,} (projected {count(end.projected)})"
+    return f"parameters {row['parameters']:,} (projected {format_count(end.projected)})"
 
 
 def _amount(cost: float) -> str:
@@ -284,11 +285,6 @@ def describe_score(row: Mapping[str, Any]) -> str:
 def number(value: float | None) -> str:
     """Return a number with four digits, or a dash."""
     return "     –" if value is None else f"{value:.4f}"
-
-
-def count(value: int | None) -> str:
-    """Return a whole number with its thousands apart, or a dash."""
-    return "–" if value is None else f"{value:,}"
 
 
 def duration(seconds: float) -> str:

@@ -35,11 +35,8 @@ class CostTerms:
         self.model, self.choice, self.blueprint = model, choice, choice.blueprint
         self.sizes = PlannedSizes(model, self.blueprint)
         self.n_gates = sum(len(group.channels) for group in self.blueprint.groups)
-        self.gate_of = torch.full((len(self.blueprint.root),), self.n_gates)
-        start = 0
-        for group in self.blueprint.groups:
-            self.gate_of[group.channels] = torch.arange(start, start + len(group.channels))
-            start += len(group.channels)
+        places = self.blueprint.gate_places()
+        self.gate_of = torch.where(places < 0, self.n_gates, places)
         self.dim_of: dict[tuple[str, int], int] = {}
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
         self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension

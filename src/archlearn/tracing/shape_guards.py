@@ -300,12 +300,7 @@ def untraced() -> Generator[None]:
 
 
 class ExampleRuns:
-    """Runs of the calls traced so far.
-
-    Args:
-        net: The model that is traced.
-        inputs: Its example inputs.
-    """
+    """Runs of the calls traced so far."""
 
     def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
         self.net, self.inputs = net, inputs
@@ -316,10 +311,7 @@ class ExampleRuns:
     def answer(self, node: fx.Node, what: str, live: Callable[[], Collection[fx.Node]]) -> Answer:
         """Return what the example inputs say, or why they must not be asked.
 
-        Args:
-            node: The call that is asked about.
-            what: What is asked.
-            live: Gives the calls whose results may still be read.
+        `live` gives the calls whose results may still be read; others are forgotten.
         """
         if (node, what) not in self.answers:
             with ExitStack() as stack:

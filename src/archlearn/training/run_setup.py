@@ -174,11 +174,6 @@ def open_session(
 def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> nn.Module:
     """Return a gated copy, or a plain one where nothing of the architecture is learnt."""
     gates = settings.gates
-    if not 0 <= gates.width_spread <= 1:
-        raise SettingsError(
-            f"a width spread of {gates.width_spread} was asked for; gates lie between 0 and 1, "
-            "so choose from 0 to 1, as --width-spread 0.15"
-        )
     if gates.learn == "nothing":
         if not any(parameter.requires_grad for parameter in network.parameters()):
             raise SettingsError(
