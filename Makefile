@@ -56,7 +56,7 @@ docs: $(STAMP) ## Build the documentation into site/
 unit: $(STAMP)
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
-# FILES: a folder with minilm and sst2, which one of the pages needs.
+# FILES: a folder with minilm, sst2 and resnet20.safetensors, which two of the pages need.
 tutorials: $(STAMP) ## Run the code on the tutorial pages and write down what it prints
 	$(BIN)/python -m benchmarks.tutorials $(FILES)
 

@@ -23,10 +23,11 @@ from benchmarks.torchvision_import import import_models
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (
-    *("tutorial-cnn.md", "tutorial-transformer.md", "tutorial-own-block.md"),
+    *("tutorial-cnn.md", "tutorial-resnet.md", "tutorial-transformer.md", "tutorial-own-block.md"),
     *("your-own-model.md", "training-loops.md", "export.md"),
 )
 NEEDED = {
+    "tutorial-resnet.md": ("resnet20.safetensors",),
     "tutorial-transformer.md": ("minilm", "sst2"),
 }
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)

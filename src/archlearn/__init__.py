@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from archlearn.optim.distillation import distill
     from archlearn.optim.gate_optimizer import GateOptimizer
     from archlearn.optim.gate_schedule import GateSchedule
+    from archlearn.optim.latency import LatencyTable, measure_latency
     from archlearn.optim.shrinking import shrink_
     from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
@@ -71,6 +72,7 @@ _HOMES = {
     "archlearn.optim.distillation": "distill",
     "archlearn.optim.gate_optimizer": "GateOptimizer",
     "archlearn.optim.gate_schedule": "GateSchedule",
+    "archlearn.optim.latency": "LatencyTable measure_latency",
     "archlearn.optim.shrinking": "shrink_",
     "archlearn.serialization": "load save",
     "archlearn.surgery.architecture": "Architecture read_architecture",
@@ -110,6 +112,7 @@ __all__ = [
     "GateOptimizer",
     "GateSchedule",
     "InputError",
+    "LatencyTable",
     "Learn",
     "Plan",
     "Price",
@@ -131,6 +134,7 @@ __all__ = [
     "inspect",
     "kept_channels",
     "load",
+    "measure_latency",
     "parameter_groups",
     "penalty",
     "plan",

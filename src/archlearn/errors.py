@@ -1,6 +1,8 @@
 """Errors: each says what was asked, what was found, and what to do."""
 
+import difflib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 LARGEST = sys.float_info.max
@@ -45,6 +47,12 @@ def lies_in(value: Any, low: float, high: float) -> bool:
         return bool(low <= value <= high)
     except (TypeError, RuntimeError, ValueError):  # a string, several numbers
         return False
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest of the known names, or nothing if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def first_line(error: BaseException) -> str:

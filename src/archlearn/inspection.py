@@ -9,7 +9,7 @@ from archlearn.analysis.gate_sites import Site
 from archlearn.costs import known_inputs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.penalty_prices import count_rows
+from archlearn.gating.penalty_prices import unit_of
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -150,7 +150,7 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
     start, least = ({}, {}) if cost is None else cost.extremes()
     n_rows = count_examples(choice.blueprint.inputs)
     for costs in (start, least):
-        costs.update({name: cost / count_rows(name, n_rows) for name, cost in costs.items()})
+        costs.update({name: cost / unit_of(name, n_rows) for name, cost in costs.items()})
     branches = [BranchRow(b.name, b.layers, True, "", "") for b in choice.branches.values()]
     branches += [BranchRow(n, (), False, why.text, why.fix) for n, why in choice.no_branch.items()]
     return Inspection(

@@ -110,9 +110,7 @@ def unnoticed() -> Generator[None]:
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a deep copy; tensors that were computed with gradients are copied without.
 
-    Args:
-        model: Any model.
-        memo: What is copied already, by identity, as for `copy.deepcopy`.
+    `memo` is what is copied already, by identity, as for `copy.deepcopy`.
     """
     known = dict(memo or {})
     for leaf in tree_leaves([vars(module) for module in model.modules()]):

@@ -1,5 +1,6 @@
 """`compare_speed`: time and peak memory of a forward pass, of two models in turns."""
 
+import functools
 import statistics
 import time
 import weakref
@@ -72,29 +73,43 @@ def compare_speed(
     with torch.no_grad(), evaluating(*pair):
         for size in batch_sizes:
             x = example[torch.arange(size) % len(example)].to(place)
-            before, after = (_time(model, x) for model in pair)  # the first passes warm up
-            times: list[list[float]] = [[], []]
-            for _ in range(ROUNDS):
-                for model, once, measured in zip(pair, (before, after), times, strict=True):
-                    measured.append(_time(model, x, max(1, round(SECONDS / once))))
-            seconds = (statistics.median(times[0]), statistics.median(times[1]))
-            found.append(Speed(name, size, seconds, (_memory(pair[0], x), _memory(pair[1], x))))
+            calls = [functools.partial(model, x) for model in pair]
+            before, after = map(statistics.median, time_in_turns(calls, place))
+            found.append(
+                Speed(name, size, (before, after), (_memory(pair[0], x), _memory(pair[1], x)))
+            )
     return found
 
 
-def _time(model: nn.Module, x: Tensor, n_passes: int = 1) -> float:
-    """Return the mean seconds of a pass."""
-    _wait(x)
+def time_in_turns(
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    n_rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+) -> list[list[float]]:
+    """Return the seconds of each call in each round; in a round each has a turn."""
+    once = [_time(call, device) for call in calls]  # the first passes warm up
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(n_rounds):
+        for call, expected, measured in zip(calls, once, times, strict=True):
+            measured.append(_time(call, device, max(1, round(seconds / expected))))
+    return times
+
+
+def _time(call: Callable[[], object], device: torch.device, n_passes: int = 1) -> float:
+    """Return the mean seconds of a call."""
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(n_passes):
-        model(x)
-    _wait(x)
+        call()
+    wait_for(device)
     return (time.perf_counter() - start) / n_passes
 
 
-def _wait(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _memory(model: nn.Module, x: Tensor) -> int:

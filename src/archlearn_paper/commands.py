@@ -197,7 +197,7 @@ def request_comparison(
 def _show(experiment: Experiment, results: Results, folder: Path) -> None:
     drawn: list[Path] = []
     try:
-        from archlearn_paper.plots.paper_figures import write_figure
+        from archlearn_paper.plots import write_figure
 
         drawn = write_figure(experiment.name, results.derived, folder)
     except ImportError:

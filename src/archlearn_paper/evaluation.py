@@ -4,7 +4,6 @@ import copy
 import functools
 import math
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from archlearn.data.dataset import Dataset, Split
 from archlearn.data.downloads import no_progress
 from archlearn.errors import DataError
+from archlearn.speed import time_in_turns
 from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate
 from archlearn.training.objectives import Objective, objective_of
@@ -139,8 +139,6 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-_TURNS = 9
-_WARM_UP = 2
 _BATCHES = {"cpu": 16, "cuda": 256}
 
 
@@ -162,8 +160,8 @@ def _time_on(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, *example.shape[1:], generator=generator).to(device)
     networks = [copy.deepcopy(network).to(device).eval() for network in (first, second)]
-    turns = [[_time(network, x) for network in networks] for _ in range(_WARM_UP + _TURNS)]
-    reference, own = (statistics.median(times) for times in zip(*turns[_WARM_UP:], strict=True))
+    calls = [functools.partial(network, x) for network in networks]
+    reference, own = map(statistics.median, time_in_turns(calls, device))
     return {
         "batch": batch,
         "threads": torch.get_num_threads(),
@@ -171,17 +169,3 @@ def _time_on(
         "own_ms": round(1000 * own, 3),
         "ratio": round(own / reference, 4),
     }
-
-
-def _time(network: nn.Module, x: Tensor) -> float:
-    wait_for(x.device)
-    started = time.perf_counter()
-    network(x)
-    wait_for(x.device)
-    return time.perf_counter() - started
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

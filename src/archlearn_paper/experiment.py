@@ -297,7 +297,7 @@ class Experiment:
     """One table or figure.
 
     Attributes:
-        name: As on the command line.
+        name: As on the command line; `find_experiment` gives it, and the title.
         title: One line that says what it is.
         stages: Later ones may need the models that earlier ones learnt.
         derive: Returns the numbers that the table states, as plain data.
@@ -309,8 +309,8 @@ class Experiment:
         n_seeds: Seeds of the full version, from 0 on; fixed before any of them was run.
     """
 
-    name: str
-    title: str
+    name: str = ""
+    title: str = ""
     stages: tuple[Stage, ...]
     derive: Callable[[Sequence[Row]], dict[str, Any]]
     check: Callable[[Derived], list[Check]]

@@ -1,10 +1,10 @@
 """The experiments by name, listed without importing torch."""
 
-import difflib
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from archlearn.errors import SettingsError
+from archlearn.errors import SettingsError, did_you_mean
 
 if TYPE_CHECKING:
     from archlearn_paper.experiment import Experiment
@@ -47,13 +47,12 @@ def find_experiment(name: str) -> "Experiment":
     """
     check_name(name)
     module = importlib.import_module(f"archlearn_paper.experiments.{name.replace('-', '_')}")
-    return module.EXPERIMENT
+    return replace(module.EXPERIMENT, name=name, title=TITLES[name])
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no experiment has."""
     if name in TITLES:
         return
-    near = difflib.get_close_matches(name, TITLES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(name, TITLES)
     raise SettingsError(f"there is no experiment {name!r}; {hint}choose one of {', '.join(TITLES)}")

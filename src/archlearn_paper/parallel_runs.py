@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import is_open
+from archlearn.speed import wait_for
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
@@ -34,7 +35,6 @@ from archlearn_paper.evaluation import (
     find_dataset,
     measure_scores,
     measure_sizes,
-    wait_for,
     widths_of,
 )
 from archlearn_paper.experiment import Row, Run

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 _SLICES = 2000
 """Of the integral that a tail of Student's distribution is."""
 
@@ -87,17 +89,8 @@ def correct_by_holm(p_values: Sequence[float]) -> list[float]:
 
 def rank(values: Sequence[float]) -> list[float]:
     """Return the place of each value in order, from 1; equal values share their mean place."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    ranks = [0.0] * len(values)
-    first = 0
-    while first < len(order):
-        last = first
-        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
-            last += 1
-        for place in range(first, last + 1):
-            ranks[order[place]] = (first + last) / 2 + 1
-        first = last + 1
-    return ranks
+    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place].tolist()
 
 
 def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
@@ -110,9 +103,5 @@ def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
         raise ValueError(
             f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
         )
-    first, second = rank(x), rank(y)
-    middle = (len(x) + 1) / 2
-    a, b = [value - middle for value in first], [value - middle for value in second]
-    norm = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
-    products = math.fsum(v * w for v, w in zip(a, b, strict=True))
-    return products / norm if norm else math.nan
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.corrcoef(rank(x), rank(y))[0, 1])

@@ -209,7 +209,10 @@ def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
             {"budget": {"parameters": 20}},
             r"20 parameters cannot be reached: .* 85 are left",
         ),
-        ({"budget": {"parameter": 20}}, "budget names 'parameter'; choose among parameters and"),
+        (
+            {"budget": {"parameter": 20}},
+            "budget names 'parameter'; choose among parameters, multiply_adds, latency",
+        ),
         ({"budget": {"parameters": 0.5}}, 'for a share write "50%"'),
         ({"budget": {"parameters": "150%"}}, "give from 0% to 100%"),
         ({"budget": 0.5}, "budget is a float; give a dict"),

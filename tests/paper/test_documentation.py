@@ -28,8 +28,7 @@ def test_pages_and_figures_are_those_of_the_results(tmp_path: Path) -> None:
 def test_a_page_is_written_where_nothing_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("paper_figures", "panels"):
-        monkeypatch.delitem(sys.modules, f"archlearn_paper.plots.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "archlearn_paper.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     draw_anew(find_experiment("table-3"), read_results(ROOT / "results", "table-3"), tmp_path)
     assert "no figure: matplotlib is not installed" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 from archlearn_paper.documentation import write_documentation
 from archlearn_paper.experiment import QUICK
 from archlearn_paper.experiment_registry import find_experiment
-from archlearn_paper.plots.paper_figures import DRAWINGS, write_figure
+from archlearn_paper.plots import DRAWINGS, write_figure
 from archlearn_paper.results import Results, read_results, write_results
 from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results, write_page

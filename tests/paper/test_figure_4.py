@@ -18,7 +18,7 @@ from archlearn_paper.experiments.figure_4 import (
     read_trainings,
     tabulate,
 )
-from archlearn_paper.plots.paper_figures import draw_figure_4
+from archlearn_paper.plots import draw_figure_4
 from tests.paper.making import make_row
 
 pytest.importorskip("optuna")
@@ -76,7 +76,7 @@ def test_panels_search_what_they_say() -> None:
 
 def test_rows_become_trainings_of_their_own_panel() -> None:
     trainings = read_trainings(LAST, rows_of([0.9, 0.4], learnt=0.5))
-    assert [training.number for training in trainings] == [0, 1]
+    assert [round(training.objective, 1) for training in trainings] == [0.9, 0.4]
     assert trainings[1].widths == {"conv1": 2, "conv2": 3, "fc1": 4}
 
 

@@ -25,7 +25,7 @@ from archlearn_paper.comparison.stages import (
     find_methods,
 )
 from archlearn_paper.experiment import FinishedRun, Row, Scale
-from archlearn_paper.plots.paper_figures import draw_comparison, read_curves
+from archlearn_paper.plots import draw_comparison, read_curves
 from tests.paper.making import make_row
 
 BUDGET = 1000

@@ -1,5 +1,7 @@
 """What `forward` asks about shapes while it is traced is answered from the example inputs."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -237,3 +239,20 @@ def test_a_trace_is_not_begun_anew_for_each_question() -> None:
     CALLS.clear()
     al.add_gates(AsksOften(), torch.randn(2, 8, 8))
     assert len(CALLS) < 10
+
+
+class AsksForMore(nn.Module):
+    """Asks a tensor for what only other libraries' tensors have, as transformers does of jax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Any = self.a(x).relu()
+        return self.b(hidden.jax() if hasattr(hidden, "jax") else hidden)
+
+
+def test_a_traced_tensor_has_what_tensors_have_and_no_more() -> None:
+    model = al.add_gates(AsksForMore(), torch.randn(2, 4))
+    assert [len(gate) for gate in al.width_gates(model).values()] == [8]

@@ -1,6 +1,8 @@
 """Runs learn to a budget: they land, are refused before training, and can be cut further."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,29 @@ from typing import Any
 import pytest
 
 import archlearn as al
-from archlearn.training import GateSettings, RunSettings, learn, load_gated_model, override
+from archlearn.training import (
+    Audience,
+    GateSettings,
+    RunSettings,
+    SilentCallback,
+    learn,
+    load_gated_model,
+    override,
+    resume,
+)
 from archlearn.training.run_setup import cut_to_budget_, read_schedule
 from tests.run_files import COMPACT, METRICS, read_lines
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
          "accelerator": "cpu", "threads": 1, "report": False}  # fmt: skip
+
+
+class Impatient(SilentCallback):
+    """Presses Ctrl-C after five steps."""
+
+    def stepped(self, step: int) -> None:
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def run(folder: Path, **given: Any) -> dict[str, Any]:
@@ -85,6 +104,36 @@ def test_a_budget_that_is_met_at_the_end_is_not_called_missed_at_the_start(
 ) -> None:
     run(tmp_path / "a", budget=("parameters=60%",), epochs=2)
     assert "was asked for, but the compact model has" not in caplog.text
+
+
+def test_a_run_on_a_budget_of_latency_writes_its_table_and_what_it_measured_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archlearn.optim.latency._SECONDS", 0.0)
+    run(tmp_path / "a", budget=("latency=100%",), epochs=1)
+    table = json.loads((tmp_path / "a" / "latency.json").read_text())
+    assert (table["device"], table["batch_size"]) == ("cpu", 2)
+    row = read_lines(tmp_path / "a" / METRICS)[-1]
+    assert row["budget_path"].keys() == {"latency"}
+    assert row["latency"] > 0
+    measured = json.loads((tmp_path / "a" / "speed.json").read_text())["rows"]
+    assert [(each["device"], each["batch_size"]) for each in measured] == [("cpu", 2)]
+
+
+def test_a_resumed_run_goes_by_the_table_of_latencies_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archlearn.optim.latency._SECONDS", 0.0)
+    settings = override(RunSettings(), ASKED | {"budget": ("latency=100%",), "epochs": 1})
+    with pytest.raises(al.RunInterruptedError):
+        learn(settings, tmp_path / "a", Audience(observer=Impatient()))
+    path = tmp_path / "a" / "latency.json"
+    table = json.loads(path.read_text())
+    slower = {name: [1000 * time for time in times] for name, times in table["calls"].items()}
+    path.write_text(json.dumps(table | {"calls": slower}))
+    resume(tmp_path / "a")
+    first, *_, last = read_lines(tmp_path / "a" / METRICS)
+    assert last["budget_path"]["latency"] == pytest.approx(1000 * first["budget_path"]["latency"])
 
 
 def test_without_a_budget_half_of_what_can_go_goes(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from archlearn import RunStoppedError, SettingsError
-from archlearn.cli.output_paths import writing
-from archlearn.training.run_directory import explaining_full_disks
+from archlearn.training.run_directory import explaining_full_disks, writing
 from tests.run_files import CONFIG
 
 

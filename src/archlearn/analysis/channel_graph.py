@@ -112,37 +112,23 @@ def number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
 
 
 Dims = dict[tuple[str, int], Tensor]
-
-
 NO_CHANNELS = Reason(
     "no layer's channels reach it",
     "nothing is needed, unless a product by hand does (x @ w, einsum): make it an nn.Linear",
 )
-
-
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
-
-
 NOT_IN_TRAINING = Reason(
     "called in evaluation mode only, where no gate learns", "let training mode call it, too"
 )
-
-
 NO_GRADIENT = Reason(
     "no gradient of the model's output reaches it in training mode, so no gate would learn there",
     "remove .detach(), or let the output depend on it",
 )
-
-
 ONE_CHANNEL = Reason("it has one channel, which must stay", "nothing is needed")
-
-
 AS_ONE = Reason(
     "its channels are tied to one another, so that they could only go all at once",
     "nothing is needed if the other layers are learnt",
 )
-
-
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
 
 
@@ -198,6 +184,13 @@ class ChannelGraph:
         """Return how many channels each group has."""
         return torch.tensor([group.channels.numel() for group in self.groups], dtype=torch.long)
 
+    def gate_places(self) -> Tensor:
+        """Return where the gate of each channel stands among all width gates, or -1."""
+        channels = torch.cat([self.root[:0], *(group.channels for group in self.groups)])
+        places = torch.full((len(self.root),), -1)
+        places[channels] = torch.arange(len(channels))
+        return places
+
     def count_by_group(self, channels: Tensor) -> Tensor:
         """Return how many of the given channels belong to each group."""
         return torch.bincount(self.group_of[channels] + 1, minlength=len(self.groups) + 1)[1:]
@@ -238,15 +231,9 @@ def build_channel_graph(
 ) -> ChannelGraph:
     """Trace a network, left unchanged, and find what can be learnt at sites that may be gated.
 
-    Args:
-        net: The network.
-        inputs: Arguments for one call.
-        may_gate: Whether a site may be gated.
-        leaves: Submodules that are not to be looked into.
-        trained_only: Whether channels stay whose gates no gradient would reach in training mode.
-        with_streams: Whether channels may be gated where they are read.
-        traces: The network's calls, where they are known already.
-        whole_groups: Which calls lose whole groups, where that is known already.
+    With `trained_only` channels stay whose gates no gradient would reach in training mode; with
+    `with_streams` channels may be gated where they are read. Of a network that shrinks, `traces`
+    and `whole_groups` are known already.
     """
     traces = traces or trace(net, inputs, leaves)
     with evaluating(net), preserve_state(net), putting_back(inputs):
@@ -264,7 +251,7 @@ def build_channel_graph(
         gates = [(place, site.node, channels) for place, site, channels in at_sites]
         _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
     by_name = [(site.name, channels) for _, site, channels in at_sites]
-    groups, group_of = _find_groups(net, traces, found, by_name)
+    groups, group_of = _find_groups(found, by_name)
     return ChannelGraph(
         inputs=inputs,
         traces=traces,
@@ -279,9 +266,9 @@ def build_channel_graph(
         groups=groups,
         group_of=group_of,
         reasons=reasons,
-        fixed=_find_fixed(found.ledger, root, followed),
-        sharing=found.ledger.sharing,
-        whole_groups=found.ledger.whole_groups,
+        fixed=_find_fixed(found),
+        sharing=found.constraints.sharing,
+        whole_groups=found.constraints.whole_groups,
     )
 
 
@@ -293,7 +280,9 @@ Gated = dict[int, frozenset[str]]
 class _Findings:
     """What follows from gates behind some activations."""
 
-    ledger: ChannelConstraints
+    net: nn.Module
+    traces: Traces
+    constraints: ChannelConstraints
     followed: tuple[PropagationResult, ...]
     root: Tensor
     reasons: dict[int, Reason]
@@ -304,7 +293,7 @@ class _Findings:
         """The channels of dimensions; those with the same atoms have one tensor for them."""
         known: dict[Any, Tensor] = {}
         found: Dims = {}
-        for key, ids in self.ledger.dims.items():
+        for key, ids in self.constraints.dims.items():
             memory = (ids.data_ptr(), len(ids), ids.stride())
             if memory not in known:
                 known[memory] = self.root[ids]
@@ -314,7 +303,7 @@ class _Findings:
     @property
     def elements(self) -> dict[str, Tensor]:
         """The channels of parameters that are used as they are."""
-        return {name: self.root[ids] for name, ids in self.ledger.elements.items()}
+        return {name: self.root[ids] for name, ids in self.constraints.elements.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +322,12 @@ class _Search:
         """Return what is asked for, behind which of it gates stand, and what follows from that."""
         asked = self._ask()
         found = self._follow(asked)
-        lonely = _lonely_squashing(found.root, found.followed, self.sites, asked)
+        lonely = _lonely_squashing(found, self.sites, asked)
         if lonely:
             asked = self._ask(lonely)
             found = self._follow(asked)
         gated = asked
-        while superseded := _find_superseded(self.net, self.traces, found, gated):
+        while superseded := _find_superseded(found, gated):
             gated = {place: nodes - superseded[place] for place, nodes in gated.items()}
             found = self._follow(gated)
         return asked, gated, found
@@ -354,7 +343,7 @@ class _Search:
         }
 
     def _follow(self, gated: Gated) -> _Findings:
-        ledger, followed = follow(
+        constraints, followed = follow(
             self.net,
             self.traces.graphs,
             self.inputs,
@@ -362,8 +351,8 @@ class _Search:
             gate_reads=self.with_streams,
             whole_groups=self.whole_groups,
         )
-        root = ledger.roots()
-        reasons = _find_reasons(ledger, root, followed)
+        root = constraints.roots()
+        reasons = _find_reasons(constraints, root, followed)
         streams = _find_streams(self.net, self.traces, followed, root)
         for stream in streams:
             if not self.may_gate(stream.site):
@@ -374,7 +363,7 @@ class _Search:
                 )
                 for channel in stream.channels.tolist():
                     reasons.setdefault(channel, reason)
-        return _Findings(ledger, followed, root, reasons, streams)
+        return _Findings(self.net, self.traces, constraints, followed, root, reasons, streams)
 
 
 def _find_reads(found: _Findings) -> list[tuple[int, str, Tensor]]:
@@ -387,7 +376,7 @@ def _find_reads(found: _Findings) -> list[tuple[int, str, Tensor]]:
 
 
 def _find_groups(
-    net: nn.Module, traces: Traces, found: _Findings, at_sites: list[tuple[str, Tensor]]
+    found: _Findings, at_sites: list[tuple[str, Tensor]]
 ) -> tuple[tuple[Group, ...], Tensor]:
     """Return the channels that can be learnt, by where they live and what reads them.
 
@@ -401,7 +390,7 @@ def _find_groups(
     parts = [found.root[ids] for each in found.followed for ids in each.parts]
     homes = [*different.values(), *found.elements.values(), *parts]
     homes += [channels for _, _, channels in _find_reads(found)]
-    normed = _find_normed(net, traces, found.followed, found.root)
+    normed = _find_normed(found)
     groups = tuple(
         replace(group, least=2 if bool(normed[group.channels].any()) else 1)
         for group in find_groups(found.root, found.reasons, homes, at_sites)
@@ -416,19 +405,12 @@ def _find_groups(
 _OVER_CHANNELS = (across_channels, group_norm, mean)
 
 
-def _find_normed(
-    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
-) -> Tensor:
+def _find_normed(found: _Findings) -> Tensor:
     """Return whether a norm, or a mean in one by hand, is taken over each channel."""
-    return _mark(
-        root,
-        (
-            each.reads[node.name].ids
-            for graph, each in zip(traces.graphs, followed, strict=True)
-            for node in graph.nodes
-            if node.name in each.reads and rule_for(node, net) in _OVER_CHANNELS
-        ),
-    )
+    graphs = zip(found.traces.graphs, found.followed, strict=True)
+    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
+    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
+    return _mark(found.root, over)
 
 
 def _mark(root: Tensor, parts: Iterable[Tensor]) -> Tensor:
@@ -497,37 +479,32 @@ def _is_layer(node: fx.Node, net: nn.Module) -> bool:
     return is_linear_op(node, net) or rule_for(node, net) is embedding
 
 
-def _find_superseded(
-    net: nn.Module, traces: Traces, found: _Findings, gated: dict[int, frozenset[str]]
-) -> dict[int, frozenset[str]]:
+def _find_superseded(found: _Findings, gated: Gated) -> Gated:
     """Return the activations whose channels are gated again where they are read behind them.
 
     Of two gates on one way a closed one would hide from the other what its channel is worth.
     """
-    superseded: dict[int, frozenset[str]] = {}
-    for place, graph in enumerate(traces.graphs):
+    superseded: Gated = {}
+    for place, graph in enumerate(found.traces.graphs):
+        sites, root = found.followed[place].sites, found.root
         reads = {
-            node: set(_without_fixed(found.root[read.ids]).tolist()) - found.reasons.keys()
+            node: set(_without_fixed(root[read.ids]).tolist()) - found.reasons.keys()
             for node, read in found.followed[place].reads.items()
         }
+        asked = gated[place] & sites.keys() if reads else frozenset[str]()
         superseded[place] = frozenset(
             node.name
             for node in graph.nodes
-            if reads and node.name in gated[place] and node.name in found.followed[place].sites
-            if _is_read_behind(net, node, reads, found.followed[place], found.root)
+            if node.name in asked
+            and _is_read_behind(found.net, node, set(root[sites[node.name].ids].tolist()), reads)
         )
     return superseded if any(superseded.values()) else {}
 
 
 def _is_read_behind(
-    net: nn.Module,
-    site: fx.Node,
-    reads: dict[str, set[int]],
-    followed: PropagationResult,
-    root: Tensor,
+    net: nn.Module, site: fx.Node, own: set[int], reads: dict[str, set[int]]
 ) -> bool:
-    """Return whether a gated read of a site's channels follows, up to the next layers."""
-    own = set(root[followed.sites[site.name].ids].tolist())
+    """Return whether a gated read of a site's own channels follows, up to the next layers."""
     waiting, seen = list(site.users), set[fx.Node]()
     is_read = False
     while waiting:
@@ -544,56 +521,47 @@ def _is_read_behind(
 
 
 def _lonely_squashing(
-    root: Tensor,
-    followed: tuple[PropagationResult, ...],
-    sites: tuple[tuple[Site, ...], ...],
-    chosen: dict[int, frozenset[str]],
+    found: _Findings, sites: tuple[tuple[Site, ...], ...], chosen: Gated
 ) -> frozenset[str]:
-    covered = _mark(
-        root,
-        (
-            followed[place].sites[node].ids
-            for place, nodes in chosen.items()
-            for node in nodes & followed[place].sites.keys()
-        ),
-    )
+    """Return squashing activations whose channels pass none of the chosen ones."""
+    known = [each.sites for each in found.followed]
+    nodes = [(place, node) for place in chosen for node in chosen[place] & known[place].keys()]
+    covered = _mark(found.root, (known[place][node].ids for place, node in nodes))
+    squashing = [(place, s) for place, each in enumerate(sites) for s in each if s.squashing]
     return frozenset(
         site.name
-        for place, found in enumerate(sites)
-        for site in found
-        if site.squashing
-        and site.node in followed[place].sites
-        and not covered[root[followed[place].sites[site.node].ids]].any()
+        for place, site in squashing
+        if site.node in known[place] and not covered[found.root[known[place][site.node].ids]].any()
     )
 
 
 def _find_reasons(
-    ledger: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
+    constraints: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
 ) -> dict[int, Reason]:
     sites = [site for each in followed for site in (*each.sites.values(), *each.reads.values())]
     at_a_site = _mark(root, (site.ids for site in sites))
     reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
-    for block in ledger.blocks:
+    for block in constraints.blocks:
         channels = root[block.ids]
         for channel in torch.unique(channels[at_a_site[channels]]).tolist():
             reasons.setdefault(channel, block.reason)
     return reasons
 
 
-def _find_fixed(
-    ledger: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
-) -> dict[int, Reason]:
+def _find_fixed(found: _Findings) -> dict[int, Reason]:
     """Return why each atom at a site stays that is tied to something fixed.
 
     Whatever is tied to that is one channel, so the reasons of all its atoms would be one, too.
     """
-    atoms = torch.cat([root[:0], *(site.ids for each in followed for site in each.sites.values())])
+    constraints, root = found.constraints, found.root
+    sites = [site.ids for each in found.followed for site in each.sites.values()]
+    atoms = torch.cat([root[:0], *sites])
     atoms = torch.unique(atoms[root[atoms] == FIXED])
     if not len(atoms):
         return {}
-    own = ledger.roots(with_fixed=False)
+    own = constraints.roots(with_fixed=False)
     reasons: dict[int, Reason] = {}
-    for block in (*ledger.blocks, *ledger.hints):
+    for block in (*constraints.blocks, *constraints.hints):
         for channel in torch.unique(own[block.ids]).tolist():
             reasons.setdefault(channel, block.reason)
     return {int(atom): reasons.get(int(own[atom]), TIED_TO_FIXED) for atom in atoms}

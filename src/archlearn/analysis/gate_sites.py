@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.analysis.propagation_rules.activations import activation_name, is_site, is_squashing
+from archlearn.analysis.propagation_rules.activations import activation_name
+from archlearn.op_table import ACTIVATE, spec_of
 from archlearn.tracing.symbolic_trace import source_of
 
 NO_ACTIVATION = "(none)"
@@ -52,14 +53,14 @@ def find_sites(graph: fx.Graph, net: nn.Module) -> tuple[Site, ...]:
     used: dict[str, int] = {}
     sites: list[Site] = []
     for node in graph.nodes:
-        if is_site(node, net):
+        spec = spec_of(node, net)
+        if spec is not None and spec.rule == ACTIVATE:
             layer = _layer_in_front(node, net, order) or node.name
             used[layer] = used.get(layer, 0) + 1
             name = layer if used[layer] == 1 else f"{layer}#{used[layer]}"
             module = str(node.target) if node.op == "call_module" else ""
-            activation = activation_name(node, net)
-            squashing = is_squashing(node, net)
-            sites.append(Site(name, node.name, module, activation, source_of(node), squashing))
+            activation, source = activation_name(node, net), source_of(node)
+            sites.append(Site(name, node.name, module, activation, source, spec.squashing))
     return tuple(sites)
 
 

@@ -10,8 +10,6 @@ from archlearn.module_utils import find_module, has_hooks
 from archlearn.op_table import TRANSPOSED, spec_of, spec_of_function
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-
 _TRANSPOSED_ARGUMENTS = (
     "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
 )  # fmt: skip

@@ -72,9 +72,7 @@ def join_links(
 ) -> MergeablePair | str:
     """Return the link that a site stands in wherever its layers are called, or why there is none.
 
-    Args:
-        graphs: The evaluation graph and, where it differs, the training graph.
-        found: What was found in each graph that has the site.
+    `found` is what was found in each graph that has the site, by the place of the graph.
     """
     links: list[MergeablePair] = []
     for link in found.values():

@@ -209,13 +209,13 @@ class _Follower(_Interpreter):
         self,
         net: nn.Module,
         graph: fx.Graph,
-        ledger: ChannelConstraints,
+        constraints: ChannelConstraints,
         gated: frozenset[str],
         *,
         gate_reads: bool,
     ) -> None:
         super().__init__(net, graph)
-        self.ledger, self.gated, self.gate_reads = ledger, gated, gate_reads
+        self.constraints, self.gated, self.gate_reads = constraints, gated, gate_reads
         self.rules = find_rules(net, graph)
         self.may_guess = not any(
             _is_unknown(node, net, rule) or rule in _INDEXING for node, rule in self.rules.items()
@@ -228,7 +228,7 @@ class _Follower(_Interpreter):
         self.computed = _find_computed_weights(graph, self.rules, net)
 
     def run_node(self, n: fx.Node) -> Any:
-        out, n_blocks = self._run_call(n), len(self.ledger.blocks)
+        out, n_blocks = self._run_call(n), len(self.constraints.blocks)
         made = self._follow(n, out)
         self.values[n.name] = None if isinstance(out, torch.finfo | torch.iinfo) else made
         if isinstance(out, Tensor):
@@ -275,10 +275,10 @@ class _Follower(_Interpreter):
             text = f"tied by {describe_call(n)} to channels that are not known: {hidden[0].text}"
             for labels in (self.values.get(m.name) for m in n.all_input_nodes):
                 if isinstance(labels, Labels):
-                    self.ledger.hint(labels.ids, Reason(text, hidden[0].fix))
+                    self.constraints.hint(labels.ids, Reason(text, hidden[0].fix))
         reason = hooked_reason(n, self.net) or next(iter(hidden), None)
-        if reason is None and len(self.ledger.blocks) > n_blocks:
-            reason = self.ledger.blocks[-1].reason
+        if reason is None and len(self.constraints.blocks) > n_blocks:
+            reason = self.constraints.blocks[-1].reason
         if reason is not None:
             self.found.hidden[n.name] = reason
 
@@ -290,7 +290,7 @@ class _Follower(_Interpreter):
         step = self._step(n, out)
         if n.op == "output":
             for labels in step.labels:
-                self.ledger.block(
+                self.constraints.block(
                     labels.ids, "part of the model's output", "the output is never narrowed"
                 )
             return None
@@ -318,18 +318,18 @@ class _Follower(_Interpreter):
             return out
         rules = {self.rules.get(user, opaque) for user in n.users if not describes(user, n)}
         if n in self.computed or rules & {opaque, *_PRODUCTS}:
-            self.ledger.opaque_uses.add(self.ledger.canonical(str(n.target)))
+            self.constraints.opaque_uses.add(self.constraints.canonical(str(n.target)))
         if n in self.computed or rules <= {opaque, linear, embedding, *_PRODUCTS}:
             fixed = fixed_like(out)
             return Labels(fixed.ids, fixed.state, str(n.target))
-        return self.ledger.raw(str(n.target))
+        return self.constraints.raw(str(n.target))
 
     def _step(self, n: fx.Node, out: Any) -> OpCall:
         labelled = map_arg((n.args, n.kwargs), lambda node: self.values[node.name])
         real_args, real_kwargs = self.fetch_args_kwargs_from_env(n)
         args, kwargs = labelled
         return OpCall(
-            n, self.net, self.ledger, tuple(args), dict(kwargs), real_args, real_kwargs, out,
+            n, self.net, self.constraints, tuple(args), dict(kwargs), real_args, real_kwargs, out,
             gated=n.name in self.gated, may_gate_reads=self.gate_reads,
         )  # fmt: skip
 
@@ -344,7 +344,7 @@ class _Follower(_Interpreter):
         if any(self.order[user] > self.order[n] for node in same for user in node.users):
             seen = [self.values[node.name] for node in same]
             for labels in [*step.labels, *[each for each in seen if isinstance(each, Labels)]]:
-                self.ledger.block(
+                self.constraints.block(
                     labels.ids,
                     f"changed in place by {n.name} and read again afterwards",
                     "use the result of the call, or set inplace=False",
@@ -371,7 +371,7 @@ class _Follower(_Interpreter):
         for labels, dims in scrambled:
             chosen = dims[0] if behind is None else labels.ids.dim() + behind
             chosen = chosen if chosen in dims else dims[0]
-            ids, state = self.ledger.read(labels, chosen)
+            ids, state = self.constraints.read(labels, chosen)
             if is_split:
                 tied[id(labels)] = along(ids, state, labels.shape, chosen)
         if not tied:
@@ -388,13 +388,13 @@ class _Follower(_Interpreter):
             self.split.add(n.name)
         if split and any(part.ids.numel() == 0 for part in parts):  # of which nothing is known
             for labels in step.labels:
-                self.ledger.block(
+                self.constraints.block(
                     labels.ids,
                     f"{n.name} takes a part of its heads that has no elements",
                     "nothing is needed if the other layers are learnt",
                 )
         if self.rules[n] is pick or not isinstance(made, Labels):
-            self.ledger.boxes += [labels for labels in split if isinstance(labels, Labels)]
+            self.constraints.boxes += [labels for labels in split if isinstance(labels, Labels)]
 
     def _note_products(self, n: fx.Node, step: OpCall) -> None:
         total, shares = (
@@ -426,7 +426,7 @@ class _Follower(_Interpreter):
         if len(varying(made.ids)) > 1:
             self.runs[n.name] = (start, moved)
         elif source.name in self.runs and as_selection(start.shape, moved) is None:
-            self.ledger.block(
+            self.constraints.block(
                 made.ids,
                 f"{n.name} spreads channels over several dimensions",
                 "nothing is needed if the other layers are learnt",
@@ -437,7 +437,7 @@ class _Follower(_Interpreter):
             return
         dims = varying(made.ids)
         if dims:
-            ids, _ = self.ledger.read(made, dims[0])
+            ids, _ = self.constraints.read(made, dims[0])
             self.found.sites[n.name] = SiteChannels(dims[0], ids)
         elif bool((made.ids != FIXED).any()):
             self.found.sites[n.name] = SiteChannels(
@@ -491,60 +491,56 @@ def follow(
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
-    Args:
-        net: The network that was traced.
-        graphs: Its graphs; their parameters, and so their atoms, are the same.
-        inputs: Arguments for one call.
-        gated: Sites that are taken to be gated, by graph.
-        gate_reads: Whether layers may read through gates what no activation stands behind.
-        whole_groups: Which calls are known to lose whole groups, or parts of each.
+    The parameters of the graphs, and so their atoms, are the same. `gated` are the sites that are
+    taken to be gated, by graph; with `gate_reads` layers may read through gates what no activation
+    stands behind.
 
     Raises:
         InputError: If the network does not run on the inputs.
     """
-    ledger = ChannelConstraints(net, whole_groups=dict(whole_groups or {}))
+    constraints = ChannelConstraints(net, whole_groups=dict(whole_groups or {}))
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
             behind = gated.get(place, frozenset())
-            follower = _Follower(net, graph, ledger, behind, gate_reads=gate_reads)
+            follower = _Follower(net, graph, constraints, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.found)
-    _tie_boxes(ledger)
-    _tie_unread_parts(ledger)
-    _keep_ambiguous_parameters(ledger)
-    return ledger, tuple(followed)
+    _tie_boxes(constraints)
+    _tie_unread_parts(constraints)
+    _keep_ambiguous_parameters(constraints)
+    return constraints, tuple(followed)
 
 
-def _tie_boxes(ledger: ChannelConstraints) -> None:
+def _tie_boxes(constraints: ChannelConstraints) -> None:
     """Tie channels that a part was taken of, unless those that go leave a rectangle."""
-    root = ledger.roots() if ledger.boxes else torch.zeros(0)
-    for labels in ledger.boxes:
+    root = constraints.roots() if constraints.boxes else torch.zeros(0)
+    for labels in constraints.boxes:
         ids = pointwise(root.__getitem__, labels.ids)
         dims = varying(ids)
         if len(dims) > 1:
-            ledger.read(Labels(ids, labels.state), dims[0])
-            root = ledger.roots()
+            constraints.read(Labels(ids, labels.state), dims[0])
+            root = constraints.roots()
 
 
-def _tie_unread_parts(ledger: ChannelConstraints) -> None:
+def _tie_unread_parts(constraints: ChannelConstraints) -> None:
     """Tie what the example does not read of a parameter (late positions) to the channel beside it.
 
     Channels lie along a dimension if elements at one of its indices are tied.
     """
-    root = ledger.roots() if ledger.elements else torch.zeros(0)
-    for ids in ledger.elements.values():
+    root = constraints.roots() if constraints.elements else torch.zeros(0)
+    for ids in constraints.elements.values():
         for dim in [dim for dim, size in enumerate(ids.shape) if size > 1]:
             lines = ids.movedim(dim, -1).reshape(-1, ids.shape[dim])
             ordered = root[lines].sort(0).values
             if bool((ordered[1:] == ordered[:-1]).any()):
-                ledger.tie(lines[:1].expand_as(lines), lines)
+                constraints.tie(lines[:1].expand_as(lines), lines)
 
 
-def _keep_ambiguous_parameters(ledger: ChannelConstraints) -> None:
+def _keep_ambiguous_parameters(constraints: ChannelConstraints) -> None:
     """A parameter used in two ways, or by something unknown, keeps all it has."""
-    twice = set(ledger.elements) & {name for name, _ in ledger.dims}
-    for name in twice | ledger.opaque_uses:
-        parts = [ids for (other, _), ids in ledger.dims.items() if other == name]
-        for ids in [*parts, ledger.elements.get(name, ledger.new_atoms(0))]:
-            ledger.block(ids, f"{name!r} is used in two ways", "use it in one way")
+    twice = set(constraints.elements) & {name for name, _ in constraints.dims}
+    for name in twice | constraints.opaque_uses:
+        parts = [ids for (other, _), ids in constraints.dims.items() if other == name]
+        for ids in [*parts, constraints.elements.get(name, constraints.new_atoms(0))]:
+            constraints.block(ids, f"{name!r} is used in two ways", "use it in one way")

@@ -9,11 +9,9 @@ He, Zhang, Ren, Sun: Identity mappings in deep residual networks, ECCV 2016.
 """
 
 import itertools
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx, nn
 
 from archlearn.analysis.channel_labels import Labels
@@ -35,9 +33,9 @@ from archlearn.module_utils import (
     first_names,
     list_tensors,
 )
+from archlearn.op_table import spec_of
 from archlearn.tracing.fx_utils import leaves_of
 
-_FUNCTIONS, _METHODS = (operator.add, operator.iadd, torch.add), ("add", "add_")
 _MOST_SETS = 64
 """Sets of branches that may each end a call; one with more of them is taken to stay for ever."""
 
@@ -104,10 +102,7 @@ def find_branches(
 ) -> tuple[dict[str, Branch], dict[str, Reason]]:
     """Return the branches that can be closed, and why others cannot.
 
-    Args:
-        net: The network.
-        graphs: Its graphs; a branch must be one in all of them.
-        followed: What each call returned.
+    A branch must be one in all graphs.
     """
     looks = [_Look(net, graph, each) for graph, each in zip(graphs, followed, strict=True)]
     found = [look.find() for look in looks]
@@ -160,8 +155,8 @@ class _Look:
 
     def _is_addition(self, node: fx.Node) -> bool:
         """Return whether a call adds two tensors of the same shape and dtype."""
-        known = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, ())
-        if node.target not in known or len(node.args) != 2 or node.kwargs:
+        spec = spec_of(node, self.net)
+        if spec is None or "torch.add" not in spec.calls or len(node.args) != 2 or node.kwargs:
             return False
         operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
         found = [self.followed.values[operand.name] for operand in operands]
@@ -273,9 +268,7 @@ class _Look:
     def _find_memory(self, node: fx.Node, sums: Sequence[fx.Node] = ()) -> set[fx.Node]:
         """Return the calls whose results may lie in the same memory as that of a node.
 
-        Args:
-            node: Any call.
-            sums: Additions that may return their own input, for their branch may be closed.
+        Sums may be their own input, for their branch may be closed.
         """
 
         def shares(call: fx.Node) -> bool:

@@ -32,7 +32,7 @@ class OpCall:
 
     node: fx.Node
     net: nn.Module
-    ledger: ChannelConstraints
+    constraints: ChannelConstraints
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     real_args: tuple[Any, ...]
@@ -111,7 +111,7 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
         text, fix = hooked.text, hooked.fix
     read = step.labels if text else [labels for labels in step.labels if _is_read(step, labels)]
     for labels in read:
-        step.ledger.block(
+        step.constraints.block(
             labels.ids,
             text or f"read by {describe_call(step.node)}, which may mix channels",
             fix or (_OF_PRODUCTS if step.name in _PRODUCTS else _OTHERS),

@@ -119,9 +119,9 @@ def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
         TracingError: If a graph does something else.
     """
     with evaluating(net):
-        _rehearse_mode(_Stage(net, traces.evaluation, inputs))
+        _check_mode(_Stage(net, traces.evaluation, inputs))
         if traces.asks_mode:
-            _rehearse_mode(_Stage(net.train(), traces.graphs[-1], inputs))
+            _check_mode(_Stage(net.train(), traces.graphs[-1], inputs))
 
 
 def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> bool:
@@ -187,20 +187,8 @@ class _Stage:
             return _run(self.net, call, self.inputs, is_bare=self.is_bare)
 
 
-def _rehearse_mode(stage: _Stage) -> None:
-    found = _rehearse_once(stage)
-    if found:
-        raise TracingError(
-            f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
-            f"trace {found}. It does something that a trace does not hold, such as asking for "
-            "type(x), catching an error, or += on a view of another tensor. Move that into a "
-            "submodule of its own and name it in leaves=[...]: it is then called as it is. If "
-            "another thread draws random numbers meanwhile, call add_gates once more without it"
-        )
-
-
-def _rehearse_once(stage: _Stage) -> str:
-    """Return what the trace does that `forward` does not, whenever it is called, or ''."""
+def _check_mode(stage: _Stage) -> None:
+    """Raise if a graph does what `forward` does not, whenever that is called."""
     traced, meant = stage.run_graph(), stage.run_forward()
     if meant.error is not None and not stage.net.training:
         raise InputError(
@@ -208,7 +196,14 @@ def _rehearse_once(stage: _Stage) -> str:
             "inputs that model(...) takes, on the device and in the dtype of the model"
         ) from meant.error
     found = _find_difference(meant, traced)
-    return found if found and not _find_difference(meant, stage.run_forward()) else ""
+    if found and not _find_difference(meant, stage.run_forward()):
+        raise TracingError(
+            f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
+            f"trace {found}. It does something that a trace does not hold, such as asking for "
+            "type(x), catching an error, or += on a view of another tensor. Move that into a "
+            "submodule of its own and name it in leaves=[...]: it is then called as it is. If "
+            "another thread draws random numbers meanwhile, call add_gates once more without it"
+        )
 
 
 def _try(stage: _Stage) -> Notes:

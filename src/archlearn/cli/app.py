@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 
 from archlearn import __version__
 from archlearn.cli import data, learn_commands, model_commands, paper, report, sweep_command
-from archlearn.errors import ArchlearnError
+from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
 
@@ -58,31 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _call(arguments: Sequence[str] | None) -> None:
     try:
         app(arguments)
-    except CycloptsError as error:
+    except RunStoppedError as error:
+        _say(f"stopped: {error}")
+        sys.exit(INTERRUPTED if isinstance(error, RunInterruptedError) else STOPPED)
+    except (CycloptsError, ArchlearnError) as error:
         _say(f"error: {error}")
         sys.exit(FAILED)
-    except ArchlearnError as error:
-        _say(f"error: {error}" if not _can_resume(error) else f"stopped: {error}")
-        sys.exit(_exit_code(error))
     except KeyboardInterrupt:
         _say("interrupted")
         sys.exit(INTERRUPTED)
     finally:
         sys.stdout.flush()
-
-
-def _can_resume(error: ArchlearnError) -> bool:
-    from archlearn.errors import RunStoppedError
-
-    return isinstance(error, RunStoppedError)
-
-
-def _exit_code(error: ArchlearnError) -> int:
-    from archlearn.errors import RunInterruptedError
-
-    if isinstance(error, RunInterruptedError):
-        return INTERRUPTED
-    return STOPPED if _can_resume(error) else FAILED
 
 
 def _say(text: str) -> None:

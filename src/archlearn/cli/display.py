@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.data.downloads import DownloadProgress
+from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
@@ -177,11 +178,15 @@ def _sizes(end: EpochEnd) -> str:
     path = row.get("budget_path")
     if path:
         costs = (
-            f"{name.replace('_', '-')} {row[name]:,} (path {limit:,.0f})"
+            f"{name.replace('_', '-')} {_amount(row[name])} (path {_amount(limit)})"
             for name, limit in path.items()
         )
         return f"{', '.join(costs)}  price {row['price']:.2g}"
-    return f"parameters {row['parameters']:,} (projected {count(end.projected)})"
+    return f"parameters {row['parameters']:,} (projected {format_count(end.projected)})"
+
+
+def _amount(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"  # milliseconds are few
 
 
 def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:
@@ -280,11 +285,6 @@ def describe_score(row: Mapping[str, Any]) -> str:
 def number(value: float | None) -> str:
     """Return a number with four digits, or a dash."""
     return "     –" if value is None else f"{value:.4f}"
-
-
-def count(value: int | None) -> str:
-    """Return a whole number with its thousands apart, or a dash."""
-    return "–" if value is None else f"{value:,}"
 
 
 def duration(seconds: float) -> str:

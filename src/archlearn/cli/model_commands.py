@@ -107,11 +107,10 @@ def compact(
         multiple_of: Close more channels until so many times a whole number are kept of each group,
             or all there were.
     """
-    from archlearn.cli.output_paths import writing
     from archlearn.serialization import save
     from archlearn.surgery.compaction import compact as compact_model
     from archlearn.surgery.planning import plan
-    from archlearn.training.run_directory import COMPACT
+    from archlearn.training.run_directory import COMPACT, writing
     from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_pairs
 
     target = out or run / COMPACT
@@ -257,10 +256,10 @@ def export(
         out: The file to write. [default: beside the compact model, with the suffix of the format]
         shape: Shape of one example, as 3x32x32; a run knows its own.
     """
-    from archlearn.cli.output_paths import writing
     from archlearn.errors import SettingsError
     from archlearn.export.programs import export_model
     from archlearn.serialization import load
+    from archlearn.training.run_directory import writing
 
     path = _find_compact(target)
     if shape is None and not target.is_dir():

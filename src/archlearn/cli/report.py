@@ -30,10 +30,10 @@ def report(
     for run in runs:
         if not (run / CONFIG).is_file():
             raise SettingsError(f"{run} holds no run (there is no {CONFIG} in it)")
-    from archlearn.cli.output_paths import writing
     from archlearn.reporting import write_report
     from archlearn.reporting.paper_table import read_paper_table, write_paper_table
     from archlearn.reporting.run_reader import read_run
+    from archlearn.training.run_directory import writing
 
     if to == "html":
         target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))

@@ -1,6 +1,7 @@
 """Data sets in memory: splits, checks, normalisation."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -138,8 +139,7 @@ def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
     examples, some evenly spaced ones are measured.
     """
     inputs = inputs[:: 1 + (len(inputs) - 1) // _MOST_TO_MEASURE]
-    keep = 1
-    dims = [d for d in range(inputs.ndim) if d != keep]
+    dims = [d for d in range(inputs.ndim) if d != 1]
     mean, square = _moments(inputs, dims)
     std = (square - mean**2).clamp_min(0).sqrt()
     std = torch.where(std < 1e-8, torch.ones_like(std), std)
@@ -259,6 +259,13 @@ class Examples:
     task: Task = "classification"
     validation: Split | None = None
 
+    def change_parts(self, change: Callable[[Split], Split]) -> "Examples":
+        """Return the same with each part changed in one way."""
+        validation = None if self.validation is None else change(self.validation)
+        return replace(
+            self, train=change(self.train), test=change(self.test), validation=validation
+        )
+
 
 def build_dataset(
     examples: Examples,
@@ -311,16 +318,12 @@ def _number_classes(examples: Examples) -> Examples:
     """Return examples whose classes are of a type that torch takes for a target."""
     if examples.task != "classification":
         return examples
-    parts = (examples.train, examples.test, examples.validation)
-    train, test, validation = (
-        part
-        if part is None or part.targets.dtype in (torch.uint8, torch.int64)
-        else replace(part, targets=part.targets.long())
-        for part in parts
-    )
-    assert train is not None
-    assert test is not None
-    return replace(examples, train=train, test=test, validation=validation)
+
+    def number(part: Split) -> Split:
+        fits = part.targets.dtype in (torch.uint8, torch.int64)
+        return part if fits else replace(part, targets=part.targets.long())
+
+    return examples.change_parts(number)
 
 
 def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:
@@ -358,11 +361,7 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
             f"the first {classes} classes of {examples.name!r} were asked for, but it has "
             f"{n_classes}; choose 2 to {n_classes} classes"
         )
-    parts = [examples.train, examples.test, examples.validation]
-    train, test, validation = (part and part.take(part.targets < classes) for part in parts)
-    assert train is not None
-    assert test is not None
-    return replace(examples, train=train, test=test, validation=validation)
+    return examples.change_parts(lambda part: part.take(part.targets < classes))
 
 
 def _draw(n: int, limit: int) -> Tensor:

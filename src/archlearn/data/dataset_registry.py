@@ -1,6 +1,5 @@
 """Data sets by name: `mnist`, `idx:DIR`, or a user's `mypackage.data:build`."""
 
-import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from archlearn.data.standard import (
     read_idx_folder,
 )
 from archlearn.data.text import DEFAULT_LENGTH, load_text
-from archlearn.errors import DataError, SettingsError
+from archlearn.errors import DataError, SettingsError, did_you_mean
 from archlearn.models.user_code import (
     explaining_users_code,
     import_callable,
@@ -158,9 +157,7 @@ def _from_user(name: str) -> Examples:
 
 
 def _unknown(name: str) -> SettingsError:
-    kinds = [kind.partition(":")[0] for kind in DATASETS]
-    near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(name.partition(":")[0], [kind.partition(":")[0] for kind in DATASETS])
     return SettingsError(
         f"there is no data set {name!r}; {hint}choose one of {', '.join(DATASETS)}"
     )

@@ -140,8 +140,6 @@ def check_rates(**rates: Any) -> None:
 
 # Shares of the parameters from which on a part is named, and from which on anything is said.
 _WORTH_NAMING, _WORTH_SAYING = 0.1, 0.2
-
-
 _log = logging.getLogger(__name__)
 
 

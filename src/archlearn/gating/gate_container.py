@@ -114,8 +114,7 @@ class GateContainer(nn.Module):
         neurons = F.pad(choice.neurons(), (0, 1))[index]
         pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
         self._keep_numbers("prices", torch.stack([neurons, pull]))
-        freed = torch.cat([choice.linear_neurons(), choice.branch_neurons()])
-        self._keep_numbers("freed_neurons", F.pad(freed, (0, 1)))
+        self._keep_numbers("freed_neurons", F.pad(choice.freed_neurons(), (0, 1)))
 
     def _keep_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.

@@ -232,12 +232,7 @@ def leave_out_branches_(
 ) -> None:
     """Let the sum of each closed branch be its shortcut, and erase what nobody reads then.
 
-    Args:
-        graph: A copy of one of the model's graphs.
-        nodes: Its nodes by their names in the original; those that are erased are taken out.
-        choice: What is learnt in the model.
-        closed: The branches that are closed.
-        place: Which of the graphs it is.
+    `nodes` are those of the graph, a copy, by their original names; erased ones are taken out.
     """
     closed = list(closed)
     for name in closed:

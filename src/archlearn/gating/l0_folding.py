@@ -39,13 +39,9 @@ def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[Writer]:
     Raises:
         InputError: If there is a gate that cannot, naming the layer and why.
     """
-    sizes = blueprint.group_sizes()
-    starts = torch.cumsum(sizes, 0) - sizes
-    place_of = torch.full((len(blueprint.root),), -1)
-    for group, start in zip(blueprint.groups, starts.tolist(), strict=True):
-        place_of[group.channels] = start + torch.arange(len(group.channels))
+    place_of = blueprint.gate_places()
     writers: list[Writer] = []
-    covered = torch.zeros(int(sizes.sum()), dtype=torch.long)
+    covered = torch.zeros(int(blueprint.group_sizes().sum()), dtype=torch.long)
     nodes = {node.name: node for node in blueprint.graphs[0].nodes}
     for site in blueprint.sites[0]:
         channels = blueprint.channels_of(0, site)

@@ -10,7 +10,9 @@ CostName = Literal["parameters", "multiply_adds"]
 """What a network costs: prices, budgets and merges choose among these."""
 PriceName = Literal["neurons", CostName]
 COSTS: tuple[CostName, ...] = get_args(CostName)
-_PER_EXAMPLE = ("multiply_adds",)
+LATENCY = "latency"
+"""A budget may name this beside: nanoseconds of a run, by a table that was measured."""
+_NANOSECONDS = 1_000_000
 _NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
 
 
@@ -22,9 +24,12 @@ class Price(Enum):
     MULTIPLY_ADDS = "multiply_adds"
 
 
-def count_rows(name: str, n_examples: int) -> int:
-    """Return for how many examples a cost is counted: parameters are the same for any number."""
-    return n_examples if name in _PER_EXAMPLE else 1
+def unit_of(name: str, n_examples: int) -> int:
+    """Return what a cost of a run on the example inputs is divided by to be told.
+
+    Multiply-adds are those of one example, and a latency is told in milliseconds.
+    """
+    return {"multiply_adds": n_examples, LATENCY: _NANOSECONDS}.get(name, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,22 +97,14 @@ class LearnableSites:
             counts += self.blueprint.count_by_group(rows)
         return (counts / sizes).clamp(min=1.0)
 
-    def linear_neurons(self) -> Tensor:
-        """Return how many of those a linear site frees, a row for each depth gate."""
-        sizes = self.blueprint.group_sizes()
-        by_layer = dict(self.rows)
-        table = torch.zeros(len(self.links), len(sizes))
-        for row, link in enumerate(self.links.values()):
-            table[row] = self.blueprint.count_by_group(by_layer[link.first]) / sizes
-        return table
-
-    def branch_neurons(self) -> Tensor:
-        """Return how many of those a closed branch frees, a row for each branch gate."""
-        sizes = self.blueprint.group_sizes()
-        by_layer = dict(self.rows)
-        table = torch.zeros(len(self.branches), len(sizes))
-        for row, branch in zip(table, self.branches.values(), strict=True):
-            for layer in branch.layers:
+    def freed_neurons(self) -> Tensor:
+        """Return how many of those each linear site frees, then each closed branch, a row each."""
+        sizes, by_layer = self.blueprint.group_sizes(), dict(self.rows)
+        freed = [(link.first,) for link in self.links.values()]
+        freed += [branch.layers for branch in self.branches.values()]
+        table = torch.zeros(len(freed), len(sizes))
+        for row, layers in zip(table, freed, strict=True):
+            for layer in layers:
                 if layer in by_layer:
                     row += self.blueprint.count_by_group(by_layer[layer]) / sizes
         return table
@@ -142,37 +134,27 @@ def choose(
     must_learn: bool = True,
     with_streams: bool = True,
 ) -> LearnableSites:
-    """Return what is learnt in `net`.
-
-    Args:
-        net: The network.
-        inputs: Arguments for one call.
-        learn: What to learn, by layer name or glob.
-        leaves: Submodules that are not to be looked into.
-        must_learn: Whether there must be something to learn.
-        with_streams: Whether channels may be gated where they are read.
+    """Return what is learnt in `net`; with `must_learn`, there must be something.
 
     Raises:
         InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
             be learnt at all.
     """
-    wishes = _Wishes(learn)
+    request = _LearnRequest(learn)
     blueprint = build_channel_graph(
         net,
         inputs,
-        lambda site: Learn.WIDTH in wishes.of(site),
+        lambda site: Learn.WIDTH in request.of(site),
         leaves,
         with_streams=with_streams,
     )
-    links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in wishes.of(site))
+    links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in request.of(site))
     branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
     for name in [*branches, *no_branch]:
-        if Learn.DEPTH not in wishes.of_branch(name) and branches.pop(name, None) is not None:
+        if Learn.DEPTH not in request.of_branch(name) and branches.pop(name, None) is not None:
             no_branch[name] = NOT_ASKED
-    removals = find_removals(net, blueprint.graphs, branches.values())
-    rows = _find_rows(net, blueprint)
-    choice = LearnableSites(blueprint, links, no_link, rows, branches, no_branch, removals)
-    wishes.check(choice)
+    choice = _join(net, blueprint, (links, no_link), (branches, no_branch))
+    request.check(choice)
     if must_learn and not blueprint.groups and not links and not branches:
         raise InputError(_nothing(choice, net))
     return choice
@@ -183,12 +165,7 @@ def choose_again(
 ) -> LearnableSites:
     """Return what is learnt in a narrowed network: what was learnt, in the same groups.
 
-    Args:
-        net: The network without the dropped channels.
-        inputs: Arguments for one call.
-        choice: What was learnt in the whole one.
-        traces: The calls of `net`.
-        dropped: Whether each channel of the whole one is gone.
+    `choice` and `dropped` are of the whole network, `net` and `traces` of the narrowed one.
 
     Raises:
         SurgeryError: If other channels can be learnt now than those that were left.
@@ -229,15 +206,18 @@ def choose_again(
             "and report the model"
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
-    return LearnableSites(
-        new,
-        links,
-        choice.no_link,
-        _find_rows(net, new),
-        branches,
-        choice.no_branch,
-        find_removals(net, new.graphs, branches.values()),
-    )
+    return _join(net, new, (links, choice.no_link), (branches, choice.no_branch))
+
+
+def _join(
+    net: nn.Module,
+    blueprint: ChannelGraph,
+    links: tuple[dict[str, MergeablePair], dict[str, Reason]],
+    branches: tuple[dict[str, Branch], dict[str, Reason]],
+) -> LearnableSites:
+    rows = _find_rows(net, blueprint)
+    removals = find_removals(net, blueprint.graphs, branches[0].values())
+    return LearnableSites(blueprint, *links, rows, *branches, removals)
 
 
 def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Tensor:
@@ -259,21 +239,21 @@ def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Te
 def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
     """Return what the `TriState` activations that a user placed can learn."""
 
-    def has_gates(site: Site) -> bool:
+    def find(site: Site) -> TriState | None:
         module = find_module(net, site.module) if site.module else None
-        return isinstance(module, TriState) and module.width is not None
+        return module if isinstance(module, TriState) else None
+
+    def has_width(site: Site) -> bool:
+        return getattr(find(site), "width", None) is not None
 
     def has_depth(site: Site) -> bool:
-        module = find_module(net, site.module) if site.module else None
-        return isinstance(module, TriState) and module.depth is not None
+        return getattr(find(site), "depth", None) is not None
 
-    blueprint = build_channel_graph(net, inputs, has_gates, trained_only=False, with_streams=False)
-    links, no_link = _find_links(net, blueprint, has_depth)
-    removals = find_removals(net, blueprint.graphs, ())
-    return LearnableSites(blueprint, links, no_link, _find_rows(net, blueprint), {}, {}, removals)
+    blueprint = build_channel_graph(net, inputs, has_width, trained_only=False, with_streams=False)
+    return _join(net, blueprint, _find_links(net, blueprint, has_depth), ({}, {}))
 
 
-class _Wishes:
+class _LearnRequest:
     """The user's `learn=` mapping, and which of its keys have met a site or a branch."""
 
     def __init__(self, learn: Mapping[str, Learn] | None) -> None:

@@ -1,13 +1,12 @@
 """Networks by name, fitted to the data: `lenet`, or a user's `mypackage.net:build`."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from archlearn.errors import InputError
+from archlearn.errors import InputError, did_you_mean
 from archlearn.models import caffenet, densenet, mobilenet, resnet, transformers, vgg
 from archlearn.models.lenet import MLP, SMALLEST_SIDE, ConvNet, DeepLeNet, LeNet
 from archlearn.models.transformers import build_gpt
@@ -246,7 +245,5 @@ def _wanted(function: Callable[..., object], **offered: object) -> dict[str, obj
 
 
 def _unknown(name: str) -> InputError:
-    kinds = [kind.partition(":")[0] for kind in MODELS]
-    near = difflib.get_close_matches(name.partition(":")[0], kinds, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(name.partition(":")[0], [kind.partition(":")[0] for kind in MODELS])
     return InputError(f"there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch as _len_pre_dispatch
 
 THRESHOLD = 0.5
-
-
 _core: Any = torch._C  # has names that it does not declare
 
 

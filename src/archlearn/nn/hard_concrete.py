@@ -64,10 +64,7 @@ def count_expected(gate: Float[Tensor, "*gates"]) -> Float[Tensor, "*gates"]:
 def act_concrete(gates: Sequence[Tensor], rows: Tensor, *, training: bool) -> tuple[Tensor, ...]:
     """Return all gates of a model as they act: drawn while training, else settled.
 
-    Args:
-        gates: The gates of each group.
-        rows: As in `open_flat`.
-        training: Whether gates are drawn.
+    `rows` are those of `open_flat`.
     """
     flat = join_gates(gates)
     acting = draw_gates(flat) if training else settle_gates(flat, open_flat(flat, rows))

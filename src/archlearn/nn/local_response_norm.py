@@ -57,12 +57,9 @@ class NarrowedLocalResponseNorm(nn.Module):
 
 
 def respond(x: Tensor, numbers: Tensor, window: Window) -> Tensor:
-    """Return channels normalised by those whose numbers are near their own.
+    """Return channels normalised by those whose original numbers are near their own.
 
-    Args:
-        x: Examples x channels x any space.
-        numbers: The original number of each channel.
-        window: Its size, and the constants.
+    `x` is examples x channels x any space.
     """
     size = window.size
     distance = numbers[None, :] - numbers[:, None]

@@ -8,9 +8,10 @@ need. Nothing is read back, so no device is waited for.
 import torch
 from torch import Tensor, nn
 
-from archlearn.gating.penalty_prices import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.optim.cost_terms import CostTerms
+from archlearn.optim.latency import LatencyTable
 from archlearn.optim.merge_costs import add_up, merge_savings, merge_tables
 
 Named = dict[str, float]
@@ -19,32 +20,42 @@ Named = dict[str, float]
 class CostFunction:
     """Parameters and multiply-adds (one run on the example inputs) for any state of the gates.
 
+    With a table of measured times also the latency, in nanoseconds. It is the sum over the calls of
+    the compact network; where layers merge it is estimated.
+
     Attributes:
+        names: The costs.
+        time_scale: What latencies are multiplied by: how far the table is off.
         n_width: The number of width gates.
         n_depth: The number of depth gates.
         n_branches: The number of branch gates.
         group: The group of each width gate.
     """
 
-    def __init__(self, model: nn.Module, choice: LearnableSites) -> None:
+    def __init__(
+        self, model: nn.Module, choice: LearnableSites, latency: LatencyTable | None = None
+    ) -> None:
         """Take down what each gate touches.
 
         Args:
             model: The gated model.
             choice: What is learnt in it.
+            latency: What its calls take, if that is asked for.
         """
+        self.names: tuple[str, ...] = COSTS if latency is None else (*COSTS, LATENCY)
+        self.time_scale = 1.0
         self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
         self.n_width = sum(len(group.channels) for group in choice.blueprint.groups)
         sizes = choice.blueprint.group_sizes()
         self._least = torch.tensor([g.least for g in choice.blueprint.groups], dtype=torch.long)
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
-        terms = CostTerms(model, choice)
+        terms = CostTerms(model, choice, None if latency is None else latency.calls)
         merges = merge_tables(terms) if choice.links else {}
         self._own = terms.tables() | merges
 
     def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:
-        """Return the costs of several states of the gates, `(states, 2)`, in double precision.
+        """Return the costs of several states of the gates, `(states, costs)`, in double precision.
 
         The gradient with respect to an open width gate is what its channel costs.
 
@@ -71,11 +82,15 @@ class CostFunction:
         touched, saved = self._computed(t, dims, new_bias)
         saved = saved * present[:, t["computed_presence"]]
         parameters = parameters + (saved * touched).sum(1)
-        costs = costs + torch.stack([parameters, torch.zeros_like(parameters)], 1)
-        if "seg_in" not in t:
-            return costs
-        is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
-        return costs + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
+        changes = torch.stack([parameters, torch.zeros_like(parameters)], 1)
+        if "seg_in" in t:
+            is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
+            changes = changes + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
+        if LATENCY not in self.names:
+            return costs + changes
+        times = (opened @ t["gate_times"].T * present[:, t["gate_times_presence"]]).sum(1)
+        times = (costs[:, -1] + times + t["merge_time"] * changes[:, 1]) * self.time_scale
+        return torch.cat([costs[:, :-1] + changes, times[:, None]], 1)
 
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
@@ -95,7 +110,7 @@ class CostFunction:
         return name_costs(start), name_costs(least)
 
     def marginal(self, is_open: Tensor, is_gone: Tensor, weights: Tensor) -> Tensor:
-        """Return what one channel of each width gate costs now, both costs weighed together."""
+        """Return what one channel of each width gate costs now, all costs weighed together."""
         with torch.enable_grad():
             opened = is_open.detach().clone().requires_grad_()
             total = self(opened[None], is_gone[None]).mv(weights).sum()
@@ -156,7 +171,12 @@ class CostFunction:
         return touched > 0, plain - t["computed_before"]
 
 
-def name_costs(costs: Tensor, n_examples: int = 1) -> Named:
-    """Return costs by name, multiply-adds for one of so many examples; waits for the device."""
-    named = zip(COSTS, costs.tolist(), strict=True)
-    return {name: cost / count_rows(name, n_examples) for name, cost in named}
+def name_costs(costs: Tensor, n_examples: int | None = None) -> Named:
+    """Return costs of a run on the example inputs by name; waits for the device.
+
+    With the number of examples as they are told: multiply-adds of one, latency in milliseconds.
+    """
+    named: Named = dict(zip((*COSTS, LATENCY), costs.tolist(), strict=False))
+    if n_examples is None:
+        return named
+    return {name: cost / unit_of(name, n_examples) for name, cost in named.items()}

@@ -1,16 +1,19 @@
 """The terms of the cost function: which gates each size of each tensor depends on, as tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves
 
+from archlearn.analysis.channel_labels import Labels, without_repeats
 from archlearn.analysis.cost_model import count_positions_by_call
 from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
+from archlearn.gating.penalty_prices import COSTS
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merging import PlannedSizes
@@ -23,15 +26,17 @@ class CostTerms:
     A presence is a kind of things that go with the same branches; kind 0 is always there.
     """
 
-    def __init__(self, model: nn.Module, choice: LearnableSites) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        choice: LearnableSites,
+        calls: Mapping[str, tuple[float, float, float]] | None = None,
+    ) -> None:
         self.model, self.choice, self.blueprint = model, choice, choice.blueprint
         self.sizes = PlannedSizes(model, self.blueprint)
         self.n_gates = sum(len(group.channels) for group in self.blueprint.groups)
-        self.gate_of = torch.full((len(self.blueprint.root),), self.n_gates)
-        start = 0
-        for group in self.blueprint.groups:
-            self.gate_of[group.channels] = torch.arange(start, start + len(group.channels))
-            start += len(group.channels)
+        places = self.blueprint.gate_places()
+        self.gate_of = torch.where(places < 0, self.n_gates, places)
         self.dim_of: dict[tuple[str, int], int] = {}
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
         self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension
@@ -40,7 +45,7 @@ class CostTerms:
         self.constants: list[float] = [1.0]
         self.entries: dict[str, int] = {}
         self.entry_rows: list[list[int]] = []
-        self.entry_weights: list[tuple[float, float]] = []
+        self.entry_weights: list[tuple[float, ...]] = []
         self.entry_presences: list[int] = []
         self.presences: dict[Closings, int] = {frozenset(): 0}
         self.computed_owner: dict[str, int] = {}
@@ -50,12 +55,17 @@ class CostTerms:
         self._find_folds()
         self._find_left_out()
         self._find_computed()
+        self.n_costs = len(COSTS)
+        if calls is not None:
+            self.n_costs += 1
+            self._find_times(calls)
 
     def tables(self) -> dict[str, Tensor]:
         """Return all tables by name, on the CPU; to be called last, for slots are added before."""
         self._write_dims()
         self._tables["entry_dims"] = self._pad(self.entry_rows)
-        self._tables["entry_weights"] = as_numbers(self.entry_weights).view(-1, 2)
+        self._tables["entry_weights"] = self._pad_costs(self.entry_weights)
+        self._tables["fixed"] = self._pad_costs([self.fixed])[0]
         self._tables["entry_presence"] = as_indices(self.entry_presences)
         self._write_presences()
         return self._tables
@@ -180,7 +190,7 @@ class CostTerms:
                 self._add_entry(slots, (0.0, rest * n), other)
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
-        self._tables["fixed"] = as_numbers([total, 0])
+        self.fixed = (float(total), 0.0)
         rest_macs = [
             (find_tensor(self.model, n).numel(), presences) for n, presences in applied.items()
         ]
@@ -201,11 +211,16 @@ class CostTerms:
             presences[presence] = presences.get(presence, 0) + n
         return found
 
-    def _add_entry(self, slots: list[int], weights: tuple[float, float], presence: int) -> int:
+    def _add_entry(self, slots: list[int], weights: tuple[float, ...], presence: int) -> int:
         self.entry_rows.append(slots)
         self.entry_weights.append(weights)
         self.entry_presences.append(presence)
         return len(self.entry_rows) - 1
+
+    def _pad_costs(self, rows: Sequence[tuple[float, ...]]) -> Tensor:
+        """Return rows with a number for each cost: 0 for those that were left out."""
+        filled = [[*row, *[0.0] * (self.n_costs - len(row))] for row in rows]
+        return as_numbers(filled).view(-1, self.n_costs)
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return rows of equal length, filled up with the place of the constant 1."""
@@ -305,8 +320,45 @@ class CostTerms:
         self._tables["computed_rest"] = torch.tensor(rests, dtype=torch.float64)
         self._tables["computed_owner"] = torch.tensor(owners, dtype=torch.long)
 
+    def _find_times(self, calls: Mapping[str, tuple[float, float, float]]) -> None:
+        """Write how long each call takes, by what it reads, writes and multiplies.
 
-def as_numbers(values: Sequence[Any]) -> Tensor:
+        What merging saves is priced like the mean multiply-add of a layer.
+        """
+        followed = self.blueprint.followed[0]
+        applied = count_positions_by_call(self.blueprint, self.model)
+        by_presence: dict[int, Tensor] = {}
+        for node in self.blueprint.graphs[0].nodes:
+            own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
+            presence = self._presence_of_call(node.name)
+            times = torch.zeros(self.n_gates + 1, dtype=torch.float64)
+            values = [followed.values.get(each.name) for each in (*node.all_input_nodes, node)]
+            for labels in tree_leaves(values) if number else ():
+                if isinstance(labels, Labels):
+                    ids = without_repeats(labels.ids)
+                    share = number * labels.ids.numel() / max(1, len(ids))
+                    gates = self.gate_of[self.blueprint.root[ids]]
+                    times += share * gates.bincount(minlength=len(times))
+            by_presence[presence] = by_presence.get(presence, 0.0) + times
+            n_others = followed.other_multiply_adds.get(node.name, 0)
+            for call, n, slot in self.products:
+                if call == node.name:
+                    n_others -= n
+                    self._add_entry([slot], (0.0, 0.0, product * n / self.full[slot]), presence)
+            self._add_entry([], (0.0, 0.0, own + product * n_others), presence)
+            if node.name in applied:
+                name, n = applied[node.name]
+                slots, rest = self._tied_slots(name)
+                self._add_entry(slots, (0.0, 0.0, product * rest * n), presence)
+        rates = [calls[name][2] for name in applied if name in calls]
+        self._tables |= {
+            "gate_times": torch.stack([*by_presence.values()]),
+            "gate_times_presence": as_indices([*by_presence]),
+            "merge_time": as_numbers(sum(rates) / max(1, len(rates))),
+        }
+
+
+def as_numbers(values: Any) -> Tensor:
     """Return numbers that costs are computed from, in double precision."""
     return torch.tensor(values, dtype=torch.float64)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError, lies_in, with_article
 from archlearn.gating.gate_container import STORE, GateContainer
-from archlearn.gating.penalty_prices import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.tracing.generated_forward import unwrap
 
@@ -23,8 +23,8 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
     """Return a budget as numbers for one run on the example inputs.
 
     Args:
-        budget: For "parameters", "multiply_adds" (of one example) or both: a number, or a
-            percentage of the start such as "50%".
+        budget: For "parameters", "multiply_adds" (of one example), "latency" (milliseconds of a
+            run) or several: a number, or a percentage of the start such as "50%".
         start: The costs of the network with all gates open.
         n_examples: The number of rows of the example inputs.
 
@@ -36,11 +36,12 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
             f"budget is {with_article(type(budget).__name__)}; give a dict, such as "
             '{"multiply_adds": "50%"} or {"parameters": 10_000}'
         )
-    unknown = [name for name in budget if name not in COSTS]
+    known = (*COSTS, LATENCY)
+    unknown = [name for name in budget if name not in known]
     if unknown:
-        raise InputError(f"budget names {unknown[0]!r}; choose among {' and '.join(COSTS)}")
+        raise InputError(f"budget names {unknown[0]!r}; choose among {', '.join(known)}")
     return {
-        name: _amount(name, value, start[name], count_rows(name, n_examples))
+        name: _amount(name, value, start[name], unit_of(name, n_examples))
         for name, value in budget.items()
     }
 
@@ -51,16 +52,18 @@ def _amount(name: str, value: Any, start: float, n_rows: int) -> float:
         share = float(percent[1])
         if not 0 < share <= 100:
             raise InputError(f"budget for {name} is {value!r}; give from 0% to 100%")
-        return float(math.floor(start * share / 100))
+        asked = start * share / 100
+        return asked if name == LATENCY else float(math.floor(asked))
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number) or number < 1:
+    if not math.isfinite(number) or number <= 0 or (name != LATENCY and number < 1):
+        least = "above 0, in milliseconds" if name == LATENCY else "from 1 on"
         hint = f'; for a share write "{100 * number:g}%"' if 0 < number < 1 else ""
         raise InputError(
-            f"budget for {name} is {value!r}; give a number from 1 on, or a percentage such as "
-            f'"50%"{hint}'
+            f"budget for {name} is {value!r}; give a number {least}, or a percentage such "
+            f'as "50%"{hint}'
         )
     return number * n_rows
 
@@ -78,12 +81,16 @@ def check_reachable(
     """
     for name, limit in asked.items():
         if limit < least[name]:
-            rows = count_rows(name, n_examples)
+            costs = [
+                each / unit_of(name, n_examples) for each in (limit, least[name], present[name])
+            ]
+            asked_for, left, now = (
+                f"{cost:,.3g} ms" if name == LATENCY else f"{cost:,.0f}" for cost in costs
+            )
             raise InputError(
-                f"a budget of {limit / rows:,.0f} {name} cannot be reached: with every gate closed "
-                f"that may close, {least[name] / rows:,.0f} are left of the present "
-                f"{present[name] / rows:,.0f}; ask for more, protect less, or see "
-                "archlearn.inspect(model) for what is not learnt and why"
+                f"a budget of {asked_for} {name} cannot be reached: with every gate closed that "
+                f"may close, {left} are left of the present {now}; ask for more, protect less, or "
+                "see archlearn.inspect(model) for what is not learnt and why"
             )
 
 

@@ -10,7 +10,8 @@ references and the ablation.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from itertools import compress
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.gating.gate_container import STORE, GateContainer
-from archlearn.gating.penalty_prices import COSTS, count_rows
+from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.optim.gate_limits import (
@@ -51,6 +52,7 @@ from archlearn.optim.gate_statistics import (
     note_growth_,
     observe_,
 )
+from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
@@ -58,6 +60,9 @@ _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
+_FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
+"""A network is timed whenever its latency has fallen to this part, and at the end until the table
+is as near as this, at most so often. A single time is not believed further than the last."""
 
 
 class GateOptimizer(torch.optim.Optimizer):
@@ -80,6 +85,7 @@ class GateOptimizer(torch.optim.Optimizer):
         multiple_of: int = 1,
         schedule: GateSchedule | None = None,
         every: int = 1,
+        latency: LatencyTable | None = None,
     ) -> None:
         """Prepare to learn the gates of `model`.
 
@@ -87,9 +93,10 @@ class GateOptimizer(torch.optim.Optimizer):
             model: A model from `add_gates`, or one that contains such a model.
             total_steps: Steps of the whole run.
             budget: What the network may cost at the end: "parameters", "multiply_adds" (of one
-                example) or both, as numbers or as percentages of the start. Of several the binding
-                one lands, the others are at or under. Left out, without a `width_cost`, half of the
-                multiply-adds that can go.
+                example), "latency" (milliseconds of one run on the example inputs) or several, as
+                numbers or as percentages of the start. Of several the binding one lands, the others
+                are at or under. Left out, without a `width_cost`, half of the multiply-adds that
+                can go.
             width_cost: Instead of a budget, the least that a neuron must earn to stay, in units of
                 the loss (the paper's lambda 3).
             protect: Layers (names or globs) that keep all their channels, and so their branches.
@@ -98,6 +105,8 @@ class GateOptimizer(torch.optim.Optimizer):
             multiple_of: The channels that a group keeps are a multiple of this, or all it had.
             schedule: When gates decide, and by what; left out, what serves all networks tried.
             every: Decide only at multiples of so many steps.
+            latency: For a budget on latency, what `measure_latency` returned; left out, it is
+                measured now, where the model is.
 
         Raises:
             InputError: If the model has no gates of ours, or the budget cannot be reached.
@@ -109,6 +118,12 @@ class GateOptimizer(torch.optim.Optimizer):
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self.schedule = schedule or GateSchedule()
+        self._latency, self._latency_check, self._checked_at = None, None, math.inf
+        if isinstance(budget, Mapping) and LATENCY in budget:
+            self._latency = latency or measure_latency(self._owner)
+            check_table(self._latency, self._store)
+            self._latency_check = LatencyCheck(self._owner, self._latency.device)
+            self.param_groups[0][LATENCY] = asdict(self._latency)
         self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
@@ -137,10 +152,17 @@ class GateOptimizer(torch.optim.Optimizer):
         self._interval = math.ceil(interval / every) * every
         self._look_interval = max(self._interval, (self._end - self._begin) // _LOOKS)
 
+    @property
+    def latency(self) -> LatencyTable | None:
+        """The table that a budget on latency goes by."""
+        return self._latency
+
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
         blueprint = self._store.choice.blueprint
-        self._cost = CostFunction(self._owner, self._store.choice)
+        scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
+        self._cost = CostFunction(self._owner, self._store.choice, self._latency)
+        self._cost.time_scale = scale
         left_out = self._store.left_out()
         self._left_out = torch.tensor(
             [name in left_out for name in self._store.choice.branches], dtype=torch.bool
@@ -167,8 +189,9 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         present = name_costs(cost(opened[None], gone[None])[0])
         start, least = cost.extremes(self._least)
-        start = store.original_costs or start
-        limits = dict.fromkeys(COSTS, math.inf)
+        start |= store.original_costs or {}
+        limits = dict.fromkeys(cost.names, math.inf)
+        self._budget, self._whole_latency = budget, start.get(LATENCY, math.inf)
         if budget is not None:
             store.budget = read_budget(budget, start, self._n_examples)
             check_reachable(store.budget, least, present, self._n_examples)
@@ -233,6 +256,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self.finish()
         elif group["step"] // self._interval > before // self._interval:
             self._decide_(last=False)
+            if self._latency_check and self.costs()[LATENCY] <= _FALLEN * self._checked_at:
+                self._check_latency_()
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -243,6 +268,10 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         if not self.param_groups[0]["frozen"]:
             self._decide_(last=True)
+            for _ in range(_LAST_CHECKS if self._latency_check else 0):
+                if abs(self._check_latency_() - 1.0) <= _NEAR:
+                    break
+                self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
             self._may_pay = True
 
@@ -331,13 +360,14 @@ class GateOptimizer(torch.optim.Optimizer):
         What is trained costs more than what `compact` would leave, until `shrink_` cuts it out.
         """
         limits = name_costs(self._limits_now(last=False), self._n_examples)
-        trained = self._computed.items()
+        trained = [(name, self._computed[name]) for name in COSTS]
         path = {name: limit for name, limit in limits.items() if math.isfinite(limit)}
         price = self.state[self.param_groups[0]["params"][0]].get("price")
         return {
+            **({LATENCY: self.costs()[LATENCY]} if self._latency else {}),
             "budget_path": path,
             "price": 0.0 if price is None else price.item(),
-            "trained": {name: n / count_rows(name, self._n_examples) for name, n in trained},
+            "trained": {name: n / unit_of(name, self._n_examples) for name, n in trained},
         }
 
     def fits(self) -> bool:
@@ -357,7 +387,12 @@ class GateOptimizer(torch.optim.Optimizer):
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]
             self.state[gate] = {k: v.to(gate.device, copy=True) for k, v in state.items()}
-        self._begin_with(self.param_groups[0].get("start", self._start.tolist()))
+        start = self.param_groups[0].get("start", self._start.tolist())
+        if self._latency is not None and LATENCY in self.param_groups[0]:
+            self._latency = LatencyTable(**self.param_groups[0][LATENCY])
+            self._take_costs()
+            self._set_limits(self._budget)
+        self._begin_with(start)
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:
@@ -400,6 +435,17 @@ class GateOptimizer(torch.optim.Optimizer):
         values = is_kept if last else ranking.distances(bound, is_kept)
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
+
+    def _check_latency_(self) -> float:
+        """Time the network that gates leave, scale the table by what it was off, return that."""
+        assert self._latency_check is not None
+        opened, gone = self._state()
+        expected = self._cost(opened[None], gone[None])[0, -1].item()
+        off = self._latency_check.share() * self._whole_latency / expected
+        off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
+        self._cost.time_scale *= off
+        self._checked_at = self.costs()[LATENCY]
+        return off
 
     def _find_holds(self, *, last: bool) -> Holds:
         """Return what must stay: branches that are growing are not judged yet."""

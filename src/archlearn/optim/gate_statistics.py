@@ -24,11 +24,7 @@ _GROWTH = 2.0
 def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: Any) -> None:
     """Add the gradients of this step to what is known of each gate.
 
-    Args:
-        gates: The gates; some may have no gradient.
-        state: What is known of them.
-        schedule: What a gate earns by.
-        rates: How much this step counts for each gate; None where it does for all alike.
+    `rates` say how much this step counts for each gate; None where it does for all alike.
 
     Raises:
         InputError: If no gate has a gradient.
@@ -74,13 +70,6 @@ def estimate_earnings(
 
     A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
     their number (its root, where sizes are counted) makes up for what cancels.
-
-    Args:
-        gates: The gates.
-        state: What is known of them.
-        schedule: What a gate earns by.
-        units: The neurons of each layer with a depth gate.
-        n_branches: How many of the gates, the last ones, are those of branches.
     """
     n_others = len(units) + n_branches
     depths = range(len(gates) - n_others, len(gates) - n_branches)
@@ -100,11 +89,8 @@ def estimate_earnings(
 def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_judge: bool) -> None:
     """Take down which branches earn something, and not far more than in half the time.
 
-    Args:
-        branches: The gates of branches.
-        state: What is known of them.
-        weight: By what their averages are too small, for they began at zero.
-        may_judge: Whether it is late enough for a branch to have grown.
+    Averages are too small by `weight`, for they began at zero. `may_judge` says whether it is late
+    enough for a branch to have grown.
     """
     for gate in branches:
         known = state[gate]

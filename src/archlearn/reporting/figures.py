@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -124,31 +125,15 @@ def spread_labels(values: Sequence[float], distance: float) -> list[float]:
     Labels of lines that end close together are so kept from covering each other.
     """
     order = sorted(range(len(values)), key=lambda index: values[index])
-    groups: list[list[int]] = []
-    for index in order:
-        groups.append([index])
-        while len(groups) > 1 and _top(groups[-2], values, distance) > _bottom(
-            groups[-1], values, distance
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    moved = list(values)
-    for group in groups:
-        for place, index in enumerate(group):
-            moved[index] = _first(group, values, distance) + place * distance
-    return moved
-
-
-def _first(group: list[int], values: Sequence[float], distance: float) -> float:
-    middle = sum(values[index] for index in group) / len(group)
-    return middle - distance * (len(group) - 1) / 2
-
-
-def _top(group: list[int], values: Sequence[float], distance: float) -> float:
-    return _first(group, values, distance) + distance * (len(group) - 0.5)
-
-
-def _bottom(group: list[int], values: Sequence[float], distance: float) -> float:
-    return _first(group, values, distance) - distance / 2
+    # Those that would overlap share the mean of where they would be, were they all at one height.
+    blocks: list[list[float]] = []
+    for place, index in enumerate(order):
+        blocks.append([values[index] - place * distance])
+        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    means = [fmean(block) for block in blocks for _ in block]
+    moved = {index: means[place] + place * distance for place, index in enumerate(order)}
+    return [moved[index] for index in range(len(values))]
 
 
 BEST = 0.9999

@@ -69,6 +69,7 @@ class Epoch:
             that merge at this moment are not among them.
         linear: For each layer whose depth is learnt, whether it stands at linear.
         gap: Mean distance of a gate from its nearer binary value.
+        latency: Milliseconds of a run by the table, where latency has a budget.
         budget_path: What each cost with a budget may be at this moment.
         price: What the next channel to go earns for what it costs.
         trained: What the network costs that a step computes; less, once channels are cut out.
@@ -87,7 +88,8 @@ class Epoch:
     parameters: int | None
     multiply_adds: int | None
     seconds: float | None
-    budget_path: Mapping[str, int] = field(default_factory=dict[str, int])
+    latency: float | None = None
+    budget_path: Mapping[str, float] = field(default_factory=dict[str, float])
     price: float | None = None
     trained: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -298,7 +300,8 @@ def _epoch(number: int, row: JsonTable) -> Epoch:
         parameters=as_count(row.get("parameters")),
         multiply_adds=as_count(row.get("multiply_adds")),
         seconds=as_number(row.get("seconds")),
-        budget_path={name: round(as_number(limit) or 0) for name, limit in path.items()},
+        latency=as_number(row.get("latency")),
+        budget_path={name: as_number(limit) or 0.0 for name, limit in path.items()},
         price=as_number(row.get("price")),
         trained=counts_by_name(row.get("trained")),
     )

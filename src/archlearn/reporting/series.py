@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archlearn.gating.penalty_prices import COSTS
+from archlearn.gating.penalty_prices import COSTS, LATENCY
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,
@@ -162,19 +162,20 @@ def parameter_lines(run: RunRecord) -> FigureData:
 
 def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
-    names = [name for name in COSTS if any(name in epoch.budget_path for epoch in run.epochs)]
+    costs = (*COSTS, LATENCY)
+    names = [name for name in costs if any(name in epoch.budget_path for epoch in run.epochs)]
     lines: list[Series] = []
     for name in names:
-        start = getattr(run.before, name) or 1
+        start = getattr(run.before if name in COSTS else run.epochs[0], name) or 1
 
-        def cost(epoch: Epoch, name: str = name, start: int = start) -> float:
+        def cost(epoch: Epoch, name: str = name, start: float = start) -> float:
             return (getattr(epoch, name) or 0) / start
 
-        def allowed(epoch: Epoch, name: str = name, start: int = start) -> float | None:
+        def allowed(epoch: Epoch, name: str = name, start: float = start) -> float | None:
             limit = epoch.budget_path.get(name)
             return None if limit is None else limit / start
 
-        def trained(epoch: Epoch, name: str = name, start: int = start) -> float | None:
+        def trained(epoch: Epoch, name: str = name, start: float = start) -> float | None:
             computed = epoch.trained.get(name)
             return None if computed is None else computed / start
 

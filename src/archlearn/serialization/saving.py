@@ -219,7 +219,8 @@ def _describe_node(node: fx.Node, args: Any, kwargs: Any) -> NodeEntry:
     target, args = _describe_target(node, args, kwargs)
     named = {} if isinstance(target, dict) else kwargs
     encoded = {key: encode(value) for key, value in named.items()}
-    return NodeEntry(node.name, node.op, target, [encode(value) for value in args], encoded)
+    operation: Any = node.op
+    return NodeEntry(node.name, operation, target, [encode(value) for value in args], encoded)
 
 
 def _describe_target(node: fx.Node, args: Any, kwargs: Any) -> tuple[object, Any]:

@@ -1,9 +1,11 @@
 """JSON schema of a saved model: modules, tensors, calls, with all checks."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from archlearn.errors import FileError
 from archlearn.serialization.limits import (
@@ -17,7 +19,6 @@ from archlearn.serialization.limits import (
 )
 from archlearn.serialization.values import shorten
 
-T = TypeVar("T")
 Json = dict[str, object]
 
 
@@ -31,7 +32,7 @@ class TensorEntry:
     """
 
     name: str
-    role: str
+    role: Literal["parameter", "buffer", "constant"]
     shape: list[int]
     dtype: str
     requires_grad: bool
@@ -53,7 +54,9 @@ class NodeEntry:
     """One call of the graph; arguments as `values.encode` writes them."""
 
     name: str
-    operation: str
+    operation: Literal[
+        "placeholder", "get_attr", "call_function", "call_method", "call_module", "output"
+    ]
     target: object
     args: list[object]
     kwargs: Json
@@ -75,7 +78,7 @@ class Description:
     """
 
     class_name: str
-    kind: str
+    kind: Literal["container", "torch.nn.Sequential"]
     training: bool
     modules: list[ModuleEntry]
     shared_modules: dict[str, str]
@@ -95,19 +98,7 @@ class Description:
         Raises:
             FileError: If anything is missing, superfluous, of another type or beyond a limit.
         """
-        data = _keys(parse_json(text), cls)
-        graph = data["training_graph"]
-        description = cls(
-            class_name=_text(data["class_name"]),
-            kind=_choice(data["kind"], ("container", "torch.nn.Sequential")),
-            training=_flag(data["training"]),
-            modules=_each(data["modules"], _module),
-            shared_modules=_names(data["shared_modules"]),
-            tensors=_each(data["tensors"], _tensor),
-            shared_tensors=_names(data["shared_tensors"]),
-            evaluation=_each(data["evaluation"], _node),
-            training_graph=None if graph is None else _each(graph, _node),
-        )
+        description: Description = _read(parse_json(text), cls)
         _check_limits(description)
         return description
 
@@ -148,82 +139,47 @@ def parse_json(text: str) -> object:
         raise FileError(f"its description is not JSON ({error})") from error
 
 
-def _tensor(data: object) -> TensorEntry:
-    found = _keys(data, TensorEntry)
-    return TensorEntry(
-        name=_text(found["name"]),
-        role=_choice(found["role"], ("parameter", "buffer", "constant")),
-        shape=_each(found["shape"], _count),
-        dtype=_text(found["dtype"]),
-        requires_grad=_flag(found["requires_grad"]),
-    )
-
-
-def _module(data: object) -> ModuleEntry:
-    found = _keys(data, ModuleEntry)
-    return ModuleEntry(
-        name=_text(found["name"]),
-        kind=_text(found["kind"]),
-        arguments=_object(found["arguments"]),
-        parametrisations=_object(found["parametrisations"]),
-        training=_flag(found["training"]),
-    )
-
-
-def _node(data: object) -> NodeEntry:
-    found = _keys(data, NodeEntry)
-    kinds = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
-    return NodeEntry(
-        name=_text(found["name"]),
-        operation=_choice(found["operation"], kinds),
-        target=found["target"],
-        args=_each(found["args"], lambda item: item),
-        kwargs=_object(found["kwargs"]),
-    )
-
-
-def _keys(data: object, kind: type) -> Json:
-    wanted = set(kind.__slots__)
-    found = _object(data)
-    if set(found) != wanted:
-        odd = sorted(set(found) ^ wanted)
-        raise FileError(f"its {kind.__name__} lacks or adds {shorten(odd)}")
+def _read(data: object, hint: Any) -> Any:
+    """Return data that have the type of a hint, with an entry's dataclass for each object."""
+    if hint is object:
+        return data
+    if hint is int:
+        return _size(data)
+    if is_dataclass(hint):
+        return _read_entry(data, hint)
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        if data not in inner:
+            raise FileError(f"its description has {shorten(data)} where one of {inner} belongs")
+        return data
+    if kind is UnionType:
+        return None if data is None else _read(data, inner[0])
+    found = _typed(data, kind or hint)
+    if kind is list:
+        return [_read(item, inner[0]) for item in found]
+    if kind is dict:
+        return {key: _read(value, inner[1]) for key, value in found.items()}
     return found
 
 
-def _object(data: object) -> Json:
-    return cast(Json, _typed(data, dict))
+def _read_entry(data: object, kind: Any) -> Any:
+    hints, found = _hints(kind), _typed(data, dict)
+    if found.keys() != hints.keys():
+        odd = sorted(found.keys() ^ hints.keys())
+        raise FileError(f"its {kind.__name__} lacks or adds {shorten(odd)}")
+    return kind(**{name: _read(found[name], hint) for name, hint in hints.items()})
 
 
-def _text(data: object) -> str:
-    return _typed(data, str)
+_hints = cache(get_type_hints)
 
 
-def _flag(data: object) -> bool:
-    return _typed(data, bool)
-
-
-def _count(data: object) -> int:
+def _size(data: object) -> int:
     if isinstance(data, bool) or not isinstance(data, int) or not 0 <= data < 2**63:
         raise FileError(f"its description has {shorten(data)} where a size belongs")
     return data
 
 
-def _choice(data: object, choices: tuple[str, ...]) -> str:
-    if data not in choices:
-        raise FileError(f"its description has {shorten(data)} where one of {choices} belongs")
-    return cast(str, data)
-
-
-def _names(data: object) -> dict[str, str]:
-    return {key: _text(value) for key, value in _object(data).items()}
-
-
-def _each(data: object, read: Callable[[object], T]) -> list[T]:
-    return [read(item) for item in cast(list[object], _typed(data, list))]
-
-
-def _typed(data: object, kind: type[T]) -> T:
+def _typed(data: object, kind: type) -> Any:
     if not isinstance(data, kind):
         raise FileError(f"its description has {shorten(data)} where a {kind.__name__} belongs")
     return data

@@ -12,7 +12,7 @@ from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_lin
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights
-from archlearn.gating.penalty_prices import count_rows
+from archlearn.gating.penalty_prices import unit_of
 from archlearn.module_utils import (
     copy_model,
     evaluating,
@@ -121,9 +121,9 @@ def _compact_binary(
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
     """Say when the network costs more than a `GateOptimizer` was told it may."""
     for name, limit in budget.items():
-        found = getattr(plan.after, name)
+        found = getattr(plan.after, name, 0)  # a latency is in no plan
         if found > limit:
-            n_rows = count_rows(name, count_examples(inputs))
+            n_rows = unit_of(name, count_examples(inputs))
             logger.warning(
                 "a budget of %s %s was asked for, but the compact model has %s; call "
                 "gates.finish() before compact where a run ends before its total_steps",

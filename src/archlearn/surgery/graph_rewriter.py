@@ -37,78 +37,7 @@ from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
 from archlearn.tracing.shape_guards import KIND, topic_of
 
 _COUNTS = ("numel", "nelement")
-
-
-class Numbers:
-    """Writes numbers into a graph as they were before anything was dropped.
-
-    Args:
-        values: What each node returned then, by its name.
-        nodes: The nodes of the graph, by their names then.
-        narrowed: What each of those returns now.
-    """
-
-    def __init__(
-        self, values: dict[str, Any], nodes: dict[str, fx.Node], narrowed: dict[fx.Node, Any]
-    ) -> None:
-        self.values, self.nodes, self.narrowed = values, nodes, narrowed
-
-    def keep(self, old: fx.Node, user: fx.Node) -> Any:
-        """Return what a number is to be replaced by where it is used.
-
-        Args:
-            old: The node that returned it.
-            user: The call in front of which new calls are put.
-
-        Raises:
-            SurgeryError: If it hangs on a channel count in a way that is not known.
-        """
-        node = self.nodes[old.name]
-        was: Any = self.values[old.name]
-        now: Any = self.narrowed.get(node)
-        if isinstance(was, Labels) or was == now:
-            return node
-        if self._is_size(old) and isinstance(was, int):
-            return was
-        with user.graph.inserting_before(user):
-            if old.target in _COUNTS:
-                share = Fraction(was, now)
-                times = user.graph.call_function(operator.mul, (node, share.numerator))
-                return user.graph.call_function(operator.floordiv, (times, share.denominator))
-            if isinstance(was, tuple) and self._is_shape(old):
-                pick = user.graph.call_function
-                return tuple(
-                    size if size != now[place] else pick(operator.getitem, (node, place))
-                    for place, size in enumerate(was)
-                )
-        if old.op != "call_function" or self._is_shape(old):
-            raise SurgeryError(
-                f"cannot narrow: {old.name} ({source_of(old)}) is a number that hangs on how many "
-                "channels there are; write it as a number, or mark its module in leaves=[...]"
-            )
-        args, kwargs = map_arg((old.args, old.kwargs), lambda n: self.keep(n, user))
-        target: Any = old.target
-        with user.graph.inserting_before(user):
-            return user.graph.call_function(target, args, kwargs)
-
-    def _is_size(self, old: fx.Node) -> bool:
-        """Return whether a node is one size of a tensor."""
-        if old.target == "size":
-            return len(old.args) + len(old.kwargs) > 1
-        holder = old.args[0] if old.args else None
-        is_pick = old.target is operator.getitem and isinstance(old.args[1], int)
-        return is_pick and isinstance(holder, fx.Node) and self._is_shape(holder)
-
-    def _is_shape(self, old: fx.Node) -> bool:
-        """Return whether a node is the whole shape of a tensor."""
-        if old.target == "size":
-            return len(old.args) + len(old.kwargs) == 1
-        return old.target is getattr and old.args[1] == "shape"
-
-
 _FAILED = "failed"
-
-
 _MOVES = (
     reshape.move, reshape.pick, reshape.pad, reshape.attribute, reshape.expand_as,
     elementwise.new,
@@ -157,8 +86,7 @@ class Rewriter:
     def narrow_special(self, done: set[str]) -> None:
         """Narrow what is not seen in parameters: groups, and local response windows.
 
-        Args:
-            done: Modules that have been narrowed already, for another graph or call.
+        `done` are the modules that have been narrowed already, for another graph or call.
         """
         for old in self.blueprint.graphs[self.place].nodes:
             node = self.nodes.get(old.name)
@@ -305,12 +233,45 @@ class Rewriter:
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number, or a shape, that was read off a channel count keeps the value it had."""
-        numbers = Numbers(self.values, self.nodes, self.narrowed)
         for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=False):
             was, is_now = self.values[before.name], self.narrowed.get(now)
             if _is_numbers(was) and was != is_now:
-                node.replace_input_with(now, numbers.keep(before, node))
+                node.replace_input_with(now, self._keep_number(before, node))
                 self.changed = True
+
+    def _keep_number(self, old: fx.Node, user: fx.Node) -> Any:
+        """Return what a number is to be replaced by where it is used, in front of a call.
+
+        Raises:
+            SurgeryError: If it hangs on a channel count in a way that is not known.
+        """
+        node = self.nodes[old.name]
+        was: Any = self.values[old.name]
+        now: Any = self.narrowed.get(node)
+        if isinstance(was, Labels) or was == now:
+            return node
+        if _is_size(old) and isinstance(was, int):
+            return was
+        with user.graph.inserting_before(user):
+            if old.target in _COUNTS:
+                share = Fraction(was, now)
+                times = user.graph.call_function(operator.mul, (node, share.numerator))
+                return user.graph.call_function(operator.floordiv, (times, share.denominator))
+            if isinstance(was, tuple) and _is_shape(old):
+                pick = user.graph.call_function
+                return tuple(
+                    size if size != now[place] else pick(operator.getitem, (node, place))
+                    for place, size in enumerate(was)
+                )
+        if old.op != "call_function" or _is_shape(old):
+            raise SurgeryError(
+                f"cannot narrow: {old.name} ({source_of(old)}) is a number that hangs on how many "
+                "channels there are; write it as a number, or mark its module in leaves=[...]"
+            )
+        args, kwargs = map_arg((old.args, old.kwargs), lambda n: self._keep_number(n, user))
+        target: Any = old.target
+        with user.graph.inserting_before(user):
+            return user.graph.call_function(target, args, kwargs)
 
 
 def _try(
@@ -341,3 +302,19 @@ def _is_same(found: Any, expected: Any) -> bool:
     return len(one) == len(two) and all(
         isinstance(a, Tensor) and torch.equal(a, b) for a, b in zip(one, two, strict=True)
     )
+
+
+def _is_size(old: fx.Node) -> bool:
+    """Return whether a node is one size of a tensor."""
+    if old.target == "size":
+        return len(old.args) + len(old.kwargs) > 1
+    holder = old.args[0] if old.args else None
+    is_pick = old.target is operator.getitem and isinstance(old.args[1], int)
+    return is_pick and isinstance(holder, fx.Node) and _is_shape(holder)
+
+
+def _is_shape(old: fx.Node) -> bool:
+    """Return whether a node is the whole shape of a tensor."""
+    if old.target == "size":
+        return len(old.args) + len(old.kwargs) == 1
+    return old.target is getattr and old.args[1] == "shape"

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -142,46 +143,35 @@ def chain_links(links: list[MergeablePair]) -> list[list[MergeablePair]]:
 def _split(run: list[MergeablePair], sizes: PlannedSizes, pay: str) -> list[Merge]:
     """Return the partition of a run with the least cost, by dynamic programming."""
     n = len(run) + 1
-    best: list[tuple[int, list[tuple[int, int]]]] = [(0, [])]
+    best: list[tuple[int, list[Merge]]] = [(0, [])]
     for end in range(1, n + 1):
-        options: list[tuple[int, list[tuple[int, int]]]] = []
+        norms_behind = run[end - 1].norms if end < n else ()
+        kept = getattr(separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes), pay)
+        options: list[tuple[int, list[Merge]]] = []
         for start in range(end):
-            if end - start > 1 and not _may_merge(run, start, end, sizes):
-                continue
-            cost = _segment_cost(run, start, end, sizes, pay)
-            options.append((best[start][0] + cost, [*best[start][1], (start, end)]))
+            segment = _weigh(run, start, end, sizes, pay)
+            is_single = end - start == 1
+            if is_single or segment.made:
+                cost = best[start][0] + kept + (segment.before if is_single else segment.after)
+                options.append((cost, [*best[start][1], segment]))
         # of equal costs the one with fewer merges: a merge must lower the cost
         best.append(min(options, key=lambda option: (option[0], -len(option[1]))))
-    merges = [
-        _merge(run, start, end, sizes, pay, made=True)
-        for start, end in best[n][1]
-        if end - start > 1
-    ]
-    return merges or [_merge(run, 0, n, sizes, pay, made=False)]
+    merges = [segment for segment in best[n][1] if segment.sites]
+    return merges or [replace(_weigh(run, 0, n, sizes, pay), made=False)]
 
 
-def _segment_cost(
-    run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str
-) -> int:
-    merge = _merge(run, start, end, sizes, pay, made=True)
-    norms_behind = run[end - 1].norms if end <= len(run) else ()
-    kept = separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes)
-    return (merge.after if end - start > 1 else merge.before) + getattr(kept, pay)
-
-
-def _may_merge(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes) -> bool:
-    """Return whether a merge is exact and raises neither of the two costs."""
-    if not _is_exact(run, start, end, sizes):
-        return False
-    draft = _merge(run, start, end, sizes, "parameters", made=True)
-    old, new = separate_costs(draft, sizes), merged_costs(draft, sizes)
-    return new.parameters <= old.parameters and new.multiply_adds <= old.multiply_adds
-
-
-def _is_exact(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes) -> bool:
+def _weigh(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str) -> Merge:
+    """Return what some layers cost apart and as one; made if exact, and neither cost is raised."""
+    inside = run[start : end - 1]
     layers = tuple(layers_of(run)[start:end])
-    n_bare = count_bare(layers, run[start : end - 1], sizes)
-    return n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
+    norms = tuple(norm for link in inside for norm in link.norms)
+    merge = Merge(layers, norms, tuple(link.site for link in inside), 0, 0, made=False)
+    old, new = separate_costs(merge, sizes), merged_costs(merge, sizes)
+    n_bare = count_bare(layers, inside, sizes)
+    is_exact = n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
+    raises = new.parameters > old.parameters or new.multiply_adds > old.multiply_adds
+    before, after = getattr(old, pay), getattr(new, pay)
+    return replace(merge, before=before, after=after, made=is_exact and not raises)
 
 
 def count_bare(
@@ -209,23 +199,6 @@ def count_bare(
 def layers_of(run: list[MergeablePair]) -> list[str]:
     """Return the layers of links that follow on one another."""
     return [run[0].first, *[link.second for link in run]]
-
-
-def _merge(
-    run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str, made: bool
-) -> Merge:
-    inside = run[start : end - 1]
-    draft = Merge(
-        layers=tuple(layers_of(run)[start:end]),
-        norms=tuple(norm for link in inside for norm in link.norms),
-        sites=tuple(link.site for link in inside),
-        before=0,
-        after=0,
-        made=made,
-    )
-    old, new = separate_costs(draft, sizes), merged_costs(draft, sizes)
-    before, after = getattr(old, pay), getattr(new, pay)
-    return Merge(draft.layers, draft.norms, draft.sites, before, after, made)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.channel_labels import line_along
 from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.gating.selection import LearnableSites
@@ -14,24 +15,47 @@ from archlearn.module_utils import find_module, find_tensor, list_tensors, set_m
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
-from archlearn.surgery.plan import Fold, Merge, Narrowing, Plan
+from archlearn.surgery.plan import Merge, Narrowing, Plan
 from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
 
 @torch.no_grad()
-def read_shifts(
-    net: nn.Module, folds: Iterable[Fold], constants: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return by how much constants from dropped channels shift the output of each layer."""
+def find_shifts(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
+    """Return in double precision by how much constants of dropped channels shift each layer."""
+    if not plan.folds:
+        return {}
     shifts: dict[str, Tensor] = {}
-    for fold in folds:
-        weight: Tensor = find_module(net, fold.layer).weight.detach()  # pyright: ignore
-        summed = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
-        columns = list(fold.columns)
-        shifts[fold.layer] = summed[:, columns] @ constants[fold.layer][columns]
+    with exchanging(to_float64(gated)):
+        constants = _read_constants(gated, plan, inputs.to(torch.float64, floating_only=True))
+        for fold in plan.folds:
+            weight: Tensor = find_module(gated, fold.layer).weight.detach()  # pyright: ignore
+            summed = weight.flatten(2).sum(2) if weight.dim() > 2 else weight
+            columns = list(fold.columns)
+            shifts[fold.layer] = summed[:, columns] @ constants[fold.layer][columns]
     return shifts
+
+
+def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
+    """Return what each folding layer reads, one number a channel."""
+    found: dict[str, Tensor] = {}
+
+    def note(layer: str) -> Any:
+        return lambda module, args: found.update(
+            {layer: line_along(args[0].detach(), 1 - module.weight.dim())}
+        )
+
+    handles = [
+        find_module(gated, fold.layer).register_forward_pre_hook(note(fold.layer))
+        for fold in plan.folds
+    ]
+    try:
+        gated(*inputs.args, **inputs.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 @torch.no_grad()
@@ -57,7 +81,10 @@ def narrowed_tensors(net: nn.Module, narrowings: Iterable[Narrowing]) -> dict[in
     """
     made: dict[int, Any] = {}
     known: dict[Any, Tensor] = {}  # by identity: to look at a thousand numbers takes long
-    for name, narrowing in _by_tensor(narrowings).items():
+    by_tensor: dict[str, list[Narrowing]] = {}
+    for each in narrowings:
+        by_tensor.setdefault(each.name, []).append(each)
+    for name, narrowing in by_tensor.items():
         old = find_tensor(net, name)
         kept: dict[int, Tensor] = {}
         for each in narrowing:
@@ -114,44 +141,6 @@ def _update_sizes_(module: Any) -> None:
         known: Tensor | None = next((tensor for tensor in tensors if tensor is not None), None)
         if spec is not None and spec.sized_by and known is not None:
             setattr(module, spec.sized_by, len(known))
-
-
-def _by_tensor(narrowings: Iterable[Narrowing]) -> dict[str, list[Narrowing]]:
-    found: dict[str, list[Narrowing]] = {}
-    for narrowing in narrowings:
-        found.setdefault(narrowing.name, []).append(narrowing)
-    return found
-
-
-def find_shifts(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
-    """Return in double precision what constants of dropped channels add to biases."""
-    if not plan.folds:
-        return {}
-    with exchanging(to_float64(gated)):
-        wide = inputs.to(torch.float64, floating_only=True)
-        return read_shifts(gated, plan.folds, _read_constants(gated, plan, wide))
-
-
-def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict[str, Tensor]:
-    """Return what each folding layer reads, one number a channel."""
-    found: dict[str, Tensor] = {}
-    handles: list[Any] = []
-    for fold in plan.folds:
-
-        def note(module: Any, args: tuple[Tensor, ...], layer: str = fold.layer) -> None:
-            n_space = module.weight.dim() - 2
-            lines = args[0].detach().movedim(-1 - n_space, -1)
-            found[layer] = lines.reshape(-1, lines.shape[-1])[0]
-
-        handles.append(find_module(gated, fold.layer).register_forward_pre_hook(note))
-    try:
-        if handles:
-            with torch.no_grad():
-                gated(*inputs.args, **inputs.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 @dataclass(slots=True)

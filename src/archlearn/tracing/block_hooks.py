@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
 
 from archlearn.errors import InputError
 from archlearn.tracing.example_inputs import is_plain
-from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName, copy_graph
+from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName, copy_graph, leaves_of, map_leaves
 from archlearn.tracing.output_types import construction_of, parts_of
 
 _log = logging.getLogger(__name__)
@@ -83,6 +82,10 @@ def mark_blocks_(graph: fx.Graph, calls: Iterable[BlockCall]) -> None:
     known = {node.name: node for node in graph.nodes}
     order = {node: place for place, node in enumerate(graph.nodes)}
     inside: dict[int, list[fx.Node]] = {}
+
+    def find(value: Any) -> Any:
+        return known[value.name] if isinstance(value, NodeName) else value
+
     for node in graph.nodes:
         for number in node.meta.get(BLOCK_CALLS, ()):
             inside.setdefault(number, []).append(node)
@@ -90,11 +93,11 @@ def mark_blocks_(graph: fx.Graph, calls: Iterable[BlockCall]) -> None:
         if call.given is None or number not in inside:
             continue
         try:
-            given, output = _find_nodes((call.given, call.output), known)
+            given, output = map_leaves(find, (call.given, call.output))
         except KeyError:  # no part of the graph any more
             continue
         first, last = inside[number][0], inside[number][-1]
-        if any(order[node] >= order[first] for node in _nodes_in(given)):
+        if any(order.get(node, -1) >= order[first] for node in leaves_of(given)):
             continue  # a size that was read only inside
         with graph.inserting_before(first):
             graph.call_function(begin_block, (number, call.path, *given, call.traced_hooks))
@@ -172,12 +175,6 @@ def call_hooks(
 ) -> Any:
     """Call a block's forward hooks, as torch does; return what the block returns then.
 
-    Args:
-        block: The block.
-        given: What it was given by position and by keyword.
-        output: What it returned.
-        traced: Hooks that are part of the graph.
-
     Raises:
         InputError: If a hook changes more than tensors.
     """
@@ -254,22 +251,6 @@ def warn_of_traced_hooks(calls: Iterable[BlockCall], net: nn.Module) -> None:
                 "returns",
                 path,
             )
-
-
-def _find_nodes(value: Any, known: dict[str, fx.Node]) -> Any:
-    if isinstance(value, NodeName):
-        return known[value.name]
-    if isinstance(value, dict):
-        return {key: _find_nodes(part, known) for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_find_nodes(part, known) for part in value)
-    return value
-
-
-def _nodes_in(value: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    map_arg(value, found.append)
-    return found
 
 
 def _is_made(value: Any) -> bool:

@@ -4,23 +4,19 @@ GPT-2, ALBERT and Phi write `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * 
 call, a closed gate behind the tanh would leave half of x; as one activation it leaves zero.
 """
 
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from archlearn.op_table import OpSpec, spec_of, works_in_place
 from archlearn.tracing.fx_utils import call_node, leaves_of
 
-_CURVES = {torch.tanh, torch.erf, F.tanh, "tanh", "erf"}
-_ELEMENTWISE = _CURVES | {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
-    torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.square,
-    "add", "sub", "mul", "div", "pow", "square",
-}  # fmt: skip
+_CURVES = ("torch.tanh", "torch.erf")
+_ELEMENTWISE = tuple(f"elementwise.{kind}" for kind in ("unary", "product", "quotient", "total"))
+_NO_NET = torch.nn.Identity()  # functions and methods belong to none
 _FAR = 8  # calls
 _NEAR = 1e-12  # of numbers around one, in double precision: rounding
 
@@ -28,7 +24,7 @@ _NEAR = 1e-12  # of numbers around one, in double precision: rounding
 def fuse_gelu_(graph: fx.Graph) -> None:
     """Replace each GELU that is written out by a call of `F.gelu`."""
     order = {node: place for place, node in enumerate(graph.nodes)}
-    for curve in [node for node in graph.nodes if _is_one_of(node, _CURVES)]:
+    for curve in [node for node in graph.nodes if _is_curve(node)]:
         found = _find(curve, order)
         if found is not None:
             end, x, approximate = found
@@ -87,7 +83,7 @@ def _recognise(x: fx.Node, within: Sequence[fx.Node]) -> str:
     values: dict[fx.Node, Tensor] = {x: grid}
     for node in within:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])
-        values[node] = call_node(node, torch.nn.Identity(), args, kwargs)
+        values[node] = call_node(node, _NO_NET, args, kwargs)
     made = values[within[-1]]
     for kind in ("tanh", "none"):
         if float((made - F.gelu(grid, approximate=kind)).abs().max()) < _NEAR:
@@ -97,12 +93,19 @@ def _recognise(x: fx.Node, within: Sequence[fx.Node]) -> str:
 
 def _is_elementwise(node: fx.Node) -> bool:
     """Return whether a call computes each element from those at its place and from numbers."""
-    if not _is_one_of(node, _ELEMENTWISE):
-        return False
-    return all(
+    spec = _spec_of(node)
+    is_known = spec is not None and (spec.rule in _ELEMENTWISE or _is_curve(node))
+    return is_known and all(
         isinstance(leaf, fx.Node | int | float) for leaf in leaves_of((node.args, node.kwargs))
     )
 
 
-def _is_one_of(node: fx.Node, targets: set[Any]) -> bool:
-    return node.op in ("call_function", "call_method") and node.target in targets
+def _is_curve(node: fx.Node) -> bool:
+    spec = _spec_of(node)
+    return spec is not None and any(call in spec.calls for call in _CURVES)
+
+
+def _spec_of(node: fx.Node) -> OpSpec | None:
+    """Return what is known of a function or method that leaves its input alone."""
+    is_module = node.op == "call_module"
+    return None if is_module or works_in_place(node.target) else spec_of(node, _NO_NET)

@@ -8,6 +8,7 @@ mostly a closure, so that a copy would go on calling the original: it is set asi
 import copy
 import copyreg
 import functools
+import types
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
@@ -34,13 +35,9 @@ _RECIPE = "_archlearn_recipe"
 def generate_class(
     base: type[nn.Module], name: str, graphs: Sequence[fx.Graph], **attributes: Any
 ) -> type[nn.Module]:
-    """Return a subclass whose `forward` runs the given graphs.
+    """Return a subclass of `base` whose `forward` runs the given graphs.
 
-    Args:
-        base: The class to extend.
-        name: The name of the new one.
-        graphs: The graph for evaluation and, if there are two, the one for training.
-        attributes: Further attributes of the class.
+    The first is for evaluation and, if there are two, the second for training.
     """
     runs = [compile_graph(call_hooks_at_marks(graph)) for graph in graphs]
     if GRAPHS in attributes:
@@ -136,13 +133,9 @@ _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 def bind_graphs_(
     net: nn.Module, graphs: Sequence[fx.Graph], prefix: str, blocks: Sequence[BlockCall] = ()
 ) -> None:
-    """Give `net` a `forward` that runs the given graphs.
+    """Give `net` a `forward` that runs the given graphs: its class becomes a subclass.
 
-    Args:
-        net: The model to change; its class becomes a subclass of what it was.
-        graphs: The graph for evaluation and, if there are two, the one for training.
-        prefix: Put in front of the name of the class.
-        blocks: Calls of submodules that the graphs hold the calls of, for their hooks.
+    `blocks` are the submodules whose calls the graphs hold, for their hooks.
     """
     silence_hooks_(net, graphs, blocks)
     base = user_class(net)
@@ -247,16 +240,24 @@ def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) 
             )
 
 
+_EMPTY = types.CellType()  # of a variable that has no value yet
+
+
 def _holds_module(function: Any) -> bool:
     """Return whether a function holds a module or tensor from around it, which copies would share.
 
     The module that a method is bound to is copied with it.
     """
-    cells = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells]
-    owners = [getattr(value, "__self__", value) for value in held]
-    is_held = any(isinstance(owner, nn.Module | torch.Tensor) for owner in owners)
-    return is_held or any(_holds_module(value) for value in held if value is not function)
+    waiting, seen = [function], set[int]()
+    while waiting:
+        value = waiting.pop()
+        seen.add(id(value))
+        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
+        held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+        if any(isinstance(getattr(v, "__self__", v), nn.Module | torch.Tensor) for v in held):
+            return True
+        waiting += [v for v in held if id(v) not in seen]
+    return False
 
 
 def _is_wrapped(module: nn.Module) -> bool:

@@ -164,12 +164,7 @@ def look_at(net: nn.Module) -> ModuleState:
 
 @contextmanager
 def preserve_state(net: nn.Module, before: ModuleState | None = None) -> Generator[ModuleState]:
-    """Put back whatever calls leave behind.
-
-    Args:
-        net: The network.
-        before: What its modules hold, if that is known already.
-    """
+    """Put back whatever calls leave behind, also where what modules hold is known already."""
     known = look_at(net) if before is None else before
     try:
         yield known
@@ -254,12 +249,7 @@ def _learning_norms(graph: fx.Graph, net: nn.Module) -> set[str]:
 
 @contextmanager
 def preserve_weights(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
-    """Put back whatever calls change in modules: weights, buffers, attributes.
-
-    Args:
-        net: A model.
-        names: Those that may change.
-    """
+    """Put back whatever calls change in these modules: weights, buffers, attributes."""
     known = dict(net.named_modules())
     modules = {m: None for name in names if name in known for m in known[name].modules()}
     weights = [p for m in modules for p in m._parameters.values() if p is not None]

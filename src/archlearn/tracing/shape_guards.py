@@ -104,7 +104,8 @@ class GuardedProxy(Asking, fx.Proxy):
     """A traced value."""
 
     def __getattr__(self, k: str) -> Any:
-        if k in _OF_NUMPY:
+        is_foreign = not hasattr(Tensor, k) and issubclass(self.tracer.class_of(self), Tensor)
+        if k in _OF_NUMPY or is_foreign:  # transformers asks each tensor whether it is one of jax
             raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)
@@ -299,12 +300,7 @@ def untraced() -> Generator[None]:
 
 
 class ExampleRuns:
-    """Runs of the calls traced so far.
-
-    Args:
-        net: The model that is traced.
-        inputs: Its example inputs.
-    """
+    """Runs of the calls traced so far."""
 
     def __init__(self, net: nn.Module, inputs: ExampleInputs) -> None:
         self.net, self.inputs = net, inputs
@@ -315,10 +311,7 @@ class ExampleRuns:
     def answer(self, node: fx.Node, what: str, live: Callable[[], Collection[fx.Node]]) -> Answer:
         """Return what the example inputs say, or why they must not be asked.
 
-        Args:
-            node: The call that is asked about.
-            what: What is asked.
-            live: Gives the calls whose results may still be read.
+        `live` gives the calls whose results may still be read; others are forgotten.
         """
         if (node, what) not in self.answers:
             with ExitStack() as stack:

@@ -56,7 +56,7 @@ def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) 
 
 
 @contextmanager
-def _without_trials() -> Generator[None]:
+def without_trials() -> Generator[None]:
     """Take convolutions as they come: trying several is for shapes that are met very often."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
@@ -67,7 +67,7 @@ def _without_trials() -> Generator[None]:
 
 
 @torch.no_grad()
-@_without_trials()
+@without_trials()
 def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor:
     """Return loss sum, score sum and number of examples, in evaluation mode.
 

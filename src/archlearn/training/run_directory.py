@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import socket
+import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -95,7 +96,7 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
 
 CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
 SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
-SPEED = "speed.json"
+SPEED, LATENCY = "speed.json", "latency.json"
 
 
 @contextmanager
@@ -250,6 +251,38 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
         raise RunStoppedError(
             f"the disk is full: {why} while writing into {folder}; what was written "
             f"before is whole; make room, then {how_to_go_on(folder)}"
+        ) from error
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """See that a file can be written before anything is done, and say so if its disk gets full.
+
+    Raises:
+        SettingsError: If the file is a folder, or cannot be written.
+    """
+    _check_writable(path)
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if not says_full(error):
+            raise
+        raise SettingsError(
+            f"the disk is full, so {path} was not written; make room, or choose another file with "
+            "--out"
+        ) from error
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise SettingsError(f"cannot write {path}: it is a folder; name a file in it with --out")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write {path} ({error.strerror}); choose another file with --out"
         ) from error
 
 

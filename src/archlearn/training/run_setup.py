@@ -1,8 +1,9 @@
 """Everything that a run needs before its first step: data, model, optimisers."""
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalty_prices import Price, Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.gate_schedule import GateSchedule
+from archlearn.optim.latency import LatencyTable
 from archlearn.training.checkpoint import (
     OPTIMISER,
     Position,
@@ -53,7 +55,7 @@ from archlearn.training.initial_model import (
     start_teacher,
 )
 from archlearn.training.objectives import Objective, objective_of
-from archlearn.training.run_directory import read_run_settings
+from archlearn.training.run_directory import LATENCY, read_run_settings, write_json
 from archlearn.training.settings import GateSettings, RunSettings
 from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
 
@@ -148,7 +150,11 @@ def open_session(
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
     settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
     teacher = start_teacher(settings, dataset, network)
-    work = _make_work(settings, dataset, model, teacher, fabric)
+    latency = read_latency(folder)
+    work = _make_work(settings, dataset, (model, teacher), fabric, latency)
+    measured = work.gate_optimizer.latency if work.gate_optimizer is not None else None
+    if measured is not None and latency is None and fabric.is_global_zero:
+        write_json(folder / LATENCY, asdict(measured))
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
     return Session(
@@ -168,11 +174,6 @@ def open_session(
 def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> nn.Module:
     """Return a gated copy, or a plain one where nothing of the architecture is learnt."""
     gates = settings.gates
-    if not 0 <= gates.width_spread <= 1:
-        raise SettingsError(
-            f"a width spread of {gates.width_spread} was asked for; gates lie between 0 and 1, "
-            "so choose from 0 to 1, as --width-spread 0.15"
-        )
     if gates.learn == "nothing":
         if not any(parameter.requires_grad for parameter in network.parameters()):
             raise SettingsError(
@@ -217,17 +218,18 @@ def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
 def _make_work(
     settings: RunSettings,
     dataset: Dataset,
-    model: nn.Module,
-    teacher: nn.Module | None,
+    networks: tuple[nn.Module, nn.Module | None],
     fabric: Fabric,
+    latency: LatencyTable | None,
 ) -> StepContext:
     assert settings.batch_size is not None
+    model, teacher = networks
     for network in (model,) if teacher is None else (model, teacher):
         if len(dataset.input_shape) == 3:
             set_layout_(network, torch.channels_last)
         network.to(fabric.device)
     capture = can_capture(settings, model, dataset, fabric)
-    gates = _make_gate_optimizer(settings, model, len(dataset.train), captured=capture)
+    gates = _make_gate_optimizer(settings, model, len(dataset.train), latency, captured=capture)
     penalised = has_gates(model) and gates is None
     return StepContext(
         model=model,
@@ -250,7 +252,12 @@ cut takes as long as two steps of LeNet."""
 
 
 def _make_gate_optimizer(
-    settings: RunSettings, model: nn.Module, n_train: int, *, captured: bool
+    settings: RunSettings,
+    model: nn.Module,
+    n_train: int,
+    latency: LatencyTable | None,
+    *,
+    captured: bool,
 ) -> GateOptimizer | None:
     """Return what learns the gates to a budget; None where a penalty does, or nothing."""
     gates = settings.gates
@@ -267,7 +274,14 @@ def _make_gate_optimizer(
         multiple_of=gates.multiple_of,
         schedule=read_schedule(gates, cuts=_CAPTURES if captured else cuts),
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
+        latency=latency,
     )
+
+
+def read_latency(folder: Path) -> LatencyTable | None:
+    """Return the table of latencies that a run measured when it began; None if it has none."""
+    path = folder / LATENCY
+    return LatencyTable(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
 def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedule:

@@ -83,7 +83,7 @@ class GateSettings:
     )
     budget: tuple[str, ...] | None = setting(
         None,
-        "What the network may cost: multiply_adds=50%, parameters=10000, or both.",
+        "What the network may cost: multiply_adds=50%, parameters=10000, latency=50%, or several.",
         fixed=True,
     )
     multiple_of: int = setting(

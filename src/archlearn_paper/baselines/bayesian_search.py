@@ -47,15 +47,8 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Widths to train next.
+    """Widths of all layers to train next, and how long it took to find them."""
 
-    Attributes:
-        number: Of the training in its study, from 0.
-        widths: Of all layers, the fixed ones among them.
-        seconds: How long it took to find them.
-    """
-
-    number: int
     widths: dict[str, int]
     seconds: float
 
@@ -64,76 +57,42 @@ class Proposal:
 class Training:
     """A proposal that was trained, and what it came to."""
 
-    number: int
     widths: dict[str, int]
     objective: float
-    search_seconds: float
-    train_seconds: float
+    search_seconds: float = 0.0
+    train_seconds: float = 0.0
 
 
-class Search:
-    """One Optuna study: widths are proposed from what is known so far."""
-
-    def __init__(self, space: Space, *, seed: int) -> None:
-        """Open a study in memory: what was trained before is added to it.
-
-        Args:
-            space: What is searched.
-            seed: Of the sampler.
-        """
-        self._optuna = import_optuna()
-        self._space, self._seed = space, seed
-        self._study = self._optuna.create_study(direction="minimize")
-
-    def add(self, training: Training) -> None:
-        """Take note of a training that was proposed elsewhere."""
-        distributions = self._optuna.distributions
-        trial = self._optuna.trial.create_trial(
-            params={name: training.widths[name] for name in self._space.most},
-            distributions={
-                name: distributions.IntDistribution(1, most, log=True)
-                for name, most in self._space.most.items()
-            },
-            value=training.objective,
+def propose_widths(space: Space, trainings: Sequence[Training], *, seed: int) -> Proposal:
+    """Return widths to train next. They follow from the seed and what was trained before."""
+    optuna = import_optuna()
+    study = optuna.create_study(direction="minimize")
+    distributions = {
+        name: optuna.distributions.IntDistribution(1, most, log=True)
+        for name, most in space.most.items()
+    }
+    for training in trainings:
+        params = {name: training.widths[name] for name in space.most}
+        trial = optuna.trial.create_trial(
+            params=params, distributions=distributions, value=training.objective
         )
-        self._study.add_trial(trial)
-
-    def propose(self) -> Proposal:
-        """Return widths to train next. They follow from the seed and what is known so far."""
-        started = time.perf_counter()
-        # Seeded anew for each training, so that a study that is gone on with does not repeat
-        # itself.
-        state = self._optuna.trial.TrialState
-        number = len(self._study.get_trials(deepcopy=False, states=(state.COMPLETE,)))
-        self._study.sampler = self._optuna.samplers.GPSampler(
-            seed=1009 * self._seed + number, n_startup_trials=N_RANDOM
-        )
-        trial = self._study.ask()
-        searched = {
-            name: trial.suggest_int(name, 1, most, log=True)
-            for name, most in self._space.most.items()
-        }
-        seconds = time.perf_counter() - started
-        # What came of it is added as a training, so the study need not wait for this one.
-        self._study.tell(trial, state=state.FAIL)
-        return Proposal(number=number, widths={**self._space.fixed, **searched}, seconds=seconds)
+        study.add_trial(trial)
+    started = time.perf_counter()
+    # Seeded anew for each training, so that a study that is gone on with does not repeat itself.
+    study.sampler = optuna.samplers.GPSampler(
+        seed=1009 * seed + len(trainings), n_startup_trials=N_RANDOM
+    )
+    searched = study.ask(distributions).params
+    seconds = time.perf_counter() - started
+    return Proposal(widths={**space.fixed, **searched}, seconds=seconds)
 
 
 @functools.cache
 def warm_up() -> None:
     """Make a proposal for nothing, once: what it takes to load the parts is no time of a search."""
-    search = Search(Space(most={"a": 2 * N_RANDOM}, fixed={}), seed=0)
-    for number in range(N_RANDOM):
-        search.add(
-            Training(
-                number=number,
-                widths={"a": number + 1},
-                objective=float(number),
-                search_seconds=0.0,
-                train_seconds=0.0,
-            )
-        )
-    search.propose()
+    space = Space(most={"a": 2 * N_RANDOM}, fixed={})
+    trainings = [Training(widths={"a": n + 1}, objective=float(n)) for n in range(N_RANDOM)]
+    propose_widths(space, trainings, seed=0)
 
 
 def measure_objective(loss: float, n_neurons: int, price: float) -> float:

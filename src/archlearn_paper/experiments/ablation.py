@@ -18,7 +18,6 @@ from archlearn_paper.experiment import (
     group,
     summarise,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import measure_spread, pair_by_seed
@@ -138,8 +137,6 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    name="ablation",
-    title=TITLES["ablation"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

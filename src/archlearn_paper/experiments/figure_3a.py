@@ -17,7 +17,6 @@ from archlearn_paper.experiment import (
     Scale,
     group,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import correlate_ranks, measure_spread
 from archlearn_paper.tables import write_counts
@@ -211,8 +210,6 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    name="figure-3a",
-    title=TITLES["figure-3a"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

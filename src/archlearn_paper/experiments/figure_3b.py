@@ -22,7 +22,6 @@ from archlearn_paper.experiment import (
     group,
     spread_of,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import MNIST_TRAIN, learn_architecture, train_plainly
 from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
@@ -206,8 +205,6 @@ def _tabulate(numbers: dict[str, Any]) -> tuple[str, ...]:
 
 
 EXPERIMENT = Experiment(
-    name="figure-3b",
-    title=TITLES["figure-3b"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

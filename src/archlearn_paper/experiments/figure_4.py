@@ -13,11 +13,11 @@ from typing import Any
 from archlearn_paper.baselines.bayesian_search import (
     N_TRAININGS,
     Proposal,
-    Search,
     Space,
     Training,
     best_so_far,
     measure_objective,
+    propose_widths,
     trainings_to_reach,
     warm_up,
 )
@@ -32,7 +32,6 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
@@ -97,10 +96,7 @@ def ask_next(known: tuple[Panel, int, Sequence[Training]]) -> Proposal:
     """Return the next widths of one search."""
     panel, seed, trainings = known
     warm_up()
-    search = Search(panel.space(), seed=seed)
-    for training in trainings:
-        search.add(training)
-    return search.propose()
+    return propose_widths(panel.space(), trainings, seed=seed)
 
 
 _search_seconds: dict[tuple[str, int], float] = {}
@@ -174,13 +170,12 @@ def read_trainings(panel: Panel, rows: Sequence[Row]) -> list[Training]:
     names = [panel.row(number) for number in range(N_TRAININGS)]
     return [
         Training(
-            number=number,
             widths={layer: row.widths[layer] for layer in WIDTHS},
             objective=objective_of(panel, row),
             search_seconds=row.measured.get("search_seconds", 0.0),
             train_seconds=row.seconds,
         )
-        for number, name in enumerate(names)
+        for name in names
         if (row := found.get(name)) is not None
     ]
 
@@ -278,8 +273,6 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="figure-4",
-    title=TITLES["figure-4"],
     stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
     derive=derive,
     check=check,

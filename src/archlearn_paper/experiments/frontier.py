@@ -17,7 +17,6 @@ from archlearn_paper.experiment import (
     reaches,
     summarise,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import list_paper
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, learn_architecture
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
@@ -141,8 +140,6 @@ def _tabulate_smallest(run: dict[str, Any] | None) -> ResultTable:
 
 
 EXPERIMENT = Experiment(
-    name="frontier",
-    title=TITLES["frontier"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

@@ -27,7 +27,6 @@ from archlearn_paper.experiment import (
     check_at_most,
     group,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments import table_1
 from archlearn_paper.recipes import baseline
 from archlearn_paper.statistics import measure_spread
@@ -223,8 +222,6 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    name="properties",
-    title=TITLES["properties"],
     stages=(table_1.try_cost_powers, learn_rows, table_1.train_from_scratch),
     derive=derive,
     check=check,

@@ -24,7 +24,6 @@ from archlearn_paper.experiment import (
     summarise,
     write_with_error,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import (
     CHOICE_SEEDS,
     COST_POWERS,
@@ -379,8 +378,6 @@ def _tabulate_line(line: Table1Row, summaries: Mapping[str, Any]) -> tuple[str, 
 
 
 EXPERIMENT = Experiment(
-    name="table-1",
-    title=TITLES["table-1"],
     stages=(try_cost_powers, learn_rows, train_from_scratch, fix_widths),
     derive=derive,
     check=check,

@@ -21,7 +21,6 @@ from archlearn_paper.experiment import (
     summarise,
     write_with_error,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import (
     BASELINE,
     CHOICE,
@@ -202,8 +201,6 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    name="table-2",
-    title=TITLES["table-2"],
     stages=(try_cost_powers, learn_rows, factorise_baselines),
     derive=derive,
     check=check,

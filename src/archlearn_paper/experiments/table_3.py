@@ -25,7 +25,6 @@ from archlearn_paper.experiment import (
     spread_of,
     summarise,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.recipes import learn_architecture
 from archlearn_paper.tables import (
     join_architectures,
@@ -179,8 +178,6 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    name="table-3",
-    title=TITLES["table-3"],
     stages=(learn_rows,),
     derive=derive,
     check=check,

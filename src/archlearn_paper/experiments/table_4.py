@@ -44,7 +44,6 @@ from archlearn_paper.experiment import (
     check_at_most,
     summarise,
 )
-from archlearn_paper.experiment_registry import TITLES
 from archlearn_paper.experiments.table_1 import compare_by_seed, describe_size
 from archlearn_paper.tables import (
     NOTHING,
@@ -548,8 +547,6 @@ def _ratio_of_multiply_adds(summaries: Mapping[str, Any], row: str) -> float:
 
 
 EXPERIMENT = Experiment(
-    name="table-4",
-    title=TITLES["table-4"],
     stages=(train_references, compress),
     derive=derive,
     check=check,

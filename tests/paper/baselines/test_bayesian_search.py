@@ -7,11 +7,11 @@ import pytest
 
 import archlearn as al
 from archlearn_paper.baselines.bayesian_search import (
-    Search,
     Space,
     Training,
     best_so_far,
     measure_objective,
+    propose_widths,
     trainings_to_reach,
 )
 
@@ -28,22 +28,16 @@ def bowl(widths: dict[str, int]) -> float:
     return sum(math.log(widths[layer] / width) ** 2 for layer, width in least.items())
 
 
-def train(search: Search, count: int) -> list[Training]:
+def train(space: Space, seed: int, count: int) -> list[Training]:
     made: list[Training] = []
-    for number in range(count):
-        widths = search.propose().widths
-        made.append(
-            Training(
-                number=number, widths=widths, objective=bowl(widths), search_seconds=0.0,
-                train_seconds=1.5,
-            )
-        )  # fmt: skip
-        search.add(made[-1])
+    for _ in range(count):
+        widths = propose_widths(space, made, seed=seed).widths
+        made.append(Training(widths=widths, objective=bowl(widths)))
     return made
 
 
 def test_the_last_width_is_found() -> None:
-    made = train(Search(LAST, seed=0), 14)
+    made = train(LAST, 0, 14)
     best = min(made, key=lambda training: training.objective)
     assert abs(best.widths["fc1"] - 120) <= 10
     assert best.widths["conv1"] == 20
@@ -51,16 +45,15 @@ def test_the_last_width_is_found() -> None:
 
 
 def test_all_three_widths_are_searched() -> None:
-    made = train(Search(ALL, seed=0), 12)
+    made = train(ALL, 0, 12)
     for layer in ALL.most:
         assert len({training.widths[layer] for training in made}) > 3
 
 
 def test_a_proposal_follows_from_seed_and_what_was_trained() -> None:
-    first, second = Search(ALL, seed=3), Search(ALL, seed=3)
-    for training in train(first, 7):
-        second.add(training)
-    assert second.propose().widths == first.propose().widths
+    made = train(ALL, 3, 8)
+    assert propose_widths(ALL, made[:7], seed=3).widths == made[7].widths
+    assert propose_widths(ALL, made[:2], seed=4).widths != made[2].widths
 
 
 def test_the_objective_by_hand() -> None:
@@ -68,10 +61,7 @@ def test_the_objective_by_hand() -> None:
 
 
 def test_the_best_so_far_by_hand() -> None:
-    trainings = [
-        Training(number=n, widths={}, objective=value, search_seconds=0, train_seconds=0)
-        for n, value in enumerate([3.0, 4.0, 2.0, 2.5, 1.0])
-    ]
+    trainings = [Training(widths={}, objective=value) for value in (3.0, 4.0, 2.0, 2.5, 1.0)]
     assert best_so_far(trainings) == [3.0, 3.0, 2.0, 2.0, 1.0]
     assert trainings_to_reach(trainings, 2.0) == 3
     assert trainings_to_reach(trainings, 0.5) is None
@@ -80,4 +70,4 @@ def test_the_best_so_far_by_hand() -> None:
 def test_the_extra_is_named_where_optuna_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(al.InputError, match=r"archlearn\[bench\]"):
-        Search(LAST, seed=0)
+        propose_widths(LAST, [], seed=0)

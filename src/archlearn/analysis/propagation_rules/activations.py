@@ -11,19 +11,7 @@ from archlearn.analysis.rule_api import OpCall, name_of, opaque
 from archlearn.errors import with_article
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate_activation import TriState
-from archlearn.op_table import ACTIVATE, spec_of, spec_of_class
-
-
-def is_site(node: fx.Node, net: nn.Module) -> bool:
-    """Return whether a call is an activation."""
-    spec = spec_of(node, net)
-    return spec is not None and spec.rule == ACTIVATE
-
-
-def is_squashing(node: fx.Node, net: nn.Module) -> bool:
-    """Return whether a call is an activation that often is a gate itself."""
-    spec = spec_of(node, net)
-    return spec is not None and spec.squashing
+from archlearn.op_table import ACTIVATE, spec_of_class
 
 
 def activation_name(node: fx.Node, net: nn.Module) -> str:
@@ -68,7 +56,7 @@ def _glu(step: OpCall) -> Any:
         return opaque(step)
     ids, gate_ids = step.x.ids.chunk(2, dim)
     state, gate_state = step.x.state.chunk(2, dim)
-    step.ledger.tie(ids, gate_ids)
+    step.constraints.tie(ids, gate_ids)
     return Labels(ids, pointwise(_gate_state, state, gate_state))
 
 

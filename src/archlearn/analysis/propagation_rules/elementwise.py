@@ -46,15 +46,15 @@ def prelu(step: OpCall) -> Any:
     """A slope for each channel or for all; zero stays zero."""
     if step.is_module:
         inner = ".activation" if hasattr(step.module, "activation") else ""
-        slope = step.ledger.raw(f"{step.node.target}{inner}.weight")
+        slope = step.constraints.raw(f"{step.node.target}{inner}.weight")
     else:
         slope = step.argument(1, "weight")
     if not isinstance(slope, Labels):
         return opaque(step)
     if slope.ids.numel() > 1:
         dim = 1 if step.x.ids.dim() > 1 else 0
-        ids, _ = step.ledger.read(step.x, dim)
-        step.ledger.tie(ids, slope.ids.reshape(-1))
+        ids, _ = step.constraints.read(step.x, dim)
+        step.constraints.tie(ids, slope.ids.reshape(-1))
     return Labels(step.x.ids, step.x.state)
 
 
@@ -170,9 +170,9 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
     place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
         if is_firm or varying(ids):  # also what is broadcast along some of these dimensions only
-            step.ledger.tie(base, ids)
+            step.constraints.tie(base, ids)
         else:
-            step.ledger.block(
+            step.constraints.block(
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
             )
             is_number = labels.name is not None and labels.ids.numel() == 1  # a parameter

@@ -48,7 +48,7 @@ def scatter(step: OpCall) -> Any:
     if dim is None or not _fits(x, source, dims):
         return opaque(step)
     into, read = _at_one_place(x, dim), _at_one_place(source, dim)
-    step.ledger.tie(into.ids, read.ids)
+    step.constraints.tie(into.ids, read.ids)
     if index.ids.dim() == source.ids.dim() and "index_add" not in step.name:
         if not _fits(source, index, dims):
             return opaque(step)
@@ -72,7 +72,7 @@ def take(step: OpCall) -> Any:
     if any(d < n for d in varying(x.ids)):
         if n > 1 or x.name is None:
             return opaque(step)
-        step.ledger.tie(x.ids[:1].expand_as(x.ids), x.ids)
+        step.constraints.tie(x.ids[:1].expand_as(x.ids), x.ids)
     found = x
     for _ in range(n):
         found = _at_one_place(found, 0)
@@ -113,13 +113,13 @@ def _tie_index(step: OpCall, index: Labels, dim: int, read: Labels) -> None:
     """An index that has a place for each channel must lose the places of those that go."""
     own = index.ids.narrow(dim, 0, 1)
     if bool((own == FIXED).all()):
-        step.ledger.block(
+        step.constraints.block(
             read.ids,
             f"the index of {describe_call(step.node)} has a column for each of its channels",
             "write it as index.unsqueeze(-1).expand_as(x), or use index_select and index_add",
         )
     elif own.shape == read.shape:
-        step.ledger.tie(own, read.ids)
+        step.constraints.tie(own, read.ids)
     else:
         opaque(step)
 
@@ -134,6 +134,6 @@ def embedding(step: OpCall) -> Any:
         name is None or step.option(3, "max_norm") is not None
     ):  # rows that are too long are scaled as a whole
         return opaque(step)
-    ids = step.ledger.dim(name, 1)
+    ids = step.constraints.dim(name, 1)
     unknown = torch.tensor(UNKNOWN).expand(len(ids))
     return along(ids, unknown, step.out.shape, step.out.dim() - 1)

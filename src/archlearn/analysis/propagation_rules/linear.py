@@ -19,7 +19,7 @@ def linear(step: OpCall) -> Any:
         reason = computed_weight(step.node)
         return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
-    ids, state = step.ledger.read(step.x, dim)
+    ids, state = step.constraints.read(step.x, dim)
     if op.groups == 1:
         rows, out_state = _dense(step, op, ids, state)
     elif _splits_whole_groups(step, op, len(ids), step.out.shape[dim]):
@@ -27,7 +27,7 @@ def linear(step: OpCall) -> Any:
     else:
         rows, out_state = _within_groups(step, op, ids, state)
     if op.bias is not None:
-        step.ledger.tie_dim(op.bias, 0, rows)
+        step.constraints.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
 
 
@@ -46,24 +46,24 @@ def _splits_whole_groups(step: OpCall, op: LinearOp, n_in: int, n_out: int) -> b
     CaffeNet's have two groups of many.
     """
     is_finer = op.groups >= min(n_in, n_out) // op.groups
-    return step.ledger.whole_groups.setdefault(step.node.name, is_finer)
+    return step.constraints.whole_groups.setdefault(step.node.name, is_finer)
 
 
 def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    step.ledger.tie_dim(op.weight, op.in_dim, ids)
+    step.constraints.tie_dim(op.weight, op.in_dim, ids)
     _check_reader(step, op, ids, state)
-    rows = step.ledger.dim(op.weight, op.out_dim)
+    rows = step.constraints.dim(op.weight, op.out_dim)
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
 def _whole_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     n_out = step.out.shape[step.out.dim() + op.channel_dim]
-    groups = step.ledger.new_atoms(op.groups)
+    groups = step.constraints.new_atoms(op.groups)
     n_in = len(ids) // op.groups
-    step.ledger.tie(groups.repeat_interleave(n_in), ids)
+    step.constraints.tie(groups.repeat_interleave(n_in), ids)
     rows = groups.repeat_interleave(n_out // op.groups)
-    first = step.ledger.dim(op.weight, 0)
-    step.ledger.tie(groups.repeat_interleave(len(first) // op.groups), first)
+    first = step.constraints.dim(op.weight, 0)
+    step.constraints.tie(groups.repeat_interleave(len(first) // op.groups), first)
     worst = state.reshape(op.groups, n_in).amax(1)
     out = torch.where(worst == ZERO, ZERO if op.bias is None else CONSTANT, UNKNOWN)
     if not op.padded and op.kind != TRANSPOSED:
@@ -73,16 +73,16 @@ def _whole_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tup
 
 def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     n_out = step.out.shape[step.out.dim() + op.channel_dim]
-    first, second = step.ledger.dim(op.weight, 0), step.ledger.dim(op.weight, 1)
+    first, second = step.constraints.dim(op.weight, 0), step.constraints.dim(op.weight, 1)
     if op.kind == TRANSPOSED:
         columns = first[: len(first) // op.groups]
-        step.ledger.tie(columns.repeat(op.groups), first)
+        step.constraints.tie(columns.repeat(op.groups), first)
         rows = second.repeat(op.groups)
     else:
         columns = second
         rows = first[: n_out // op.groups].repeat(op.groups)
-        step.ledger.tie(rows, first)
-    step.ledger.tie(columns.repeat(op.groups), ids)
+        step.constraints.tie(rows, first)
+    step.constraints.tie(columns.repeat(op.groups), ids)
     _check_reader(step, op, ids, state)
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
@@ -91,14 +91,14 @@ def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> Non
     if bool((state == ZERO).all()):
         return
     is_padded = op.padded or op.kind == TRANSPOSED
-    is_shared = is_called_again(step.node) or op.layer in step.ledger.sharing
+    is_shared = is_called_again(step.node) or op.layer in step.constraints.sharing
     takes_constants = not (is_padded or is_shared or op.groups > 1) and op.is_module
     is_read = (state != ZERO) if not takes_constants else (state == UNKNOWN)
     is_read = is_read & (ids != FIXED)
     if step.may_gate_reads and bool(is_read.any()):
         step.gate_read(step.x.ids.dim() + op.channel_dim, torch.where(is_read, ids, FIXED))
         return
-    step.ledger.block(
+    step.constraints.block(
         ids[state == UNKNOWN],
         f"read by {op.layer!r} with no activation in between",
         f"put an activation in front of {op.layer!r}, or leave these channels as they are",
@@ -109,4 +109,4 @@ def _check_reader(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> Non
     else:
         text = f"a dropped channel becomes a constant that {op.layer!r} cannot take into a bias"
         fix = "put the normalisation in front of the activation"
-    step.ledger.block(ids[is_read & (state == CONSTANT)], text, fix)
+    step.constraints.block(ids[is_read & (state == CONSTANT)], text, fix)

@@ -27,7 +27,7 @@ def within_channel(step: OpCall) -> Any:
     is_computed = any(labels.name is None for labels in step.labels[1:])
     if not isinstance(step.out, Tensor) or step.out.shape != step.x.shape or is_computed:
         return opaque(step)
-    ids, _ = step.ledger.read(step.x, _channel_dim(step))
+    ids, _ = step.constraints.read(step.x, _channel_dim(step))
     _tie_tensors(step, ids)
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
@@ -35,10 +35,10 @@ def within_channel(step: OpCall) -> Any:
 def _tie_tensors(step: OpCall, ids: Tensor) -> None:
     """The tensors of a norm, its module's or those that it is given, go with its channels."""
     for labels in step.labels[1:]:
-        step.ledger.tie(labels.ids.reshape(-1), ids)
+        step.constraints.tie(labels.ids.reshape(-1), ids)
     for attribute in _TENSORS if step.is_module else ():
         if getattr(step.module, attribute, None) is not None:
-            step.ledger.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
+            step.constraints.tie_dim(f"{step.node.target}.{attribute}", 0, ids)
 
 
 def may_need_batch(module: nn.Module, x: Any) -> bool:
@@ -63,7 +63,7 @@ def across_channels(step: OpCall) -> Any:
         return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
     if n_normalised > 1 or not step.may_gate_reads:
         return _keep_normalised(step)
-    ids, _ = step.ledger.read(step.x, dim)
+    ids, _ = step.constraints.read(step.x, dim)
     _tie_tensors(step, ids)
     step.gate_read(dim, ids)
     return along(ids, torch.where(ids == FIXED, UNKNOWN, ZERO), step.out.shape, dim)
@@ -78,12 +78,12 @@ def group_norm(step: OpCall) -> Any:
     n_groups = step.option(1, "num_groups")
     if not isinstance(n_groups, int) or step.x.ids.dim() < 2:
         return _keep_normalised(step)
-    ids, state = step.ledger.read(step.x, 1)
+    ids, state = step.constraints.read(step.x, 1)
     size = len(ids) // n_groups
     is_finer = n_groups >= size or not step.may_gate_reads
-    in_parts = not step.ledger.whole_groups.setdefault(step.node.name, is_finer)
-    atoms = step.ledger.new_atoms(size if in_parts else n_groups)
-    step.ledger.tie(atoms.repeat(n_groups) if in_parts else atoms.repeat_interleave(size), ids)
+    in_parts = not step.constraints.whole_groups.setdefault(step.node.name, is_finer)
+    atoms = step.constraints.new_atoms(size if in_parts else n_groups)
+    step.constraints.tie(atoms.repeat(n_groups) if in_parts else atoms.repeat_interleave(size), ids)
     _tie_tensors(step, ids)
     if in_parts:
         step.gate_read(1, ids)
@@ -103,13 +103,13 @@ def _keep_normalised(step: OpCall) -> Any:
 
 def local_response(step: OpCall) -> Any:
     """Neighbours are summed at their original distance, so a channel that is zero may go."""
-    step.ledger.block(
+    step.constraints.block(
         step.x.ids[step.x.state != ZERO],
         f"its neighbours are normalised by it in {step.node.name!r}",
         "put the activation in front of the local response normalisation",
     )
     dim = 1 if step.x.ids.dim() > 2 else 0
-    step.ledger.read(step.x, dim)
+    step.constraints.read(step.x, dim)
     return Labels(step.x.ids, step.x.state)
 
 

@@ -29,7 +29,7 @@ def pool(step: OpCall) -> Any:
     dim = step.x.ids.dim() - 1 - n_space
     if dim < 0:
         return opaque(step)
-    ids, state = step.ledger.read(step.x, dim)
+    ids, state = step.constraints.read(step.x, dim)
     if not _keeps_constants(step):
         state = replaced(state, CONSTANT, UNKNOWN)
     return along(ids, state, step.out.shape, dim)
@@ -37,7 +37,7 @@ def pool(step: OpCall) -> Any:
 
 def resize(step: OpCall) -> Any:
     """Interpolate over space, for (batch, channels, space...)."""
-    ids, state = step.ledger.read(step.x, 1)
+    ids, state = step.constraints.read(step.x, 1)
     return along(ids, state, step.out.shape, 1)
 
 
@@ -82,7 +82,7 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
         if len(dims - chosen) != 1:
             return _over_channels(step)
         (dim,) = dims - chosen  # tensors that were stacked, channel by channel
-        labels = along(*step.ledger.read(step.x, dim), step.x.shape, dim)
+        labels = along(*step.constraints.read(step.x, dim), step.x.shape, dim)
         ids, state = labels.ids, labels.state
     for dim in sorted(chosen, reverse=True):
         ids = ids.narrow(dim, 0, 1) if keepdim else ids.select(dim, 0)
@@ -104,13 +104,13 @@ def _over_channels(step: OpCall) -> Any:
         return opaque(step, text)
     if len(dims) > 1:
         return opaque(step, text, fix)
-    ids, state = step.ledger.read(step.x, dims[0])
+    ids, state = step.constraints.read(step.x, dims[0])
     is_counted = step.may_gate_reads and step.name == "mean"
     is_read = (ids != FIXED) & ((state != ZERO) | is_counted)
     if step.may_gate_reads and bool(is_read.any()):
         step.gate_read(dims[0], torch.where(is_read, ids, FIXED))
     else:
-        step.ledger.block(ids[is_read], text, fix)
+        step.constraints.block(ids[is_read], text, fix)
     return fixed_out(step.out)
 
 

@@ -116,16 +116,16 @@ def _pass(
     state = torch.tensor(UNKNOWN)
     for labels, letters in factors:
         if passing not in letters:
-            step.ledger.block(
+            step.constraints.block(
                 labels.ids,
                 f"every head reads it in {describe_call(step.node)}",
                 "nothing is needed: the heads themselves are learnt",
             )
             continue
-        ids, own = step.ledger.read(labels, letters.index(passing))
+        ids, own = step.constraints.read(labels, letters.index(passing))
         state = torch.minimum(state, own)
         known = ids if known is None else known
-        step.ledger.tie(known, ids)
+        step.constraints.tie(known, ids)
     assert known is not None  # one factor has it
     state = torch.where(state == ZERO, ZERO, UNKNOWN)
     return along(known, state, shape, out.index(passing)), known
@@ -134,16 +134,16 @@ def _pass(
 def _read_summed(step: OpCall, factors: list[Factor], letter: str) -> Tensor:
     """Read channels that are summed over: those that are zero in one factor may go in both."""
     (a, b), (state, other) = zip(
-        *(step.ledger.read(labels, letters.index(letter)) for labels, letters in factors),
+        *(step.constraints.read(labels, letters.index(letter)) for labels, letters in factors),
         strict=True,
     )
-    step.ledger.tie(a, b)
+    step.constraints.tie(a, b)
     is_open = (torch.minimum(state, other) != ZERO) & (a != FIXED)
     if step.may_gate_reads and bool(is_open.any()):
         step.gate_read(factors[0][1].index(letter), torch.where(is_open, a, FIXED))
     else:
         text = f"summed over in {describe_call(step.node)}"
-        step.ledger.block(a[is_open], text, "nothing is needed if the other layers are learnt")
+        step.constraints.block(a[is_open], text, "nothing is needed if the other layers are learnt")
     return a
 
 
@@ -170,5 +170,5 @@ def _tie_mask(step: OpCall, mask: Labels, weights: Labels) -> None:
     for dim in varying(weights.ids):
         behind = dim - weights.ids.dim()
         if mask.ids.dim() >= -behind and mask.shape[behind] > 1:
-            ids, _ = step.ledger.read(weights, dim)
-            step.ledger.tie(ids, step.ledger.read(mask, mask.ids.dim() + behind)[0])
+            ids, _ = step.constraints.read(weights, dim)
+            step.constraints.tie(ids, step.constraints.read(mask, mask.ids.dim() + behind)[0])

@@ -114,7 +114,7 @@ def as_selection(
 
 def _pad_space(step: OpCall, x: Labels, mode: str, value: float, dims: list[int]) -> Labels:
     dim = dims[0] if dims else min(1, x.ids.dim() - 1)
-    ids, state = step.ledger.read(x, dim)
+    ids, state = step.constraints.read(x, dim)
     if mode == "constant":
         kept_zero = (state == ZERO) & (value == 0)
         state = torch.where(kept_zero, ZERO, UNKNOWN)
@@ -122,11 +122,11 @@ def _pad_space(step: OpCall, x: Labels, mode: str, value: float, dims: list[int]
 
 
 def _pad_channels(step: OpCall, x: Labels, amounts: Any, value: float, dim: int) -> Labels:
-    ids, state = step.ledger.read(x, dim)
+    ids, state = step.constraints.read(x, dim)
     place = 2 * (x.ids.dim() - 1 - dim)
     before, after = amounts[place], amounts[place + 1]
     new_state = ZERO if value == 0 else CONSTANT
-    joined = torch.cat([step.ledger.new_atoms(before), ids, step.ledger.new_atoms(after)])
+    joined = torch.cat([step.constraints.new_atoms(before), ids, step.constraints.new_atoms(after)])
     states = F.pad(state, (before, after), value=new_state)
     return along(joined, states, step.out.shape, dim)
 

@@ -1,0 +1,228 @@
+"""`measure_latency`: how long each call of a network takes, as a function of what stays of it.
+
+A budget on time needs a price for each channel before it is closed. So the network is compacted to
+several random widths, each call is timed in all of them, and the time of a call is fitted by what
+it costs whatever its size, for each number that it reads or writes, and for each multiply-add. The
+sum over calls leads the way; a whole network, timed beside the original, says how far it is off.
+Of several times the shortest counts: the others were lengthened by what else the machine did.
+"""
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from archlearn.costs import place_inputs
+from archlearn.errors import InputError
+from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.module_utils import evaluating, find_reference, tensors_of
+from archlearn.optim.gate_limits import find_gated
+from archlearn.speed import time_in_turns, wait_for
+from archlearn.surgery.compaction import carry_out
+from archlearn.surgery.planning import Decision, decide, write_plan
+from archlearn.tracing.block_hooks import without_marks
+from archlearn.tracing.example_inputs import count_examples, values_for
+from archlearn.tracing.fx_utils import compile_graph
+from archlearn.tracing.transformer_blocks import count_flops, unfused
+from archlearn.verification.precision import cast_
+
+_N_NETWORKS, _SECONDS, _LEAST_ROUNDS = 8, 2.0, 5
+"""Networks of several widths in which calls are timed, for how long, and how often at least."""
+_N_TURNS, _TURN = 20, 0.01
+"""How often a whole network is timed beside the original, and for how many seconds."""
+_LEAST_SHARE = 0.1
+"""The least part of its channels that a group keeps there."""
+
+CallTime = tuple[float, float, float]
+"""Nanoseconds: of a call whatever its size, of each number read or written, of a multiply-add."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTable:
+    """How long each call of a network takes, on one device and for one batch.
+
+    Attributes:
+        device: "cpu", or where else it was measured.
+        batch_size: The examples of a batch: those that `add_gates` was given.
+        calls: What each call takes, by its name in the graph that is followed.
+    """
+
+    device: str
+    batch_size: int
+    calls: Mapping[str, CallTime]
+
+
+def measure_latency(model: nn.Module, device: str | torch.device | None = None) -> LatencyTable:
+    """Return how long each call of a gated model takes, for the example inputs; takes seconds.
+
+    For `GateOptimizer(model, ..., budget={"latency": "50%"}, latency=table)`. Times are those of
+    compact models, in evaluation mode and the ordinary memory layout, called one by one.
+
+    Args:
+        model: A model from `add_gates`, or one that contains such a model.
+        device: Where to measure; left out, where the model is.
+    """
+    owner = find_gated(model)
+    store: GateContainer = getattr(owner, STORE)
+    reference = find_reference(owner)
+    place = torch.device(device or (reference.device if reference is not None else "cpu"))
+    networks = _make_networks(owner, store, place)
+    runs = [_CallTimer(network, graph, place) for network, graph in networks]
+    inputs = place_inputs(owner, store.choice.blueprint.inputs).to(place)
+    with torch.no_grad(), evaluating(*(network for network, _ in networks)):
+        start, n_rounds = time.perf_counter(), 0
+        while time.perf_counter() < start + _SECONDS or n_rounds <= _LEAST_ROUNDS:
+            for run, (_, graph) in zip(runs, networks, strict=True):
+                run.run(*values_for(graph, inputs.copy()))
+            n_rounds += 1
+    # Surgery writes some calls anew, by other names; checks of whole networks see what they take.
+    names = [node.name for node in store.choice.blueprint.graphs[0].nodes]
+    timed = {name: [run for run in runs if name in run.seconds] for name in names}
+    fitted = {name: _fit(found, name) for name, found in timed.items() if found}
+    table = LatencyTable(str(place), count_examples(store.choice.blueprint.inputs), fitted)
+    return _agree(table)
+
+
+def check_table(table: LatencyTable, store: GateContainer) -> None:
+    """Raise if a table was measured on another network, or for another batch.
+
+    Raises:
+        InputError: With what differs.
+    """
+    blueprint = store.choice.blueprint
+    n_examples, known = (
+        count_examples(blueprint.inputs),
+        {n.name for n in blueprint.graphs[0].nodes},
+    )
+    strange = [name for name in table.calls if name not in known]
+    if strange or table.batch_size != n_examples:
+        found = (
+            f"has no call {strange[0]!r}" if strange else f"was gated with {n_examples} examples"
+        )
+        raise InputError(
+            f"latency is a table of {len(table.calls)} calls for a batch of {table.batch_size}, "
+            f"but the model {found}; give what measure_latency(model) returns for this model"
+        )
+
+
+class LatencyCheck:
+    """Times the network that gates leave, beside the network they began with."""
+
+    def __init__(self, owner: nn.Module, device: str) -> None:
+        self._owner, self._device = owner, torch.device(device)
+        store: GateContainer = getattr(owner, STORE)
+        whole = Decision(store.choice, torch.zeros(len(store.choice.blueprint.root)) > 0, (), ())
+        self._original = _make_network(owner, whole, self._device)
+
+    def share(self) -> float:
+        """Return the time of the network that gates leave now, as a part of the original's."""
+        store: GateContainer = getattr(self._owner, STORE)
+        inputs = place_inputs(self._owner, store.choice.blueprint.inputs).to(self._device)
+        now = _make_network(self._owner, decide(self._owner), self._device)
+        calls: list[Callable[[], object]] = []
+        for network, graph in (self._original, now):
+            values = values_for(graph, inputs)
+            calls.append(functools.partial(compile_graph(graph), network, *values))
+        with torch.no_grad(), evaluating(self._original[0], now[0]):
+            times = time_in_turns(calls, self._device, _N_TURNS, _TURN)
+        before, after = map(min, times)
+        return _agree(after / before)
+
+
+def _make_networks(
+    owner: nn.Module, store: GateContainer, device: torch.device
+) -> list[tuple[nn.Module, fx.Graph]]:
+    """Return compact models of random widths, the first as wide as it is."""
+    groups, n_channels = store.choice.blueprint.groups, len(store.choice.blueprint.root)
+    random = torch.Generator().manual_seed(0)
+    made: list[tuple[nn.Module, fx.Graph]] = []
+    for place in range(_N_NETWORKS):
+        dropped = torch.zeros(n_channels, dtype=torch.bool)
+        for group in groups if place else ():
+            size = len(group.channels)
+            share = _LEAST_SHARE + (1 - _LEAST_SHARE) * torch.rand((), generator=random).item()
+            order = torch.randperm(size, generator=random)
+            dropped[group.channels[order[max(group.least, round(size * share)) :]]] = True
+        made.append(_make_network(owner, Decision(store.choice, dropped, (), ()), device))
+    return made
+
+
+def _make_network(
+    owner: nn.Module, decision: Decision, device: torch.device
+) -> tuple[nn.Module, fx.Graph]:
+    """Return the compact model of a decision, and the graph that it runs in evaluation."""
+    with evaluating(owner):
+        plan = write_plan(owner, decision, "parameters")
+        small, graphs, _ = carry_out(owner, decision, plan)
+    cast_(small, {name: tensor.dtype for name, tensor in tensors_of(owner)})
+    for _, tensor in tensors_of(small):
+        tensor.data = tensor.data.to(device).contiguous()
+    return small, without_marks(graphs[0])
+
+
+class _CallTimer(fx.Interpreter):
+    """Runs a graph call by call, and takes down how long each takes and what it computes."""
+
+    def __init__(self, net: nn.Module, graph: fx.Graph, device: torch.device) -> None:
+        super().__init__(net, graph=graph)
+        self.sizes: dict[str, tuple[float, float, float]] = {}
+        self.seconds: dict[str, list[float]] = {}
+        self._device = device
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and time it; the first time, count what it computes instead."""
+        if not n.op.startswith("call"):
+            return super().run_node(n)
+        if n.name not in self.sizes:
+            return self._count(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        wait_for(self._device)
+        start = time.perf_counter()
+        out = getattr(self, n.op)(n.target, args, kwargs)
+        wait_for(self._device)
+        self.seconds.setdefault(n.name, []).append(time.perf_counter() - start)
+        return out
+
+    def _count(self, n: fx.Node) -> Any:
+        touched = [self.env[node] for node in n.all_input_nodes]  # freed behind the call
+        counter = count_flops()
+        with unfused(), counter:
+            out = super().run_node(n)
+        tensors = [leaf for leaf in tree_leaves([touched, out]) if isinstance(leaf, Tensor)]
+        n_numbers = sum(tensor.numel() for tensor in tensors)
+        self.sizes[n.name] = (1.0, float(n_numbers), counter.get_total_flops() / 2)
+        return out
+
+
+def _fit(runs: Sequence[_CallTimer], name: str) -> CallTime:
+    """Return the three times of a call that explain what was measured best; none is negative."""
+    sizes = torch.tensor([run.sizes[name] for run in runs], dtype=torch.float64)
+    times = [min(run.seconds[name]) * 1e9 for run in runs]
+    measured = torch.tensor(times, dtype=torch.float64)
+    scale = sizes.amax(0).clamp(min=1.0)
+    best, least = torch.zeros(3, dtype=torch.float64), measured.square().sum()
+    for n in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), n):
+            columns = (sizes / scale)[:, chosen]
+            found = torch.linalg.pinv(columns) @ measured
+            error = (columns @ found - measured).square().sum()
+            if bool((found >= 0).all()) and bool(error < least):
+                best, least = torch.zeros_like(best), error
+                best[list(chosen)] = found
+    own, number, multiply_add = (best / scale).tolist()
+    return own, number, multiply_add
+
+
+def _agree(measured: Any) -> Any:
+    """Return what the first process has measured: all must decide alike."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return measured
+    told = [measured]
+    distributed.broadcast_object_list(told)
+    return told[0]
