@@ -79,7 +79,7 @@ def draw_spreads(
     draw_band(axes, x, low, high, place)
 
 
-def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float], label: str = "paper") -> None:
+def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
     """Draw values of the paper, the same way in every figure."""
     axes.plot(
         x,
@@ -90,7 +90,7 @@ def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float], label: str = 
         color=INK.light,
         markeredgecolor="white",
         markeredgewidth=0.6,
-        label=label,
+        label="paper",
         zorder=5,
     )
 

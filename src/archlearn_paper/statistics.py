@@ -103,5 +103,7 @@ def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
         raise ValueError(
             f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"
         )
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return float(np.corrcoef(rank(x), rank(y))[0, 1])
+    # Not np.corrcoef, which rounds on the way: ranks are exact, and a perfect order is to give 1.
+    a, b = (np.array(rank(values)) - (len(x) + 1) / 2 for values in (x, y))
+    norm = math.sqrt((a @ a) * (b @ b))
+    return float(a @ b) / norm if norm else math.nan

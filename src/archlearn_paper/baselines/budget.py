@@ -27,9 +27,9 @@ class BudgetError(InputError):
     """A method cannot bring a model to a number of parameters."""
 
 
-def is_within(parameters: int, budget: int, tolerance: float = TOLERANCE) -> bool:
+def is_within(parameters: int, budget: int) -> bool:
     """Return whether a number of parameters is near enough to a budget."""
-    return abs(parameters - budget) <= tolerance * budget
+    return abs(parameters - budget) <= TOLERANCE * budget
 
 
 class Candidates(Protocol):

@@ -110,9 +110,10 @@ def count_factorised(model: nn.Module, ranks: Mapping[str, int]) -> int:
 
 def find_layer(model: nn.Module, name: str) -> Factorisable:
     """Return a layer that can be factorised, by its dotted name."""
+    known = factorisable_layers(model)
+    if name in known:
+        return known[name]
     layer = dict(model.named_modules()).get(name)
-    if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1):
-        return layer
     found = "there is no such layer" if layer is None else f"it is a {type(layer).__name__}"
     raise InputError(
         f"cannot factorise {name!r}: {found}; name a Linear, or a Conv2d without groups"

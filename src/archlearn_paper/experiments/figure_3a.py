@@ -105,18 +105,18 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
 
 def find_settled(steps: Sequence[int], curve: Sequence[float], margin: float) -> int:
     """Return the first step from which a curve stays within a margin of its end."""
-    for place in reversed(range(len(curve))):
-        if abs(curve[place] - curve[-1]) > margin:
-            return steps[place + 1]
-    return steps[0]
+    return _find_last(steps, [abs(value - curve[-1]) > margin for value in curve])
 
 
 def find_decided(steps: Sequence[int], gaps: Sequence[float]) -> int:
     """Return the first step from which gates stay near 0 or 1; the last one if they never do."""
-    for place in reversed(range(len(gaps))):
-        if gaps[place] >= DECIDED:
-            return steps[min(place + 1, len(steps) - 1)]
-    return steps[0]
+    return _find_last(steps, [gap >= DECIDED for gap in gaps])
+
+
+def _find_last(steps: Sequence[int], still: Sequence[bool]) -> int:
+    """Return the step behind the last one at which something still held."""
+    n_still = max((place + 1 for place, holds in enumerate(still) if holds), default=0)
+    return steps[min(n_still, len(steps) - 1)]
 
 
 def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> dict[str, Any]:
