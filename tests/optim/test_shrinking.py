@@ -466,26 +466,76 @@ def test_a_forward_that_was_wrapped_runs_the_smaller_network() -> None:
     assert calls == [1]
 
 
-def test_a_branch_that_is_closed_for_good_is_cut_down_to_two_channels() -> None:
-    model, x, y = make("residual")
+def close_branch(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Any, Any]:
+    """Return the optimisers of a model whose first branch has closed for good."""
     with torch.no_grad():
         for gate in al.width_gates(model).values():
             gate.fill_(0.7)
     gates: Any = al.GateOptimizer(model, 100, budget={"multiply_adds": "100%"})
-    rule = torch.optim.SGD(al.weights(model), lr=0.01)
+    rule = torch.optim.SGD(al.weights(model), lr=0.01, momentum=0.9, weight_decay=0.01)
     step(model, rule, x, y)
     gates.step()
     with torch.no_grad():
-        next(iter(al.branch_gates(model).values())).fill_(0.0)
+        al.branch_gates(model)["branches.0"].fill_(0.0)
     gates.accept_gates()
     gates.param_groups[0]["frozen"] = True
-    whole = copy.deepcopy(model)
-    al.shrink_(model, rule, gates)
+    return rule, gates
+
+
+def test_a_branch_that_is_closed_for_good_is_left_out_whole() -> None:
+    model, x, y = make("residual")
+    rule, gates = close_branch(model, x, y)
+    whole, average = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)
+    whole_rule = torch.optim.SGD(al.weights(whole), lr=0.01, momentum=0.9, weight_decay=0.01)
+    whole_rule.load_state_dict(copy.deepcopy(rule.state_dict()))
+    al.shrink_(model, rule, gates, copies=[average])
+    calls: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    model(x)
+    for module in model.modules():
+        module._forward_hooks.clear()
+    whole(x)
+    for _ in range(3):
+        step(model, rule, x, y)
+        step(whole, whole_rule, x, y)
+    assert any(name.startswith("branches.1.") for name in calls)
+    assert not any(name.startswith("branches.0.") for name in calls)
     assert gap(model, whole, x) < 1e-10
-    assert al.count_costs(al.compact(model)) == al.count_costs(al.compact(whole))
+    assert not any(weight.requires_grad for weight in model.branches[0].parameters())
+    small, other = al.compact(model), al.compact(whole)
+    assert al.count_costs(small) == al.count_costs(other)
+    assert gap(small, other, x) < 1e-10
+    assert al.read_architecture(model) == al.read_architecture(whole)
+    assert al.plan(average.module) == al.plan(model)
+    computed = gates.describe()["trained"]["multiply_adds"]
+    assert computed == al.count_costs(small).multiply_adds / len(x)
     widths = {name: len(gate) for name, gate in al.width_gates(model).items()}
     assert [n for name, n in widths.items() if name.startswith("branches.0")] == [2]
     assert [n for name, n in widths.items() if name.startswith("branches.1")] == [12]
+
+
+def test_a_branch_that_was_left_out_stays_so_behind_cuts_checkpoints_and_other_gates() -> None:
+    model, x, y = make("residual")
+    start = copy.deepcopy(model)
+    rule, gates = close_branch(model, x, y)
+    al.shrink_(model, rule, gates)
+    al.shrink_(start, like=model.state_dict())
+    start.load_state_dict(model.state_dict())
+    assert gap(model, start, x) == 0.0
+    with torch.no_grad():
+        al.branch_gates(model)["branches.0"].fill_(0.9)  # it acts no more
+    assert al.plan(model).branches == al.plan(start).branches == ("branches.0",)
+    assert gap(al.compact(model), start, x) < 1e-10
+    new: Any = al.GateOptimizer(model, 10, budget={"parameters": "40%"})
+    for _ in range(10):
+        step(model, rule, x, y)
+        new.step()
+        new.zero_grad()
+    al.shrink_(model, rule, new)
+    assert "branches.0" in al.plan(model).branches
+    assert al.compact(model).certificate.difference_float64 < 1e-10
+    assert new.costs()["parameters"] == al.count_costs(al.compact(model)).parameters
 
 
 def test_dropout_is_not_compared_though_another_thread_is_about() -> None:

@@ -1,6 +1,8 @@
 """`GateContainer`: the submodule `archlearn_gates` that holds all gates of a model."""
 
 import functools
+from collections.abc import Collection
+from itertools import compress
 from typing import Any, Literal
 
 import torch
@@ -14,6 +16,8 @@ from archlearn.nn.functional import binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
+LEFT_OUT = "branches left out"
+"""Of the buffers in `kept`; no layer has such a name."""
 BRANCH_START = 0.55
 GateKind = Literal["binary", "l0"]
 _HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
@@ -33,7 +37,8 @@ class GateContainer(nn.Module):
         kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
-        kept: Where the gates that are left stood at first, once some have been cut out.
+        kept: Where the gates that are left stood at first, once some have been cut out, and which
+            branches have been left out.
         original_costs: What the network cost with all its gates, once some have been cut out.
         original_sizes: How many gates each group had at first.
         original_widths: How wide each layer was at first.
@@ -200,6 +205,17 @@ class GateContainer(nn.Module):
             whole = gate.detach().new_zeros(self.original_sizes[name])
             found[name] = whole.index_copy_(0, places[name], gate.detach())
         return found
+
+    def left_out(self) -> tuple[str, ...]:
+        """Return the branches that `shrink_` has left out; waits for the device."""
+        flags: Any = getattr(self.kept, LEFT_OUT, None)
+        return () if flags is None else tuple(compress(self.choice.branches, flags.tolist()))
+
+    def leave_out_(self, names: Collection[str]) -> None:
+        """Take down which branches the `forward` to be bound leaves out, for good."""
+        if names:
+            flags = torch.tensor([name in names for name in self.choice.branches])
+            self.kept.register_buffer(LEFT_OUT, flags)
 
     def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:
         """Take down which gates of each group, by their first places, are left.

@@ -9,6 +9,7 @@ work on weights instead of on activations.
 import math
 import operator
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     local_response,
 )
 from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module
 from archlearn.nn.masked_norms import (
     masked_group_norm,
@@ -36,7 +38,7 @@ from archlearn.nn.masked_norms import (
 )
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
-from archlearn.tracing.block_hooks import begin_block, end_block, mark_blocks_
+from archlearn.tracing.block_hooks import begin_block, end_block, erase_marks_of_, mark_blocks_
 from archlearn.tracing.fx_utils import copy_graph
 from archlearn.tracing.symbolic_trace import Traces
 
@@ -174,11 +176,14 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """
     blueprint = store.choice.blueprint
     graph, nodes = copy_with_marks(blueprint.traces, place)
+    leave_out_branches_(graph, nodes, store.choice, store.left_out(), place)
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.
     on_weights = place_gates(blueprint, net, place) if store.kind == "binary" else {}
     by_name = {node.name: node for node in blueprint.graphs[place].nodes}
     for site in blueprint.sites[place]:
+        if site.node not in nodes:
+            continue
         node = nodes[site.node]
         if site.name in store.choice.links:
             node = writer.mix_linear(node, site)
@@ -192,6 +197,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_channels(node, channels, dim)
     for name, read in blueprint.followed[place].reads.items():
         channels = blueprint.root[read.ids]
+        if name not in nodes:
+            continue
         if rule_for(by_name[name], net) in (across_channels, group_norm):
             writer.gate_norm(nodes[name], channels)
         elif rule_for(by_name[name], net) is pooling.mean:
@@ -200,10 +207,12 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
         for reader in readers:
-            writer.gate_columns(nodes[reader.node], reader)
+            if reader.node in nodes:
+                writer.gate_columns(nodes[reader.node], reader)
     for branch in store.choice.branches.values():
         addition = branch.additions[place]
-        writer.gate_branch(nodes[addition.node], addition.operand, branch.name)
+        if addition.node in nodes:
+            writer.gate_branch(nodes[addition.node], addition.operand, branch.name)
     return graph
 
 
@@ -212,6 +221,32 @@ def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.
     graph, nodes = copy_graph(traces.graphs[place])
     mark_blocks_(graph, traces.blocks[place] if traces.blocks else ())
     return graph, nodes
+
+
+def leave_out_branches_(
+    graph: fx.Graph,
+    nodes: dict[str, fx.Node],
+    choice: LearnableSites,
+    closed: Iterable[str],
+    place: int,
+) -> None:
+    """Let the sum of each closed branch be its shortcut, and erase what nobody reads then.
+
+    `nodes` are those of the graph, a copy, by their original names; erased ones are taken out.
+    """
+    closed = list(closed)
+    for name in closed:
+        addition = choice.branches[name].additions[place]
+        node = nodes.pop(addition.node)
+        shortcut = node.args[1 - addition.operand]
+        assert isinstance(shortcut, fx.Node)
+        node.replace_all_uses_with(shortcut)
+        graph.erase_node(node)
+    calls = choice.removals.gone_calls(place, choice.branch_places(closed))
+    gone = {nodes.pop(name) for name in calls & nodes.keys()}
+    for node in [node for node in reversed(graph.nodes) if node in gone]:
+        erase_marks_of_(node)
+        graph.erase_node(node)
 
 
 def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:

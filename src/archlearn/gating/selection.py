@@ -1,7 +1,7 @@
 """Match the `learn=` globs with sites of gates and branches; explain what is not learnt."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -83,6 +83,11 @@ class LearnableSites:
     def _is_asked(self, place: int, site: Site) -> bool:
         is_stream = any(stream.site is site for stream in self.blueprint.streams)
         return is_stream or site.node in self.blueprint.asked[place]
+
+    def branch_places(self, names: Iterable[str]) -> frozenset[int]:
+        """Return where branches stand among all, as `removals` counts them."""
+        known = list(self.branches)
+        return frozenset(known.index(name) for name in names)
 
     def neurons(self) -> Tensor:
         """Return how many neurons go with one gate of each group."""

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from itertools import compress
 from typing import Any
 
 import torch
@@ -162,7 +163,13 @@ class GateOptimizer(torch.optim.Optimizer):
         scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
         self._cost = CostFunction(self._owner, self._store.choice, self._latency)
         self._cost.time_scale = scale
-        self._computed, _ = self._cost.extremes()
+        left_out = self._store.left_out()
+        self._left_out = torch.tensor(
+            [name in left_out for name in self._store.choice.branches], dtype=torch.bool
+        )
+        opened = torch.ones(1, self._cost.n_width, dtype=torch.float64)
+        gone = torch.cat([torch.zeros(self._cost.n_depth), self._left_out]).double()
+        self._computed = name_costs(self._cost(opened, gone[None])[0])
         sizes = [self._store.original_sizes[group.name] for group in blueprint.groups]
         self._is_cut = blueprint.group_sizes() < torch.tensor(sizes, dtype=torch.long)
         can_go = find_sliceable(self._owner, blueprint)
@@ -274,17 +281,27 @@ class GateOptimizer(torch.optim.Optimizer):
 
         Those inside a branch that is closed for good are among them, whether open or not.
         """
+        closed, branches = self._find_closed()
+        closed |= (branches[:, None] & self._inner).any(0)
+        closed &= self._can_go.to(closed.device)
+        groups = self._store.choice.blueprint.groups
+        pieces = closed.split([len(group.channels) for group in groups])
+        return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
+
+    @torch.no_grad()
+    def branches_closed_for_good(self) -> list[str]:
+        """Return the branches that never act again; waits for the device."""
+        return list(compress(self._store.choice.branches, self._find_closed()[1].tolist()))
+
+    def _find_closed(self) -> tuple[Tensor, Tensor]:
+        """Return which width gates, and which branches, are closed for good."""
         opened, gone = self._state()
         self._follow_device(opened.device)
         closed = torch.cat([opened == 0, gone[self._cost.n_depth :] > 0])
         if not self.param_groups[0]["frozen"]:
             closed &= torch.cat(self._for_good())
         closed, branches = closed.tensor_split([len(opened)])
-        closed |= (branches[:, None] & self._inner).any(0)
-        closed &= self._can_go.to(opened.device)
-        groups = self._store.choice.blueprint.groups
-        pieces = closed.split([len(group.channels) for group in groups])
-        return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
+        return closed, branches | self._left_out.to(branches.device)
 
     @torch.no_grad()
     def can_shrink(self) -> bool:
@@ -300,6 +317,8 @@ class GateOptimizer(torch.optim.Optimizer):
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
+        branches = torch.stack([self._left_out.to(gone.device), self._find_closed()[1]])
+        others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
         n_left = self.schedule.cuts - self._store.n_shrinks
         if self.param_groups[0]["frozen"]:
@@ -441,7 +460,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return which width gates, and which branches, have been closed too long to open again."""
         found = find_closed_for_good(self._closable, self.state, self._store.group_of_gate.device)
         widths, branches = found.tensor_split([self._cost.n_width])
-        return widths, branches
+        return widths, branches | self._left_out.to(branches.device)
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:

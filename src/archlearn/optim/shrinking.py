@@ -2,8 +2,8 @@
 
 The model and its parameters stay the objects they are, since trainers, loggers and optimisers hold
 them: each parameter gets the slice of its numbers that stays, and so does all that optimisers keep
-for it. Only widths are cut: of a closed branch two channels stay. `compact` merges layers that have
-become linear, and leaves closed branches out, at the end.
+for it. A branch that is closed for good is not computed any more; two channels of its layers stay
+in the model, without gradients. `compact` removes them, and merges layers that have become linear.
 """
 
 import copy
@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
-from archlearn.gating.gate_container import STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
-from archlearn.nn.functional import open_gates
+from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
@@ -59,7 +60,8 @@ def shrink_(
 
     The model computes what it computed, in both modes (dropout draws other masks), and what stays
     is updated next as it would have been. With a `GateOptimizer` among the optimisers, channels go
-    that it never opens again; without one, all that are closed. Channels stay that leave a constant
+    that it never opens again; without one, all that are closed. Branches that are closed so are not
+    computed any more, and their weights get no gradients. Channels stay that leave a constant
     behind (a BatchNorm follows their gate) or live in weights that are computed (weight_norm), and
     two of each group; `compact` removes them at the end. `DistributedDataParallel` around the model
     is set up anew, in place: call it in all processes.
@@ -82,15 +84,15 @@ def shrink_(
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
-    stays = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
+    stays, left_out = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
     for follower in followers:
         _check_copy(owner, follower)
-    if all(bool(each.all()) for each in stays.values()):
+    if all(bool(each.all()) for each in stays.values()) and left_out == store.left_out():
         for follower in followers:
             _copy_gates_(store, getattr(follower, STORE))
         return
     with class_forwards(owner):
-        cut = _prepare(owner, store, stays, is_same=like is None)
+        cut = _prepare(owner, store, stays, left_out, is_same=like is None)
     _check_optimizers(owner, cut, inner)
     sliced = [_slice_states(owner, cut, optimizer) for optimizer in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
@@ -160,11 +162,14 @@ class _Cut:
 
 def _find_kept(
     owner: nn.Module, store: GateContainer, optimizers: list[torch.optim.Optimizer]
-) -> dict[str, Tensor]:
-    """Return which gates of each group stay: those that are not closed for good, but two."""
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return which gates of each group stay, two at least, and which branches do not.
+
+    Those that are not closed for good stay.
+    """
     learners = [each for each in optimizers if isinstance(each, GateOptimizer)]
     if learners:
-        closed = learners[0].closed_for_good()
+        closed, branches = learners[0].closed_for_good(), learners[0].branches_closed_for_good()
     else:
         can_go = find_sliceable(owner, store.choice.blueprint)
         groups, gates = store.choice.blueprint.groups, store.width_gates()
@@ -173,7 +178,10 @@ def _find_kept(
             & can_go[group.channels]
             for group in groups
         }
-    return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
+        branches = [name for name, gate in store.branch_gates().items() if not bool(is_open(gate))]
+    left_out = {*branches, *store.left_out()}
+    in_order = tuple(name for name in store.choice.branches if name in left_out)
+    return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}, in_order
 
 
 def _keep_two(stays: Tensor) -> Tensor:
@@ -183,8 +191,10 @@ def _keep_two(stays: Tensor) -> Tensor:
     return stays
 
 
-def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return which gates of each group a `state_dict` still has.
+def _read_kept(
+    store: GateContainer, state: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return which gates of each group a `state_dict` still has, and which branches it has not.
 
     Raises:
         InputError: If it has some that the model has not.
@@ -202,11 +212,18 @@ def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> dict[str, Tens
                 "call shrink_ on a model that has them still"
             )
         found[name] = stays
-    return found
+    end = f"{STORE}.kept.{LEFT_OUT}"
+    flags = next((value.tolist() for key, value in state.items() if key.endswith(end)), ())
+    return found, tuple(compress(store.choice.branches, flags))
 
 
 def _prepare(
-    owner: nn.Module, store: GateContainer, stays: dict[str, Tensor], *, is_same: bool
+    owner: nn.Module,
+    store: GateContainer,
+    stays: dict[str, Tensor],
+    left_out: tuple[str, ...],
+    *,
+    is_same: bool,
 ) -> _Cut:
     """Return a smaller copy of the model with gates, and what was kept; nothing is changed.
 
@@ -229,6 +246,7 @@ def _prepare(
         )
         choice = choose_again(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
+        fresh.leave_out_(left_out)
         bind_gates_(small, fresh)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
@@ -377,6 +395,11 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     for key, buffer in cut.small._buffers.items():
         if key not in target._buffers and buffer is not None:
             target.register_buffer(key, buffer.clone())
+    left_out = gates.choice.branch_places(gates.left_out())
+    for name in gates.choice.removals.gone_tensors(left_out):
+        tensor = find_tensor(target, name)
+        tensor.grad = None
+        tensor.requires_grad_(False)  # or DistributedDataParallel would wait for its gradient
     setattr(target, KEPT, cut.plan.kept(getattr(target, KEPT, None)))
     new_class: Any = type(cut.small)
     new_class.forward = type(target).forward  # Accelerate and torch.compile may hold it

@@ -10,7 +10,7 @@ from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
-from archlearn.gating.insertion import copy_with_marks
+from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.gating.penalty_prices import unit_of
 from archlearn.module_utils import (
@@ -28,7 +28,6 @@ from archlearn.surgery.narrowing import (
     MergeApplier,
     blocks_left,
     find_shifts,
-    leave_out_branches_,
     narrowed_tensors,
     remove_tensors_,
     shift_biases_,
@@ -183,7 +182,7 @@ def carry_out(
     small = _copy_narrowed(gated, plan)
     copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]
     for place, (graph, nodes) in enumerate(copies):
-        leave_out_branches_(graph, nodes, decision, place)
+        leave_out_branches_(graph, nodes, decision.choice, decision.closed, place)
     rewriters = [
         Rewriter(small, blueprint, place, decision.dropped, graph, nodes)
         for place, (graph, nodes) in enumerate(copies)

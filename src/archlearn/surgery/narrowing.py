@@ -16,8 +16,7 @@ from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Merge, Narrowing, Plan
-from archlearn.surgery.planning import Decision
-from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
+from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
@@ -204,26 +203,6 @@ class MergeApplier:
                 self.changed = True
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
-
-
-def leave_out_branches_(
-    graph: fx.Graph, nodes: dict[str, fx.Node], decision: Decision, place: int
-) -> None:
-    """Let the sum of each closed branch be its shortcut, and erase what nobody reads then.
-
-    `nodes` are those of the graph, a copy, by their original names; erased ones are taken out.
-    """
-    for name in decision.closed:
-        addition = decision.choice.branches[name].additions[place]
-        node = nodes.pop(addition.node)
-        shortcut = node.args[1 - addition.operand]
-        assert isinstance(shortcut, fx.Node)
-        node.replace_all_uses_with(shortcut)
-        graph.erase_node(node)
-    gone = {nodes.pop(name) for name in decision.gone_calls(place) & nodes.keys()}
-    for node in [node for node in reversed(graph.nodes) if node in gone]:
-        erase_marks_of_(node)
-        graph.erase_node(node)
 
 
 def remove_tensors_(net: nn.Module, removed: Iterable[str], graphs: Iterable[fx.Graph]) -> None:

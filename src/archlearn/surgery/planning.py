@@ -49,15 +49,11 @@ class Decision:
 
     def gone_calls(self, place: int) -> set[str]:
         """Return the calls of a graph that are gone with the closed branches."""
-        return self.choice.removals.gone_calls(place, self._places())
+        return self.choice.removals.gone_calls(place, self.choice.branch_places(self.closed))
 
     def gone_tensors(self) -> set[str]:
         """Return the parameters and buffers that are gone with the closed branches."""
-        return self.choice.removals.gone_tensors(self._places())
-
-    def _places(self) -> frozenset[int]:
-        names = list(self.choice.branches)
-        return frozenset(names.index(name) for name in self.closed)
+        return self.choice.removals.gone_tensors(self.choice.branch_places(self.closed))
 
 
 def check_gates(model: nn.Module) -> None:
@@ -93,7 +89,8 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     for group, gate in zip(blueprint.groups, widths.values(), strict=True):
         dropped[group.channels] = open_gates(gate, group.least) < 0.5
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
-    closed = tuple(name for name, gate in branches.items() if not bool(is_open(gate)))
+    left_out = store.left_out()
+    closed = tuple(n for n, gate in branches.items() if n in left_out or not bool(is_open(gate)))
     decision = Decision(store.choice, dropped, linear, closed)
     gone = decision.gone_calls(0)
     gone_sites = {site.name for site in blueprint.sites[0] if site.node in gone}
