@@ -115,6 +115,21 @@ class Normed(Attention):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
 
 
+class NormedByHand(Attention):
+    """Queries are normalised as in Qwen3: one weight, as long as a head, multiplies each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(SIZE) + 0.5)
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (f(x).view(n, length, -1, SIZE) for f in (self.query, self.key, self.value))
+        q = self.weight * (q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6))
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+
 def half_turn(x: Tensor) -> Tensor:
     return torch.cat([-x[..., 2:], x[..., :2]], -1)
 
@@ -213,8 +228,9 @@ class Biased(Attention):
 
 
 KINDS: dict[Callable[[], Attention], int] = {
-    ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, Grouped: 2,
-    GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4, Biased: 4,
+    ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
+    Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
+    Biased: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 

@@ -507,6 +507,7 @@ def follow(
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.found)
     _tie_boxes(constraints)
+    _tie_spreads(constraints)
     _tie_unread_parts(constraints)
     _keep_ambiguous_parameters(constraints)
     return constraints, tuple(followed)
@@ -521,6 +522,20 @@ def _tie_boxes(constraints: ChannelConstraints) -> None:
         if len(dims) > 1:
             constraints.read(Labels(ids, labels.state), dims[0])
             root = constraints.roots()
+
+
+def _tie_spreads(constraints: ChannelConstraints) -> None:
+    """Tie what is broadcast along other channels to those it has itself, if these go one by one.
+
+    Where whole heads go, what is as long as a head and multiplies each of them stays.
+    """
+    for base, ids in constraints.spreads:
+        root = constraints.roots()
+        own = set(varying(ids))
+        if own & set(varying(pointwise(root.__getitem__, base))):
+            constraints.tie(base, ids)
+        else:
+            constraints.block(ids, "multiplies or is added to all heads", "nothing is needed")
 
 
 def _tie_unread_parts(constraints: ChannelConstraints) -> None:

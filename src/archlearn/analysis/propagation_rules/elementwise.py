@@ -169,14 +169,16 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
     place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
-        if is_firm or varying(ids):  # also what is broadcast along some of these dimensions only
+        if is_firm:
             step.constraints.tie(base, ids)
+        elif varying(ids):  # broadcast along some of these dimensions only
+            step.constraints.spreads.append((base, ids))
         else:
             step.constraints.block(
                 labels.ids, f"spread over other channels by {step.node.name}", "learn the others"
             )
-            is_number = labels.name is not None and labels.ids.numel() == 1  # a parameter
-            states[index] = torch.tensor(CONSTANT if is_number else UNKNOWN)
+        if not is_firm and labels.name is None:  # a parameter is a constant
+            states[index] = torch.tensor(UNKNOWN)
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
 
