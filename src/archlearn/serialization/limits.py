@@ -40,14 +40,14 @@ class Limit:
 MAX_HEADER_BYTES = Limit("MAX_HEADER_BYTES", 16 * 2**20, "bytes of header")
 # Of a description's JSON: each takes up to 700 bytes of memory while a model is built.
 MAX_VALUES = Limit("MAX_VALUES", 500_000, "values in its description")
-MAX_MODULES = Limit("MAX_MODULES", 20_000, "modules")
+MAX_MODULES = Limit("MAX_MODULES", 15_000, "modules")
 # Modules that are shared at every level have exponentially many names, all of which
 # `state_dict()` and `eval()` walk through.
 MAX_MODULE_NAMES = Limit("MAX_MODULE_NAMES", 100_000, "names of modules, shared ones included")
 MAX_MODULE_DEPTH = Limit("MAX_MODULE_DEPTH", 100, "modules inside one another")
 # torch looks each tensor of a recurrent layer up in a list of all of them.
 MAX_RECURRENT_LAYERS = Limit("MAX_RECURRENT_LAYERS", 256, "layers in one recurrent module")
-MAX_TENSORS = Limit("MAX_TENSORS", 20_000, "tensors")
+MAX_TENSORS = Limit("MAX_TENSORS", 15_000, "tensors")
 MAX_DIMENSIONS = Limit("MAX_DIMENSIONS", 32, "dimensions in a tensor")
 # Sizes beside a 0 are not held by the file's length, and torch multiplies them.
 MAX_ELEMENTS = Limit("MAX_ELEMENTS", 2**48, "elements in a tensor, sizes of 0 left out")
