@@ -14,6 +14,7 @@ from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import QUICK, Check, Row
+from archlearn_paper.experiment_registry import find_experiment
 from archlearn_paper.experiments import table_4
 from archlearn_paper.experiments.table_4 import LEARNT_ROWS, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
@@ -140,7 +141,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             Image.fromarray(image).save(folder / "photos" / name / f"{place}.png")
     scale = replace(QUICK, data=f"folder:{folder / 'photos'}:16", seeds=(0,))
     order = RunRequest(
-        experiment=table_4.EXPERIMENT, scale=scale, folder=folder / "results", command="a test"
+        experiment=find_experiment("table-4"),
+        scale=scale,
+        folder=folder / "results",
+        command="a test",
     )
     tiny = CaseStudy(
         model="caffenet:0.04",
