@@ -157,7 +157,7 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
         return
     threads = HardwareSettings(threads=min(_MOST_THREADS, os.cpu_count() or 1))
     budget = GateSettings(budget=("parameters=10000",))
-    start_run(RunSettings(gates=budget, hardware=threads), out)
+    start_run(RunSettings(gates=budget, hardware=threads, epochs=18), out)
 
 
 REPORT_EXAMPLES = """Examples:
