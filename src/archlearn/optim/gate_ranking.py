@@ -215,11 +215,11 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1] = True
-        place = fits.long().argmax()
+        place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         high = counts[place]
         low = torch.where(place > 0, counts[place - 1], low)
         span = (span + _AT_ONCE - 1) // _AT_ONCE
-    return high
+    return high.view(())
 
 
 def fill_up(
@@ -248,7 +248,7 @@ def fill_up(
         prices = add_up(prices)
         may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
         worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
-        best = worth.argmax()
+        best = worth.argmax(0, keepdim=True)
         opened = torch.where((block == block[best]) & may_open[best], 1.0, is_open)
         fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
         is_open = torch.where(fits, opened, is_open)
