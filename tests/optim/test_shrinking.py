@@ -552,3 +552,26 @@ def test_dropout_is_not_compared_though_another_thread_is_about() -> None:
         ended.set()
         other.join()
     assert model[0].out_features == 5
+
+
+class Watching(nn.Linear):
+    """Takes down whether cuDNN tries convolutions out while it is called."""
+
+    seen: list[bool] = []
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.append(torch.backends.cudnn.benchmark)
+        return super().forward(input)
+
+
+def test_a_cut_tries_no_convolutions_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs each of them a few times, in double precision: on a GPU trials took seconds."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    net = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 8), Watching(8, 4))
+    model = al.add_gates(net, torch.randn(2, 64), leaves=[Watching])
+    close(model)
+    Watching.seen.clear()
+    al.shrink_(model)
+    assert Watching.seen
+    assert not any(Watching.seen)
+    assert torch.backends.cudnn.benchmark
