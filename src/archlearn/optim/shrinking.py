@@ -111,13 +111,13 @@ def shrink_(
     for states in sliced:
         for state, new in states:
             state.update(new)
+    for optimizer in inner:
+        if isinstance(optimizer, GateOptimizer):
+            optimizer.follow_model()
     renew_wrappers_(owner)
     if "torch._dynamo" in sys.modules:
         # Programs of the larger network would count towards torch.compile's recompile limit.
         torch.compiler.reset()
-    for optimizer in inner:
-        if isinstance(optimizer, GateOptimizer):
-            optimizer.follow_model()
     after = sum(parameter.numel() for parameter in owner.parameters())
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
 
