@@ -216,11 +216,11 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1] = True
-        place = fits.long().argmax()
+        place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         high = counts[place]
         low = torch.where(place > 0, counts[place - 1], low)
         span = (span + _AT_ONCE - 1) // _AT_ONCE
-    return high
+    return high.view(())
 
 
 def fill_up(
