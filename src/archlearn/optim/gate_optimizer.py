@@ -283,7 +283,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         closed, branches = self._find_closed()
         closed |= (branches[:, None] & self._inner).any(0)
-        closed &= self._can_go.to(closed.device)
+        closed &= self._can_go
         groups = self._store.choice.blueprint.groups
         pieces = closed.split([len(group.channels) for group in groups])
         return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
@@ -301,7 +301,7 @@ class GateOptimizer(torch.optim.Optimizer):
         if not self.param_groups[0]["frozen"]:
             closed &= torch.cat(self._for_good())
         closed, branches = closed.tensor_split([len(opened)])
-        return closed, branches | self._left_out.to(branches.device)
+        return closed, branches | self._left_out
 
     @torch.no_grad()
     def can_shrink(self) -> bool:
@@ -317,7 +317,7 @@ class GateOptimizer(torch.optim.Optimizer):
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
-        branches = torch.stack([self._left_out.to(gone.device), self._find_closed()[1]])
+        branches = torch.stack([self._left_out, self._find_closed()[1]])
         others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
         n_left = self.schedule.cuts - self._store.n_shrinks
@@ -460,7 +460,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return which width gates, and which branches, have been closed too long to open again."""
         found = find_closed_for_good(self._closable, self.state, self._store.group_of_gate.device)
         widths, branches = found.tensor_split([self._cost.n_width])
-        return widths, branches | self._left_out.to(branches.device)
+        return widths, branches | self._left_out
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
@@ -478,8 +478,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner")
-        for name in (*names, "_protected"):
+        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
+        for name in (*names, "_protected", "_left_out"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
