@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn.analysis.original_channels import KEPT
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
@@ -36,7 +37,6 @@ from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
-from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
