@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import is_open
-from archlearn.speed import wait_for
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
@@ -32,6 +31,7 @@ from archlearn.training.defaults import derive_sizes
 from archlearn.training.hardware import start_fabric
 from archlearn.training.run_setup import Session, open_session, set_layout_
 from archlearn.training.train_step import has_gates
+from archlearn.verification.speed import wait_for
 from archlearn_paper.evaluation import (
     find_dataset,
     measure_scores,

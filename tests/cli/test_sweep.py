@@ -22,6 +22,7 @@ def call(*words: str) -> object:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_a_sweep_is_made_once_and_taken_up_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

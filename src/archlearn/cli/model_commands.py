@@ -44,8 +44,8 @@ def inspect(
     import torch
 
     from archlearn.errors import InputError
-    from archlearn.inspection import inspect as inspect_model
     from archlearn.models.model_registry import build_network, reads_tokens
+    from archlearn.optim.inspection import inspect as inspect_model
     from archlearn.training.initial_model import run_once
     from archlearn.training.metrics import in_format_of
 
