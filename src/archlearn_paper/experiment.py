@@ -212,6 +212,14 @@ class Evaluation:
     network: nn.Module
 
 
+class MissingModelError(Exception):
+    """The model of a finished run is needed and not there any more."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(asked)
+        self.asked = asked
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
     """A finished run: its numbers, and where its compact model is."""
@@ -220,7 +228,13 @@ class FinishedRun:
     path: Path
 
     def load_model(self) -> nn.Module:
-        """Return the compact model."""
+        """Return the compact model.
+
+        Raises:
+            MissingModelError: If its file is not there; the runner then makes the run again.
+        """
+        if not self.path.is_file():
+            raise MissingModelError(self.row.asked)
         return load(self.path)
 
 
