@@ -189,6 +189,7 @@ class Run:
             once in a run.
         finish_compact: Whether the network becomes compact as soon as gates stand still, and is
             trained in that form to the end. The momentum of its weights starts anew there.
+        measured: What its row is to hold besides.
     """
 
     row: str
@@ -196,6 +197,7 @@ class Run:
     network: nn.Module | None = None
     after_epoch: Callable[[nn.Module, int], None] | None = None
     finish_compact: bool = False
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

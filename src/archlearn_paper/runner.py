@@ -304,6 +304,7 @@ class _StageRunner:
             commit=self._commit,
             digest=hashlib.sha256(path.read_bytes()).hexdigest(),
             history=row.history if experiment.keeps_history else (),
+            measured=work.measured if isinstance(work, Run) else {},
         )
         self._write_down(FinishedRun(row=row, path=path))
         self._callback.finished(row)
