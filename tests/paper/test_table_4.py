@@ -124,6 +124,10 @@ def test_tables_state_the_paper_beside_ours() -> None:
     assert line[6] == "58.0"
 
 
+def test_other_methods_are_brought_to_every_size_of_ours() -> None:
+    assert set(table_4.RIVAL_SHARES) == {line.share for line in LEARNT_ROWS.values()}
+
+
 def test_data_that_are_no_photographs_are_refused() -> None:
     with pytest.raises(SettingsError, match="--data tiny-imagenet:DIR"):
         table_4.train_references(QUICK, [])
