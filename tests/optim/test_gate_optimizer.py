@@ -510,6 +510,7 @@ def test_a_part_of_a_larger_model_may_have_the_gates(digits: Any) -> None:
     assert plan.after.parameters <= 0.5 * plan.before.parameters
 
 
+@pytest.mark.slow
 def test_all_signals_land(digits: Any) -> None:
     for signal in ("square", "size", "signed"):
         schedule = al.GateSchedule(signal=signal)
