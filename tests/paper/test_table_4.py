@@ -169,6 +169,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return replace(again, command=str(folder / "results"))
 
 
+@pytest.mark.slow
 def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: Results) -> None:
     assert set(results.derived["rows"]) == set(ROWS)
     methods = [row for row in results.rows if row.row != "reference"]
@@ -183,6 +184,7 @@ def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: 
             assert row.parameters == pytest.approx(share * whole / 100, rel=0.06), row.row
 
 
+@pytest.mark.slow
 def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None:
     for row in results.rows:
         measured = row.measured["forward"]["cpu"]
@@ -192,6 +194,7 @@ def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None
         )
 
 
+@pytest.mark.slow
 def test_models_are_there_and_of_the_stated_size(results: Results) -> None:
     models = Path(results.command) / "models" / "table-4"
     for row in results.rows:
