@@ -69,7 +69,8 @@ def test_a_whole_run_writes_every_epoch(tmp_path: Path, compiled: bool) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_run_shrinks_as_an_ordinary_one(tmp_path: Path, compiled: bool) -> None:
     asked = ASKED | {"epochs": 10, "gate_rate": None, "budget": ("parameters=10%",),
-                     "gate_schedule": ("patience=3",), "report": False, "shrink": True}  # fmt: skip
+                     "gate_schedule": ("patience=3", "cuts=3"), "report": False,
+                     "shrink": True}  # fmt: skip
     learn(override(RunSettings(), asked | {"compile": compiled}), tmp_path / "captured")
     rows = read_lines(tmp_path / "captured" / METRICS)
     trained = [row["trained"]["parameters"] for row in rows]
