@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, Split
-from archlearn.data.downloads import no_progress
+from archlearn.data.file_cache import no_progress
 from archlearn.errors import DataError
 from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate

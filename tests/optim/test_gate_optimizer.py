@@ -319,6 +319,17 @@ def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: 
     assert 0.45 * plan.before.parameters <= plan.after.parameters <= 0.5 * plan.before.parameters
 
 
+def test_gates_that_are_written_as_they_were_have_not_been_moved(digits: Any) -> None:
+    """As DistributedDataParallel does that is made behind the optimiser; warnings are errors."""
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.clone())
+    cross_entropy(model(digits[0][:32]), digits[1][:32]).backward()
+    gates.step()
+
+
 def test_a_scheduler_changes_nothing(digits: Any) -> None:
     def run(*, scheduled: bool) -> list[float]:
         torch.manual_seed(0)
@@ -511,6 +522,7 @@ def test_a_part_of_a_larger_model_may_have_the_gates(digits: Any) -> None:
     assert plan.after.parameters <= 0.5 * plan.before.parameters
 
 
+@pytest.mark.slow
 def test_all_signals_land(digits: Any) -> None:
     for signal in ("square", "size", "signed"):
         schedule = al.GateSchedule(signal=signal)

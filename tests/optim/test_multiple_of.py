@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.models.model_registry import build_network
+from archlearn.models import build_network
 from tests.optim.test_gate_optimizer import Residual
 
 NETWORKS = {

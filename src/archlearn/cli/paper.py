@@ -1,7 +1,9 @@
 """`archlearn paper` and `archlearn compare`: the only modules that import `archlearn_paper`."""
 
+import math
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ PAPER_EXAMPLES = """Examples:
   archlearn paper table-1 --seeds 0,1,2,3,4
   archlearn paper table-1 --draw
   archlearn paper --all --images tiny-imagenet:DIR
+  archlearn paper --all --within 500
   archlearn paper --all --quick
   archlearn paper --all --draw
   archlearn paper --docs
@@ -30,8 +33,11 @@ def paper(
     data: str = "mnist",
     images: str | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    rows: str | None = None,
+    within: Annotated[float, Parameter(validator=Number(gt=0))] = math.inf,
     every: Annotated[bool, Parameter(name="--all")] = False,
     draw: bool = False,
+    join: tuple[Path, ...] = (),
     docs: bool = False,
     force: bool = False,
 ) -> None:
@@ -48,8 +54,11 @@ def paper(
         data: The data set.
         images: With --all, the data of table-4, as tiny-imagenet:DIR; left out, so is table-4.
         side_by_side: How many runs share a GPU at a time.
+        rows: Make only these now, as "AL*; baseline"; the page waits for the others.
+        within: Seconds after which no run begins; the same command goes on another time.
         every: Make every page, comparisons too: what is there already is not made again.
         draw: Run nothing: draw figure and tables anew from the results.
+        join: With --draw, a folder with runs of other seeds or machines that belong to the page.
         docs: Write docs/results.md and its figures from all results.
         force: Replace earlier results even where seeds or data of them would be lost.
     """
@@ -72,6 +81,9 @@ def paper(
         side_by_side=side_by_side,
         force=force,
         draw=draw,
+        join=join,
+        rows=rows,
+        until=time.monotonic() + within,
     )
     if every:
         commands.make_all(asked, images)
@@ -101,6 +113,7 @@ def compare(
     quick: bool = False,
     out: Path | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    within: Annotated[float, Parameter(validator=Number(gt=0))] = math.inf,
     draw: bool = False,
     force: bool = False,
 ) -> None:
@@ -119,6 +132,7 @@ def compare(
         quick: A small version that ends within 3 minutes on 2 cores.
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.
+        within: Seconds after which no run begins; the same command goes on another time.
         draw: Run nothing: draw figure and tables anew from the results.
         force: Replace earlier results even where methods, budgets or seeds of them would be lost.
     """
@@ -135,5 +149,6 @@ def compare(
         side_by_side=side_by_side,
         force=force,
         draw=draw,
+        until=time.monotonic() + within,
     )
     commands.make_comparison(asked, setup, find_methods(methods))

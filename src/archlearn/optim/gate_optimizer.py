@@ -566,7 +566,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self._remember()
         if [gate._version for gate in gates] == self._versions:
             return
-        if not self._has_warned:
+        pairs = zip(gates, self._written, strict=True)  # which DDP writes without moving them
+        if not self._has_warned and any(bool((g != old.to(g)).any()) for g, old in pairs):
             self._has_warned = True
             warnings.warn(
                 "gates were moved by something else than the GateOptimizer, and are put back: give "

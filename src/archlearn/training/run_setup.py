@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
-from archlearn.data.downloads import DownloadProgress, no_progress
+from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates

@@ -20,6 +20,7 @@ from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
     add_diagonals,
+    count_left,
     reduce_by_diagonals,
 )
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
@@ -110,7 +111,7 @@ class FromScratchMethod(Method):
     begin: Callable[[ComparisonSetup, int, int], nn.Module]
 
 
-OURS = "archlearn"
+OURS, L0 = "archlearn", "l0 gates"
 SCRATCH = "its architecture from scratch"
 
 
@@ -167,10 +168,19 @@ def _by_weights(
 def _by_factors(
     setup: ComparisonSetup, model: nn.Module, budget: int, *, penalty: Penalty
 ) -> nn.Module:
-    """Put the numbers of a loaded model into one that has factors, and cut that."""
+    return reduce_by_diagonals(_restore_factors(setup, model, penalty), setup.example(), budget)
+
+
+def _restore_factors(setup: ComparisonSetup, model: nn.Module, penalty: Penalty) -> nn.Module:
+    """Put the numbers of a loaded model into a network that has factors."""
     again = add_diagonals(setup.fresh_network(0), setup.example(), 0.0, penalty)
     again.load_state_dict(model.state_dict())
-    return reduce_by_diagonals(again.network, setup.example(), budget)
+    return again.network
+
+
+def count_l0_left(setup: ComparisonSetup, model: nn.Module) -> int:
+    """Return the parameters that L0 gates leave by themselves, before they meet a budget."""
+    return count_left(_restore_factors(setup, model, "l0"), setup.example())
 
 
 def _by_groups(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
@@ -200,7 +210,7 @@ def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module
 _BY_MAGNITUDE = partial(_by_weights, reduce=reduce_by_torch_pruning)
 METHODS: tuple[Method, ...] = (
     BudgetMethod(name=OURS, source="this package", strengths=COST_POWERS),
-    LearningMethod(name="l0 gates", source="Louizos et al. 2018", strengths=L0_STRENGTHS,
+    LearningMethod(name=L0, source="Louizos et al. 2018", strengths=L0_STRENGTHS,
         begin=partial(_add_factors, penalty="l0"), reduce=partial(_by_factors, penalty="l0")),
     LearningMethod(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=L1_STRENGTHS,
         begin=partial(_add_factors, penalty="l1"), reduce=partial(_by_factors, penalty="l1")),

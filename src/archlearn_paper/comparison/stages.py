@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +21,7 @@ from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.comparison.methods import (
+    L0,
     METHODS,
     OURS,
     SCRATCH,
@@ -30,6 +32,7 @@ from archlearn_paper.comparison.methods import (
     PruningMethod,
     Reduce,
     choose_strength,
+    count_l0_left,
     name_first,
     name_trial,
 )
@@ -103,6 +106,7 @@ class ComparisonStages:
 
     def __init__(self, model: str, budgets: tuple[int, ...], methods: Sequence[Method]) -> None:
         self._model, self._budgets, self._methods = model, budgets, methods
+        self._l0_rows = [name_first(m, s) for m in methods if m.name == L0 for s in m.strengths]
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
@@ -116,6 +120,13 @@ class ComparisonStages:
 
     def _setup(self, scale: Scale) -> ComparisonSetup:
         return ComparisonSetup(model=self._model, budgets=self._budgets, scale=scale)
+
+    def measure(self, scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        """Return how large a network L0 leaves at a strength that was tried."""
+        row = done.row
+        if row.seed != CALIBRATION_SEED or row.row not in self._l0_rows:
+            return {}
+        return {"left": count_l0_left(self._setup(scale), done.load_model())}
 
     def _in_rounds(self) -> list[LearningMethod | PruningMethod]:
         return [m for m in self._methods if isinstance(m, LearningMethod | PruningMethod)]
@@ -350,6 +361,7 @@ def make_experiment(
         derive=ranking.derive,
         check=ranking.check,
         tabulate=ranking.tabulate,
+        measure=stages.measure,
     )
 
 
