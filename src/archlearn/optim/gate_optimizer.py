@@ -40,7 +40,6 @@ from archlearn.optim.gate_ranking import (
     Holds,
     fill_up,
     find_savings,
-    fit,
     rank_gates,
     use_room,
 )
@@ -440,8 +439,7 @@ class GateOptimizer(torch.optim.Optimizer):
         holds = self._find_holds(last=last)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
-            ranking = use_room(ranking, cost, limits)
-            count = fit(ranking, cost, limits)
+            ranking, count = use_room(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
