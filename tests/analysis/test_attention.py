@@ -58,7 +58,7 @@ class Inferred(Attention):
     def attend(self, x: Tensor) -> Tensor:
         shape = (*x.shape[:-1], -1, SIZE)
         q, k, v = (f(x).view(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
-        y = F.scaled_dot_product_attention(q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1 and k.shape[2] < 1)
         return y.transpose(1, 2).reshape(*x.shape[:-1], -1).contiguous()
 
 
@@ -137,9 +137,23 @@ class NormedByHand(Attention):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (f(x).view(n, length, -1, SIZE) for f in (self.query, self.key, self.value))
-        q = self.weight * (q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6))
+        y = q.to(self.weight.dtype)
+        q = self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6))
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+
+class BetweenChannels(Attention):
+    """Channels attend to channels, as in DaViT."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        y = (q.transpose(-1, -2) @ k).softmax(-1) @ v.transpose(-1, -2)
+        return y.permute(0, 3, 1, 2).reshape(n, length, -1)
 
 
 def half_turn(x: Tensor) -> Tensor:
@@ -242,7 +256,7 @@ class Biased(Attention):
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
-    Biased: 4,
+    Biased: 4, BetweenChannels: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -372,7 +386,7 @@ FEW: dict[type[Attention], dict[str, int]] = {
     ByHand: TOGETHER, Inferred: TOGETHER, Causal: TOGETHER, Batched: TOGETHER, Einsum: TOGETHER,
     GroupedBySdpa: TOGETHER, Biased: TOGETHER, FusedAndSplit: {"qkv": SIZE, "qkv/2": SIZE},
     Fused: {"qkv": SIZE}, FusedAndPicked: {"qkv": SIZE}, Normed: {"query": 2},
-    NormedByHand: {"query": 2},
+    NormedByHand: {"query": 2}, BetweenChannels: {"query": 2},
 }  # fmt: skip
 
 

@@ -514,3 +514,21 @@ def test_what_is_added_to_tokens_of_all_kinds_loses_their_channels() -> None:
     torch.manual_seed(0)
     small = check_exact(LastBlock(), draw(2, 5, 3), draw(3, 4, 3))
     assert small.embed.out_features == small.read.out_features == 4
+
+
+class PaddedInSpace(nn.Module):
+    """Channels lie last, and the image is padded to whole windows, as in DaViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.up, self.head = nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.norm(self.stem(x)), (0, 0, 0, 1, 0, 2))
+        return self.head(torch.relu(self.up(x)).mean((1, 2)))
+
+
+def test_padding_of_space_leaves_channels_that_lie_last_alone() -> None:
+    small: Any = check_exact(PaddedInSpace(), draw(2, 3, 4, 5), draw(3, 3, 4, 5))
+    assert (small.stem.out_features, small.up.in_features) == (4, 4)

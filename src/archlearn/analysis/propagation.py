@@ -40,6 +40,7 @@ from archlearn.analysis.propagation_rules.reshape import (
     call_on_places,
     expand_as,
     move,
+    number,
     pick,
 )
 from archlearn.analysis.rule_api import (
@@ -358,7 +359,7 @@ class _Follower(_Interpreter):
         has split them, that is the first of its dimensions: heads, and not their parts.
         """
         is_split = any(node.name in self.split for node in n.all_input_nodes)
-        reads_one_dim = self.rules[n] in (opaque, linear, *_PRODUCTS)
+        reads_one_dim = self.rules[n] in (opaque, linear, attribute, number, *_PRODUCTS)
         reads_one_dim |= self.rules[n] is across_channels and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
@@ -368,9 +369,8 @@ class _Follower(_Interpreter):
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
         if is_split and len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE:
-            self.constraints.boxes.append(
-                (n.name, step.x)
-            )  # by then it is known whether heads go, or parts
+            self.constraints.boxes.append((n.name, step.x))  # what goes is known at the end
+            self.split.add(n.name)
             return step
         behind = None if is_split else _choose_dim(step.labels)
         tied: dict[int, Labels] = {}

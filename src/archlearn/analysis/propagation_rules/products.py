@@ -121,20 +121,19 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
 def _without_few_heads(
     step: OpCall, factors: list[Factor], along_letters: list[set[str]], out: str
 ) -> list[set[str]]:
-    """Return the indices with channels, without few heads with several channels in each."""
-    both = set(factors[0][1]) & set(factors[1][1]) & set(out)
-    heads = [c for c in out if c in both and any(c in found for found in along_letters)]
-    for c in heads:
-        held = [
-            (labels, letters.index(c), found)
-            for (labels, letters), found in zip(factors, along_letters, strict=True)
-            if c in found
-        ]
-        if any(len(found) < 2 for _, _, found in held):
+    """Return the indices with channels, without few heads where channels within them can go."""
+    shared = set(factors[0][1]) & set(factors[1][1]) & set(out)
+    for c in shared & set[str]().union(*along_letters):
+        within = [found - {c} for found in along_letters]
+        left = set[str]().union(*within)
+        is_summed = all(within) and not left & set(out)
+        is_alone = any(c in found and not rest for found, rest in zip(along_letters, within))
+        if len(left) > 1 or is_alone or not (is_summed or left & set(out)):
             continue
-        n_heads = max(len(core(x.ids, x.state, dim)[0].unique(dim=1).T) for x, dim, _ in held)
+        lines = [core(x.ids, x.state, letters.index(c))[0] for x, letters in factors]
+        n_heads = max(line.unique(dim=1).shape[1] for line in lines)
         if not step.constraints.whole_groups.setdefault(step.node.name, n_heads > FEW_HEADS):
-            along_letters = [found - {c} for found in along_letters]
+            return within
     return along_letters
 
 
