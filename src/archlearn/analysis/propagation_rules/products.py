@@ -127,8 +127,7 @@ def _without_few_heads(
         within = [found - {c} for found in along_letters]
         left = set[str]().union(*within)
         is_summed = all(within) and not left & set(out)
-        is_alone = any(c in found and not rest for found, rest in zip(along_letters, within))
-        if len(left) > 1 or is_alone or not (is_summed or left & set(out)):
+        if len(left) > 1 or {c} in along_letters or not (is_summed or left & set(out)):
             continue
         lines = [core(x.ids, x.state, letters.index(c))[0] for x, letters in factors]
         n_heads = max(line.unique(dim=1).shape[1] for line in lines)
