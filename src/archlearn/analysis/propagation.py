@@ -32,7 +32,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     may_need_batch,
     within_channel,
 )
-from archlearn.analysis.propagation_rules.pooling import mean, reduce
+from archlearn.analysis.propagation_rules.pooling import along_dim, mean, reduce, variance
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -365,7 +365,8 @@ class _Follower(_Interpreter):
             return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        knows_more = self.rules[n] is pick or (self.rules[n] in (mean, reduce) and not is_split)
+        knows_more = self.rules[n] in (pick, along_dim)
+        knows_more |= self.rules[n] in (mean, reduce, variance) and not is_split
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
         if is_split and len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE:
