@@ -3,7 +3,7 @@
     python -m benchmarks.latency --page results/latency.md
 
 Short runs on random images: they show what the clock says, not how well a network can learn. Both
-networks are timed in turns at the end, medians, by `archlearn.speed`, three times, of which the
+networks are timed in turns at the end, medians, by `compare_speed`, three times, of which the
 middle one is shown; nothing else should run meanwhile.
 """
 
@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 
 import archlearn as al
 from archlearn.models.model_registry import build_network
-from archlearn.speed import compare_speed
 from benchmarks.circumstances import as_markdown, describe
 
 SHAPE, N_STEPS, BATCH = (3, 32, 32), 120, 16
@@ -44,7 +43,7 @@ def run(network: str, n_examples: int, share: int) -> dict[str, Any]:
         gates.step()
         gates.zero_grad()
     small = al.compact(model)
-    speeds = [compare_speed(original, small, x, (n_examples,))[0] for _ in range(3)]
+    speeds = [al.compare_speed(original, small, x, (n_examples,))[0] for _ in range(3)]
     speed = sorted(speeds, key=lambda each: each.ratio)[1]
     plan = al.plan(model)
     return {

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.speed import compare_speed
 from benchmarks.circumstances import describe
 from benchmarks.torchvision_import import import_models
 
@@ -431,7 +430,7 @@ def time_rows(files: Files) -> None:
             original, compact = OnTokens(pretrained(files)), OnTokens(model)
             if place == "cuda graph":
                 original.graphs, compact.graphs = {}, {}
-            speeds = compare_speed(original, compact, ids, BATCH_SIZES, place.split()[0])
+            speeds = al.compare_speed(original, compact, ids, BATCH_SIZES, place.split()[0])
             found[place] = {str(speed.batch_size): speed.seconds for speed in speeds}
         said = describe("transformers") | {
             "gpu": describe(device=places[-1].split()[0])["hardware"]

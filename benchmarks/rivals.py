@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.data.downloads import no_progress
+from archlearn.data.file_cache import no_progress
 from archlearn.gating.gate_container import find_store
-from archlearn.models.initialization import draw_weights_
+from archlearn.models.cifar_networks import ResNet, draw_weights_
 from archlearn.models.model_registry import build_network
-from archlearn.models.resnet import ResNet
 from archlearn.training.__main__ import main as train
 from archlearn.training.__main__ import parse_value
 from archlearn.training.config import override

@@ -75,7 +75,7 @@ def start_together_(net: nn.Module, gated: nn.Module) -> None:
         gate.copy_(start)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_library_takes_the_same_steps_as_the_page(page: ModuleType, seed: int) -> None:
     net, gated = make_page_net(page, seed), add_gates(page, seed)
     start_together_(net, gated)

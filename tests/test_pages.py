@@ -32,6 +32,9 @@ from tests.reporting.run_folders import LENET, write_run
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() and page.name not in NEEDED]
+# On these, networks are trained.
+LONG = {"how-gates-learn", "shrinking", "training-loops", "tutorial-cnn", "tutorial-own-block",
+        "your-own-model"}  # fmt: skip
 
 
 def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
@@ -55,7 +58,11 @@ def run_block(text: str, names: dict[str, Any]) -> str:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz.*deprecated")
 @pytest.mark.filterwarnings("ignore:.*(LeafSpec|num_workers|srun|isinstance).*")  # Lightning's
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else ()) for page in WITH_CODE],
+    ids=lambda page: page.stem,
+)
 def test_blocks_run_and_say_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """Every kind of network is learnt and compacted exactly, or refused by name."""
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +13,28 @@ from torch.utils import _pytree as pytree
 import archlearn as al
 from tests.zoo import ALL, REFUSED, Inputs, Kind, Refused, call, in_double, randomise_
 
-SEEDS = (0, 1, 2, 5)
+SEEDS = (0, 1, 2, pytest.param(5, marks=pytest.mark.slow))
 EXACT, SAME = 1e-10, 1e-12
 
-each_kind = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
-each_seed = pytest.mark.parametrize("seed", SEEDS)
+Gated = tuple[nn.Module, nn.Module, Inputs]
+
+
+# Of the module, so that what all tests of a kind need is made once.
+@pytest.fixture(scope="module", params=ALL, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def of_seed(kind: Kind) -> Callable[[int], Gated]:
+    """Return a function of a seed: a network, its gated copy, and inputs; not to be changed."""
+
+    @functools.cache
+    def make(seed: int) -> Gated:
+        net, inputs = build(kind, seed)
+        return net, al.add_gates(net, inputs), inputs
+
+    return make
 
 
 def build(kind: Kind, seed: int) -> tuple[nn.Module, Inputs]:
@@ -70,32 +89,32 @@ def drops_anything(gated: nn.Module) -> bool:
     )
 
 
-@each_kind
-def test_what_is_learnt_is_what_can_be(kind: Kind) -> None:
-    net, inputs = build(kind, 0)
-    rows = al.inspect(al.add_gates(net, inputs)).rows
+def test_what_is_learnt_is_what_can_be(kind: Kind, of_seed: Callable[[int], Gated]) -> None:
+    _, gated, _ = of_seed(0)
+    rows = al.inspect(gated).rows
     assert {row.channels for row in rows if row.width} == kind.widths
     assert {row.channels for row in rows if row.depth} == kind.depths
     assert all(row.reason for row in rows if not row.width)
 
 
-@each_kind
-def test_open_gates_change_nothing(kind: Kind) -> None:
-    net, inputs = build(kind, 0)
-    gated = al.add_gates(net, inputs)
+def test_open_gates_change_nothing(kind: Kind, of_seed: Callable[[int], Gated]) -> None:
+    net, gated, inputs = of_seed(0)
     assert isinstance(gated, type(net))
-    assert_same(gated.eval(), net.eval(), inputs, SAME)
-    assert_same(gated.eval(), net.eval(), in_double(kind.inputs()), SAME)
-    assert_same(gated.train(), copy.deepcopy(net).train(), inputs, SAME)
+    assert_same(gated, net, inputs, SAME)
+    assert_same(gated, net, in_double(kind.inputs()), SAME)
+    gated, net = copy.deepcopy((gated, net))
+    assert_same(gated.train(), net.train(), inputs, SAME)
 
 
-@each_kind
-@each_seed
-def test_compact_network_computes_what_the_gated_one_did(kind: Kind, seed: int) -> None:
-    net, inputs = build(kind, seed)
-    gated = al.add_gates(net, inputs)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_compact_network_computes_what_the_gated_one_did_and_costs_what_was_planned(
+    kind: Kind, seed: int, of_seed: Callable[[int], Gated]
+) -> None:
+    net, gated, inputs = of_seed(seed)
+    gated = copy.deepcopy(gated)
     draw_gates_(gated, seed)
-    small = al.compact(gated)
+    expected = outputs(net, inputs), outputs(gated, inputs)
+    planned, small = al.plan(gated), al.compact(gated)
     assert isinstance(small, type(net))
     fresh = in_double(kind.inputs())
     assert_same(gated.eval(), small.eval(), fresh, EXACT)
@@ -104,12 +123,14 @@ def test_compact_network_computes_what_the_gated_one_did(kind: Kind, seed: int) 
         assert n_parameters(small) < n_parameters(net)
     else:
         assert n_parameters(small) <= n_parameters(net)
+    assert al.count_costs(small, inputs) == planned.after
+    assert planned.after.parameters == n_parameters(small)
+    now = outputs(net, inputs), outputs(gated, inputs)
+    torch.testing.assert_close(now, expected, rtol=0, atol=0)
 
 
-@each_kind
-def test_every_width_gate_that_closes_saves_parameters(kind: Kind) -> None:
-    net, inputs = build(kind, 0)
-    gated = al.add_gates(net, inputs)
+def test_every_width_gate_that_closes_saves_parameters(of_seed: Callable[[int], Gated]) -> None:
+    gated = copy.deepcopy(of_seed(0)[1])
     for gate in al.width_gates(gated).values():
         with torch.no_grad():
             gate[0] = 0.1
@@ -119,24 +140,9 @@ def test_every_width_gate_that_closes_saves_parameters(kind: Kind) -> None:
             gate[0] = 0.9
 
 
-@each_kind
-def test_surgery_leaves_its_argument_alone_and_costs_what_was_planned(kind: Kind) -> None:
-    net, inputs = build(kind, 2)
-    expected = outputs(net, inputs)
-    gated = al.add_gates(net, inputs)
-    draw_gates_(gated, 2)
-    expected_of_gated = outputs(gated, inputs)
-    planned, small = al.plan(gated), al.compact(gated)
-    assert al.count_costs(small, inputs) == planned.after
-    assert planned.after.parameters == n_parameters(small)
-    torch.testing.assert_close(outputs(net, inputs), expected, rtol=0, atol=0)
-    torch.testing.assert_close(outputs(gated, inputs), expected_of_gated, rtol=0, atol=0)
-
-
-@each_kind
-def test_gated_and_compact_network_train(kind: Kind) -> None:
-    net, inputs = build(kind, 1)
-    gated = al.add_gates(net, inputs).train()
+def test_gated_and_compact_network_train(of_seed: Callable[[int], Gated]) -> None:
+    _, gated, inputs = of_seed(1)
+    gated = copy.deepcopy(gated).train()
     loss_of(gated, inputs).backward()
     gates: dict[str, Any] = {**al.width_gates(gated), **al.depth_gates(gated)}
     unmoved = [name for name, gate in gates.items() if gate.grad is None or not gate.grad.any()]

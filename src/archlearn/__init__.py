@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archlearn.analysis.original_channels import kept_channels
     from archlearn.costs import Costs, count_costs
     from archlearn.errors import (
         ArchlearnError,
@@ -36,23 +37,24 @@ if TYPE_CHECKING:
     )
     from archlearn.gating.penalties import penalty
     from archlearn.gating.penalty_prices import Price, Strengths
-    from archlearn.inspection import inspect
     from archlearn.nn.tristate_activation import Gate, TriState
     from archlearn.optim.distillation import distill
     from archlearn.optim.gate_optimizer import GateOptimizer
     from archlearn.optim.gate_schedule import GateSchedule
+    from archlearn.optim.inspection import inspect
     from archlearn.optim.latency import LatencyTable, measure_latency
     from archlearn.optim.shrinking import shrink_
-    from archlearn.original_channels import kept_channels
     from archlearn.serialization import load, save
     from archlearn.surgery.architecture import Architecture, read_architecture
     from archlearn.surgery.compaction import compact
     from archlearn.surgery.planning import Plan, plan
     from archlearn.verification.certificate import Certificate, certify
+    from archlearn.verification.speed import compare_speed
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "archlearn.analysis.original_channels": "kept_channels",
     "archlearn.costs": "Costs count_costs",
     "archlearn.errors": (
         "ArchlearnError CertificateError CheckpointError DataError FileError "
@@ -66,12 +68,11 @@ _HOMES = {
     ),
     "archlearn.gating.penalties": "penalty",
     "archlearn.gating.penalty_prices": "Price Strengths",
-    "archlearn.inspection": "inspect",
-    "archlearn.original_channels": "kept_channels",
     "archlearn.nn.tristate_activation": "Gate TriState",
     "archlearn.optim.distillation": "distill",
     "archlearn.optim.gate_optimizer": "GateOptimizer",
     "archlearn.optim.gate_schedule": "GateSchedule",
+    "archlearn.optim.inspection": "inspect",
     "archlearn.optim.latency": "LatencyTable measure_latency",
     "archlearn.optim.shrinking": "shrink_",
     "archlearn.serialization": "load save",
@@ -79,6 +80,7 @@ _HOMES = {
     "archlearn.surgery.compaction": "compact",
     "archlearn.surgery.planning": "Plan plan",
     "archlearn.verification.certificate": "Certificate certify",
+    "archlearn.verification.speed": "compare_speed",
 }
 
 
@@ -128,6 +130,7 @@ __all__ = [
     "certify",
     "clip_gates_",
     "compact",
+    "compare_speed",
     "count_costs",
     "depth_gates",
     "distill",

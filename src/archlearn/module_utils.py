@@ -36,6 +36,17 @@ def evaluating(*models: nn.Module) -> Generator[None]:
                 module.training = training
 
 
+@contextmanager
+def without_trials() -> Generator[None]:
+    """Let cuDNN take convolutions as they come: trying several is for shapes met very often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def _sets_mode(module: nn.Module) -> bool:
     """Return whether a module does more than torch's own when it is put into another mode."""
     cls = type(module)

@@ -1,5 +1,6 @@
 """`archlearn paper` and `archlearn compare`: run experiments, show and draw what came of them."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,22 +10,21 @@ from pathlib import Path
 from typing import TextIO
 
 from archlearn.errors import ArchlearnError, RunInterruptedError, SettingsError
-from archlearn_paper.comparison.methods import SCRATCH, Method
-from archlearn_paper.comparison.protocol import ComparisonSetup, check_setup
-from archlearn_paper.comparison.ranking import UNTUNED, read_result
-from archlearn_paper.comparison.stages import (
+from archlearn_paper.comparison import (
     choose_setup,
     find_comparisons,
     find_methods,
     make_experiment,
     name_comparison,
 )
+from archlearn_paper.comparison.methods import SCRATCH, ComparisonSetup, Method, check_setup
+from archlearn_paper.comparison.ranking import UNTUNED, read_result
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, parse_seeds
-from archlearn_paper.experiment_registry import TITLES, find_experiment
+from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
-from archlearn_paper.results import Results, read_results, write_results
+from archlearn_paper.results import Results, join_results, read_results, write_results
 from archlearn_paper.runner import RunRequest, run_stages
-from archlearn_paper.tables import describe_results, write_page
+from archlearn_paper.tables import ResultsFound, describe_results, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 _SECONDS_BETWEEN_LINES = 10.0
@@ -39,6 +39,9 @@ class PagesAsked:
         command: As it was typed, for the record.
         seeds: As typed; None takes as many as the experiment says.
         draw: Whether pages are drawn from the results, without runs.
+        join: Folders whose rows a page that is drawn has too.
+        rows: Patterns of the rows to be made now, with semicolons between them; None makes all.
+        until: Time of `time.monotonic` after which no run begins.
     """
 
     out: Path | None
@@ -49,6 +52,9 @@ class PagesAsked:
     side_by_side: int = SIDE_BY_SIDE
     force: bool = False
     draw: bool = False
+    join: tuple[Path, ...] = ()
+    rows: str | None = None
+    until: float = math.inf
 
     @property
     def folder(self) -> Path:
@@ -56,34 +62,39 @@ class PagesAsked:
         return self.out or (QUICK_RESULTS if self.quick else RESULTS)
 
 
-def make_page(asked: PagesAsked, name: str) -> None:
+def make_page(asked: PagesAsked, name: str) -> bool:
     """Make the missing runs of an experiment and its page, or draw the page from the results.
+
+    Returns whether the page is there: there may be no time for all runs, or only some be asked for.
 
     Raises:
         SettingsError: If the seeds are no numbers.
     """
     experiment = find_experiment(name)
     if asked.draw:
-        draw_anew(experiment, read_results(asked.folder, name), asked.folder)
-        return
+        results = read_results(asked.folder, name)
+        if asked.join:
+            results = join_results((asked.folder, *asked.join), name)
+            results = results and replace(results, derived=experiment.derive(results.rows))
+        return draw_anew(experiment, results, asked.folder)
     full = replace(FULL, seeds=tuple(range(experiment.n_seeds)))
     scale = replace(QUICK if asked.quick else full, data=asked.data)
     if asked.seeds is not None:
         scale = replace(scale, seeds=parse_seeds(asked.seeds))
-    _run(
+    return _run(
         asked,
         RunRequest(experiment=experiment, scale=scale, folder=asked.folder, command=asked.command),
     )
 
 
-def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]) -> None:
+def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]) -> bool:
     """Make the missing runs of a comparison and its page, or draw the page from the results.
 
-    A page that is drawn has the methods and budgets that its runs were for.
+    A page that is drawn has the methods and budgets that its runs were for. Returns whether the
+    page is there, as `make_page` does.
     """
     if not asked.draw:
-        _run(asked, request_comparison(setup, methods, asked.folder, asked.command))
-        return
+        return _run(asked, request_comparison(setup, methods, asked.folder, asked.command))
     name = name_comparison(setup.model, setup.scale.data)
     found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
     if name not in found:
@@ -91,11 +102,13 @@ def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence
             f"there are no finished results of {name} in {asked.folder}; run the command without "
             "--draw"
         )
-    draw_anew(*found[name], asked.folder)
+    return draw_anew(*found[name], asked.folder)
 
 
 def make_all(asked: PagesAsked, images: str | None) -> None:
     """Make every page, one after the other; what is there already is not made again.
+
+    Once the time is up, no further page is begun.
 
     Args:
         asked: What holds for all.
@@ -104,13 +117,18 @@ def make_all(asked: PagesAsked, images: str | None) -> None:
     Raises:
         SettingsError: At the end, if one or more pages could not be made.
     """
-    pages = _list_results(asked.folder) if asked.draw else _list_pages(asked, images)
+    found = find_results(asked.folder) if asked.draw else []
+    drawn = {
+        e.name: partial(draw_anew, e, results, asked.folder) for e, results in found if results
+    }
+    pages = drawn if asked.draw else _list_pages(asked, images)
     failed: list[str] = []
     for number, (name, make) in enumerate(pages.items(), start=1):
         sys.stdout.write(f"page {number} of {len(pages)}: {name}\n")
         sys.stdout.flush()
         try:
-            make()
+            if not make() and time.monotonic() > asked.until:
+                return
         except RunInterruptedError:
             raise
         except ArchlearnError as error:
@@ -122,18 +140,20 @@ def make_all(asked: PagesAsked, images: str | None) -> None:
         raise SettingsError(f"{', '.join(failed)} could not be made; the reasons are above")
 
 
-Pages = dict[str, Callable[[], None]]
-"""What makes each page, by its name."""
+Pages = dict[str, Callable[[], bool]]
+"""What makes each page, by its name; it returns whether the page is there."""
 
 
-def _list_results(folder: Path) -> Pages:
-    """Return the pages that have results, to be drawn from them."""
+def find_results(folder: Path) -> list[ResultsFound]:
+    """Return all experiments with what is there of their results, and the finished comparisons."""
     named = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
-    found = [*((e, results) for e, results in named if results), *find_comparisons(folder)]
-    return {e.name: partial(draw_anew, e, results, folder) for e, results in found}
+    return [*named, *find_comparisons(folder)]
 
 
 def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
+    if asked.draw:
+        found = find_results(asked.folder)
+        return {e.name: partial(draw_anew, e, made, asked.folder) for e, made in found if made}
     pages: Pages = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
@@ -146,14 +166,26 @@ def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
     return pages
 
 
-def _run(asked: PagesAsked, request: RunRequest) -> None:
+def _run(asked: PagesAsked, request: RunRequest) -> bool:
     """Make the missing runs of an experiment, then write and show what came of them."""
-    request = replace(request, side_by_side=asked.side_by_side, force=asked.force)
+    request = replace(
+        request,
+        side_by_side=asked.side_by_side,
+        force=asked.force,
+        rows=tuple(part.strip() for part in (asked.rows or "*").split(";")),
+        until=asked.until,
+    )
     results = run_stages(request, ProgressLines(sys.stdout))
-    _show(request.experiment, results, request.folder)
+    if results is None:
+        sys.stdout.write(
+            f"runs of {request.experiment.name} are left for another time; those that have ended "
+            f"are in {request.folder}, and the same command goes on from there\n"
+        )
+        return False
+    return _show(request.experiment, results, request.folder)
 
 
-def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> None:
+def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> bool:
     """Write numbers, tables and figure of an experiment anew from its runs.
 
     Raises:
@@ -166,7 +198,7 @@ def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> 
         )
     results = replace(results, derived=experiment.derive(results.rows))
     write_results(folder, results)
-    _show(experiment, results, folder)
+    return _show(experiment, results, folder)
 
 
 def request_comparison(
@@ -194,7 +226,8 @@ def request_comparison(
     )
 
 
-def _show(experiment: Experiment, results: Results, folder: Path) -> None:
+def _show(experiment: Experiment, results: Results, folder: Path) -> bool:
+    """Write the page and its figure, and say where they are; return that the page is there."""
     drawn: list[Path] = []
     try:
         from archlearn_paper.plots import write_figure
@@ -207,6 +240,7 @@ def _show(experiment: Experiment, results: Results, folder: Path) -> None:
     sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
     for path in (folder / f"{experiment.name}.json", page, *drawn):
         sys.stdout.write(f"{path}\n")
+    return True
 
 
 class ProgressLines:

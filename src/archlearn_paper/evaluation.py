@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, Split
-from archlearn.data.downloads import no_progress
+from archlearn.data.file_cache import no_progress
 from archlearn.errors import DataError
-from archlearn.speed import time_in_turns
 from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings
+from archlearn.verification.speed import time_in_turns
 from archlearn_paper.experiment import Evaluation, Row
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

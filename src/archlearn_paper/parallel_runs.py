@@ -7,6 +7,7 @@ lie on the device.
 
 import copy
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import is_open
-from archlearn.speed import wait_for
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
@@ -31,6 +31,7 @@ from archlearn.training.defaults import derive_sizes
 from archlearn.training.hardware import start_fabric
 from archlearn.training.run_setup import Session, open_session, set_layout_
 from archlearn.training.train_step import has_gates
+from archlearn.verification.speed import wait_for
 from archlearn_paper.evaluation import (
     find_dataset,
     measure_scores,
@@ -57,16 +58,20 @@ def train_side_by_side(
     on_epoch: Callable[[int, int], None] | None = None,
     on_end: Callable[[Outcome], None] | None = None,
     side_by_side: int = SIDE_BY_SIDE,
+    until: float = math.inf,
 ) -> list[Outcome]:
     """Carry out all runs and return what each came to, in the same order.
 
-    The hardware settings of the first run are those of all. Nothing is written.
+    The hardware settings of the first run are those of all. Nothing is written. Where the time is
+    up, the outcomes are fewer than the runs.
 
     Args:
         runs: What to do.
         on_epoch: Told, at each epoch's end, of the epochs done by all runs, and of how many.
         on_end: Told of every run that has ended, in order.
         side_by_side: How many runs share a GPU at a time.
+        until: Time of `time.monotonic` by which the last runs should have ended: none begins that
+            would take longer, judged by those before it.
     """
     if not runs:
         return []
@@ -81,11 +86,16 @@ def train_side_by_side(
 
     size = side_by_side if fabric.device.type == "cuda" else 1
     outcomes: list[Outcome] = []
+    longest = 0.0
     for start in range(0, len(runs), size):
+        began = time.monotonic()
+        if began + longest > until:
+            break
         for outcome in _train_group(runs[start : start + size], fabric, count_epoch):
             outcomes.append(outcome)
             if on_end is not None:
                 on_end(outcome)
+        longest = max(longest, time.monotonic() - began)
     return outcomes
 
 

@@ -11,8 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from archlearn.reporting.colours import DASHES, GRID, INK, MUTED, SERIES
-from archlearn.reporting.figures import tick_at_counts_, tick_logarithmic_
+from archlearn.reporting.figures import (
+    DASHES,
+    GRID,
+    INK,
+    MUTED,
+    SERIES,
+    tick_at_counts_,
+    tick_logarithmic_,
+)
 from archlearn.reporting.formatting import format_short_count
 
 WIDTH = 6.9

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,29 @@ def read_results(folder: Path, name: str, *, unfinished: bool = False) -> Result
             f"{path} does not hold results of an experiment ({error}); move it away, or choose "
             "another folder with --out"
         ) from error
+
+
+def join_results(folders: Sequence[Path], name: str) -> Results | None:
+    """Return the results of an experiment that was made in parts, as one seed on each machine.
+
+    Of a folder the complete results count, or where there are none the unfinished ones. The first
+    folder says what all have in common.
+    """
+    parts = [
+        read_results(each, name) or read_results(each, name, unfinished=True) for each in folders
+    ]
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    rows = {row.asked: row for part in found for row in part.rows}
+    return replace(
+        found[0],
+        command=" && ".join(dict.fromkeys(part.command for part in found)),
+        date=max(part.date for part in found),
+        seeds=sorted({seed for part in found for seed in part.seeds}),
+        rows=list(rows.values()),
+        seconds=round(sum(part.seconds for part in found), 1),
+    )
 
 
 def write_results(folder: Path, results: Results) -> Path:

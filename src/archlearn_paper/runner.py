@@ -3,10 +3,13 @@
 import datetime
 import hashlib
 import json
+import math
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +29,12 @@ from archlearn_paper.experiment import (
     Evaluation,
     Experiment,
     FinishedRun,
+    MissingModelError,
     Row,
     Run,
     RunTask,
     Scale,
+    Stage,
 )
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
 from archlearn_paper.results import (
@@ -124,6 +129,8 @@ class RunRequest:
         side_by_side: How many runs share a GPU at a time.
         force: Whether earlier results may be replaced by fewer ones.
         includes: Whether rows of a name are among those that are asked for.
+        rows: Patterns of the rows that are made now, as "AL*"; others are left for another time.
+        until: Time of `time.monotonic` after which no run begins.
     """
 
     experiment: Experiment
@@ -133,6 +140,8 @@ class RunRequest:
     side_by_side: int = SIDE_BY_SIDE
     force: bool = False
     includes: Callable[[str], bool] = bool
+    rows: tuple[str, ...] = ("*",)
+    until: float = math.inf
 
 
 def check_earlier(request: RunRequest) -> None:
@@ -177,11 +186,12 @@ def _name_data(data: str | None) -> str | None:
     return kind if kind in ("tiny-imagenet", "imagenet") else data
 
 
-def run_stages(request: RunRequest, callback: ProgressCallback) -> Results:
+def run_stages(request: RunRequest, callback: ProgressCallback) -> Results | None:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
-    it was. A run whose settings have changed since is made again.
+    it was. A run whose settings have changed since is made again. None is returned where the time
+    was up before all runs were there, or some of them were not to be made.
 
     Raises:
         DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
@@ -209,49 +219,78 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
+        self._without_model: list[dict[str, RunTask]] = []
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
         self._unfinished = {row.asked: row for row in (before.rows if before else ())}
         self._hardware = _describe_hardware()
 
-    def run(self) -> Results:
-        """Carry out all stages."""
-        experiment, scale = self._request.experiment, self._request.scale
-        for number, stage in enumerate(experiment.stages, start=1):
-            works = stage(scale, self._done)
-            asked = [run_key(work) for work in works]
-            last = number == len(experiment.stages)
-            known = [self._is_known(key, last=last) for key in asked]
-            missing = [work for work, there in zip(works, known, strict=True) if not there]
-            self._callback.began(len(missing), len(works) - len(missing))
-            self._make(missing)
-            self._done += [self._measure(self._known[key]) for key in asked]
-            self._unfinished |= {done.row.asked: done.row for done in self._done}
+    def run(self) -> Results | None:
+        """Carry out all stages; None if some runs are left for another time."""
+        experiment = self._request.experiment
+        for stage in experiment.stages:
+            n_before = len(self._done)
+            whole = None
+            while whole is None:
+                try:
+                    whole = self._carry_out(stage)
+                except MissingModelError as error:
+                    del self._done[n_before:]
+                    whole = None if self._make_again(error.asked) else False
+            if not whole:
+                return None
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._request.folder, results)
         return results
 
-    def _is_known(self, key: str, *, last: bool) -> bool:
-        """Return whether a run was made and its model is there, if it can still be needed."""
-        if key not in self._known:
+    def _carry_out(self, stage: Stage) -> bool:
+        """Make the runs of a stage that are missing; return whether all of them are there."""
+        works = {run_key(work): work for work in stage(self._request.scale, self._done)}
+        missing = [work for key, work in works.items() if key not in self._known]
+        wanted = [work for work in missing if self._is_wanted(work.row)]
+        self._without_model.append(
+            {
+                k: w
+                for k, w in works.items()
+                if k in self._known and not self._known[k].path.is_file()
+            }
+        )
+        self._callback.began(len(wanted), len(works) - len(missing))
+        if not self._make(wanted) or len(wanted) < len(missing):
             return False
-        done = self._known[key]
-        measured = self._request.experiment.measure is None or bool(done.row.measured)
-        return (last and measured) or done.path.is_file()
+        for key in works:
+            if time.monotonic() > self._request.until:
+                return False
+            self._done.append(self._measure(self._known[key]))
+        return True
 
-    def _make(self, works: Sequence[RunTask]) -> None:
+    def _make_again(self, asked: str) -> bool:
+        """Make runs again whose models are lost: one that is needed, and those of its stage."""
+        (lost,) = [works for works in self._without_model if asked in works][-1:]
+        if not self._make(list(lost.values())):
+            return False
+        self._done = [self._known[done.row.asked] for done in self._done]
+        return True
+
+    def _is_wanted(self, row: str) -> bool:
+        return any(fnmatchcase(row, pattern) for pattern in self._request.rows)
+
+    def _make(self, works: Sequence[RunTask]) -> bool:
+        """Make runs, and return whether there was time for all of them."""
         for work in works:
             if isinstance(work, Evaluation):
                 self._record(evaluate_work(work), work, work.network)
         runs = [work for work in works if isinstance(work, Run)]
         waiting = iter(runs)
-        train_side_by_side(
+        outcomes = train_side_by_side(
             runs,
             on_epoch=self._callback.advanced,
             on_end=lambda outcome: self._record(outcome.row, next(waiting), outcome.model),
             side_by_side=self._request.side_by_side,
+            until=self._request.until,
         )
+        return len(outcomes) == len(runs)
 
     def _record(self, row: Row, work: RunTask, model: nn.Module) -> None:
         """Write a finished run down, and its model."""
@@ -265,20 +304,23 @@ class _StageRunner:
             commit=self._commit,
             digest=hashlib.sha256(path.read_bytes()).hexdigest(),
             history=row.history if experiment.keeps_history else (),
+            measured=work.measured if isinstance(work, Run) else {},
         )
-        self._known[row.asked] = FinishedRun(row=row, path=path)
-        self._unfinished[row.asked] = row
-        write_results(self._request.folder, self._results(list(self._unfinished.values())))
+        self._write_down(FinishedRun(row=row, path=path))
         self._callback.finished(row)
+
+    def _write_down(self, done: FinishedRun) -> None:
+        self._known[done.row.asked] = done
+        self._unfinished[done.row.asked] = done.row
+        write_results(self._request.folder, self._results(list(self._unfinished.values())))
 
     def _measure(self, done: FinishedRun) -> FinishedRun:
         measure = self._request.experiment.measure
-        if measure is None or done.row.measured:
+        found = {} if measure is None or done.row.measured else measure(self._request.scale, done)
+        if not found:
             return done
-        measured = FinishedRun(
-            row=replace(done.row, measured=measure(self._request.scale, done)), path=done.path
-        )
-        self._known[done.row.asked] = measured
+        measured = replace(done, row=replace(done.row, measured=found))
+        self._write_down(measured)
         return measured
 
     def _results(self, rows: Sequence[Row]) -> Results:

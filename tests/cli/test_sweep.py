@@ -22,6 +22,7 @@ def call(*words: str) -> object:
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_a_sweep_is_made_once_and_taken_up_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +58,13 @@ def test_what_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "write it as --budget" in capsys.readouterr().err
     assert call("--budget", "parameters=50%", "--seeds", "a", *out) == 1
     assert "write 0,1,2" in capsys.readouterr().err
-    assert call("--budget", "parameters=1", *out) == 3
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_told_and_can_be_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--budget", "parameters=1", "--out", str(tmp_path / "s")) == 3
     said = capsys.readouterr().err
     assert "parameters-1-seed-0 failed" in said
     assert "give the same command again" in said

@@ -20,8 +20,7 @@ from archlearn.data import (
     no_progress,
 )
 from archlearn.data.dataset import measure_channels
-from archlearn.data.downloads import download
-from archlearn.data.file_cache import cache_folder
+from archlearn.data.file_cache import cache_folder, download
 from archlearn.data.standard import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 
 

@@ -118,7 +118,13 @@ def test_prices_are_found_again_after_the_model_was_empty() -> None:
 
 
 @pytest.mark.parametrize("kind", ["binary", "l0"])
-@pytest.mark.parametrize("price", list(al.Price))
+@pytest.mark.parametrize(
+    "price",
+    [
+        pytest.param(price, marks=() if price is al.Price.PARAMETERS else pytest.mark.slow)
+        for price in al.Price
+    ],
+)
 def test_a_penalty_compiles_to_one_graph_and_follows_the_gates(
     price: al.Price, kind: Literal["binary", "l0"]
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_compiled_model_is_the_same_forward_and_backward() -> None:
     assert_compiled_is_eager(make()[1], X, backend="aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler")
 @theirs
 def test_the_model_compiled_to_machine_code_is_the_same() -> None:

@@ -9,10 +9,13 @@ from torch import distributed
 import archlearn as al
 from tests.integrations.processes import check_same, run_two
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch has no gloo",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()),
+        reason="this torch has no gloo",
+    ),
+]
 
 
 def test_sharded_blocks_learn_to_a_budget_and_are_compacted(tmp_path: Path) -> None:

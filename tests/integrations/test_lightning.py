@@ -147,6 +147,7 @@ def test_what_cannot_be_is_refused() -> None:
         LightningGateCallback().compact()
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     first, second = run_two("tests.integrations.lightning_worker", tmp_path)
     check_same(first, second)

@@ -76,6 +76,7 @@ def test_accelerate_prepares_the_gates_like_any_optimiser(tmp_path: Path) -> Non
         assert torch.equal(tensor, resumed[name]), name
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_same_gates(tmp_path: Path) -> None:
     first, second = run_two("tests.integrations.trainer_runs", tmp_path)
     check_same(first, second)

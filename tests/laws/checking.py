@@ -4,6 +4,7 @@ import copy
 import random
 import tempfile
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -25,8 +26,14 @@ CLOSED, OPEN = 0.1, 0.9
 
 def gate(program: Program) -> nn.Module:
     """Return a program's network with gates; a network without anything to learn is no example."""
-    gated = gate_if_learnable(build(program), program)
-    return gated if gated is not None else reject()
+    gated = _last_gated(program)
+    return copy.deepcopy(gated) if gated is not None else reject()
+
+
+@lru_cache(maxsize=1)
+def _last_gated(program: Program) -> nn.Module | None:
+    """Return what laws that are checked on one program one after the other share."""
+    return gate_if_learnable(build(program), program)
 
 
 def gate_if_learnable(net: nn.Module, program: Program) -> nn.Module | None:
@@ -187,7 +194,8 @@ def check_open(program: Program, gates: Gates) -> None:
 
 def check_states(program: Program, gates: Gates) -> None:
     """A gated network's state brings another copy to the same function."""
-    gated, other = gate_and_set(program, gates), gate(program)
+    gated, other = gate_and_set(program, gates), gate_if_learnable(build(program), program)
+    assert other is not None
     other.load_state_dict(gated.state_dict())
     for one, two in zip(run(gated, fresh(program)), run(other, fresh(program)), strict=True):
         assert torch.equal(one, two)

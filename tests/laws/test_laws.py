@@ -11,67 +11,35 @@ LEAST_LEARNABLE = 0.9
 N_RUNS = 30
 
 
+# Each of them is dear.
+FEW = settings(max_examples=min(60, settings().max_examples))
+
+
 @given(program=NETWORKS, gates=gates)
 def test_compact_network_computes_what_the_gated_one_did(program: Program, gates: Gates) -> None:
     checking.check_compact(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_compacting_twice_is_compacting_once(program: Program, gates: Gates) -> None:
     checking.check_twice(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_loaded_network_is_the_saved_one(program: Program, gates: Gates) -> None:
     checking.check_files(program, gates)
 
 
 @given(program=NETWORKS, gates=gates)
-def test_costs_never_rise(program: Program, gates: Gates) -> None:
+def test_plan_foretells_costs_which_never_rise(program: Program, gates: Gates) -> None:
     checking.check_costs(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_plan_foretells_the_counted_costs(program: Program, gates: Gates) -> None:
     checking.check_prediction(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_no_group_is_ever_empty(program: Program, gates: Gates) -> None:
+    checking.check_device_costs(program, gates)
     checking.check_never_empty(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_plan_read_from_json_is_the_plan(program: Program, gates: Gates) -> None:
     checking.check_json(program, gates)
 
 
 @given(program=NETWORKS, gates=gates)
-def test_gates_as_they_start_change_nothing(program: Program, gates: Gates) -> None:
+def test_gates_start_open_are_told_by_their_state_and_learn(program: Program, gates: Gates) -> None:
     checking.check_open(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_state_of_a_gated_network_carries_its_function(program: Program, gates: Gates) -> None:
     checking.check_states(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_penalty_has_the_gradient_of_its_value(program: Program, gates: Gates) -> None:
     checking.check_penalty(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_cost_on_the_device_is_the_cost_of_the_plan(program: Program, gates: Gates) -> None:
-    checking.check_device_costs(program, gates)
-
-
-@given(program=NETWORKS, gates=gates)
-def test_every_gate_learns_in_training_mode(program: Program, gates: Gates) -> None:
     checking.check_training(program, gates)
 
 
-@settings(max_examples=60)
+@FEW
 @given(program=NETWORKS, gates=gates)
 def test_a_model_computes_the_same_when_channels_are_cut_out(
     program: Program, gates: Gates
@@ -83,20 +51,12 @@ def test_a_model_computes_the_same_when_channels_are_cut_out(
 def test_streams_through_norms_and_branches_are_compacted_exactly(
     program: Program, gates: Gates
 ) -> None:
-    checking.check_compact(program, gates)
-
-
-@given(program=STREAMS, gates=gates)
-def test_open_gates_on_streams_change_nothing(program: Program, gates: Gates) -> None:
     checking.check_open(program, gates)
-
-
-@given(program=STREAMS, gates=gates)
-def test_plan_foretells_the_counted_costs_of_streams(program: Program, gates: Gates) -> None:
+    checking.check_compact(program, gates)
     checking.check_prediction(program, gates)
 
 
-@settings(max_examples=60)
+@FEW
 @given(program=STREAMS, gates=gates)
 def test_streams_shrink_exactly(program: Program, gates: Gates) -> None:
     checking.check_shrink(program, gates)

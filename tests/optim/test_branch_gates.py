@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.optim.gate_ranking import Holds, rank_gates
+from archlearn.gating.gate_container import find_store
+from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.gate_ranking import Holds, fill_up, rank_gates
 
 N_BLOCKS, WIDTH = 4, 8
 
@@ -135,6 +137,27 @@ def test_a_branch_goes_where_the_last_channel_inside_would() -> None:
     is_open, is_gone = ranking.states(torch.tensor([2, 3]), 3)
     assert is_open.tolist() == [[0.0, 1.0, 0.0]] * 2
     assert is_gone.tolist() == [[0.0], [1.0]]
+
+
+def test_room_that_a_branch_left_is_filled_up_whole() -> None:
+    """A ViT asked for a tenth landed at 8.85 %: of a hundred channels that fitted 16 opened."""
+    net = nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 4))
+    model = al.add_gates(net, torch.randn(2, 8))
+    store = find_store(model)
+    assert store is not None
+    cost = CostFunction(model, store.choice)
+    opened, gone = torch.zeros(200, dtype=torch.float64), torch.zeros(cost.n_depth).double()
+    opened[:10] = 1.0
+    limits = cost(torch.cat([torch.ones(120), torch.zeros(80)])[None].double(), gone[None])[0]
+    earned = torch.linspace(1.0, 2.0, 200).double()
+    n = len(earned) + len(gone)
+    group, least = torch.zeros(200, dtype=torch.long), torch.ones(1, dtype=torch.long)
+    nothing = torch.zeros(0, 200, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
+    holds = Holds(group, least, least, torch.zeros(1, dtype=torch.bool), *nothing)
+    ranking = rank_gates(torch.ones(n).double(), torch.ones(n), torch.ones(n) > 0, holds, 1.0)
+    filled = fill_up(ranking, earned, (opened, gone), cost, limits)
+    assert filled.sum() == 120
+    assert filled[-110:].all()
 
 
 @pytest.mark.parametrize("share", ["30%", "10%"])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
-from archlearn.models.model_registry import build_network
+from archlearn.models import build_network
 from tests.optim.test_gate_optimizer import Residual
 
 NETWORKS = {
@@ -100,6 +100,9 @@ def test_widths_are_multiples_where_the_network_shrinks_while_it_learns() -> Non
         if gates.can_shrink():
             al.shrink_(model, optimiser, gates)
             n_cuts += 1
+            cut = {name: n for name, n in widths_of(model).items() if n < full[name]}
+            assert cut
+            assert all(n % 8 == 0 for n in cut.values())
         counts = [int((gate >= 0.5).sum()) for gate in al.width_gates(model).values()]
         assert all(count % 8 == 0 for count in counts)
     assert n_cuts > 1

@@ -5,11 +5,12 @@ import io
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._dynamo.utils as dynamo_utils
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -552,3 +553,55 @@ def test_dropout_is_not_compared_though_another_thread_is_about() -> None:
         ended.set()
         other.join()
     assert model[0].out_features == 5
+
+
+class Watching(nn.Module):
+    """Takes down whether cuDNN tries convolutions out while it is called."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(torch.backends.cudnn.benchmark)
+        return x
+
+
+def test_a_cut_tries_no_convolutions_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs each of them a few times, in double precision: on a GPU trials took seconds."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    net = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 4), Watching())
+    model = al.add_gates(net, torch.randn(2, 64), leaves=[Watching])
+    close(model)
+    Watching.seen.clear()
+    al.shrink_(model)
+    assert Watching.seen
+    assert not any(Watching.seen)
+    assert torch.backends.cudnn.benchmark
+
+
+def test_gates_that_stand_still_cost_no_gradients_behind_the_last_cut() -> None:
+    model, x, y = make("chain")
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    gates.finish()
+    assert gates.can_shrink()
+    al.shrink_(model, optimiser, gates)
+    cross_entropy(model(x), y).backward()
+    assert all(gate.grad is None for gate in al.width_gates(model).values())
+    assert all(weight.grad is not None for weight in al.weights(model))
+    gates.step()
+
+
+def test_compiled_programs_are_forgotten_only_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU torch imports its compiler to forget them, which takes seconds."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(1))
+    dynamo_utils.counters.clear()
+    model, x, _ = make("chain")
+    al.shrink_(model)
+    assert not forgotten
+    torch.compile(model, backend="eager")(x)
+    close_last(model)
+    al.shrink_(model)
+    assert forgotten == [1]

@@ -108,6 +108,14 @@ def test_table_1_is_not_met_by_too_many_parameters_or_too_little_accuracy(
     assert not find(checks, "AL1: 99.07").met
 
 
+def test_table_1_counts_the_seeds_in_which_a_layer_merged() -> None:
+    rows = [make_row("AL3", 0, architecture="2-3-10"), make_row("AL3", 1)]
+    merged = find(table_1.check(table_1.derive(rows)), "AL3: its third layer")
+    assert (merged.measured, merged.met) == ("in 1 of 2 seeds", False)
+    merged = find(table_1.check(table_1.derive(rows[:1])), "AL3: its third layer")
+    assert merged.met
+
+
 def test_table_1_puts_the_paper_beside_ours() -> None:
     main, _ = table_1.tabulate(table_1.derive(rows_of_table_1(0.990, 4000)))
     (row,) = [row for row in main.rows if row[0] == "AL1"]
@@ -351,6 +359,15 @@ def test_the_ablation_changes_one_thing_and_keeps_the_gate_rate() -> None:
         differing = {name for name in found if found[name] != base[name]}
         assert differing == {n.replace("cost", "width_cost") for n in given}, change
     assert list_settings("four times the gate rate")["gate_rate"] == 4 * base["gate_rate"]
+
+
+def test_the_ablation_shows_the_contrasts_of_the_paper_on_their_own() -> None:
+    changes = (ablation.BASE, "half of λ3", "gates start at 0.75")
+    rows = [make_row(ablation.name_row("lenet", change), s) for change in changes for s in (0, 1)]
+    contrasts, others = ablation.tabulate(ablation.derive(rows))
+    assert [row[1] for row in contrasts.rows] == [ablation.BASE, "half of λ3"]
+    assert [row[1] for row in others.rows] == [ablation.BASE, "gates start at 0.75"]
+    assert [row[-2] for row in contrasts.rows] == ["–", "0.0 ± 0.0 (0.0)"]
 
 
 def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:

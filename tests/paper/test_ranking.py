@@ -7,24 +7,21 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn import InputError
+from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
     METHODS,
     OURS,
     SCRATCH,
+    ComparisonSetup,
     Method,
     choose_strength,
     name_first,
     name_trial,
 )
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
-from archlearn_paper.comparison.stages import (
-    LATER_SEEDS,
-    ComparisonStages,
-    choose_setup,
-    find_methods,
-)
-from archlearn_paper.experiment import FinishedRun, Row, Scale
+from archlearn_paper.comparison.stages import LATER_SEEDS, ComparisonStages
+from archlearn_paper.experiment import Check, FinishedRun, Row, Scale
 from archlearn_paper.plots import draw_comparison, read_curves
 from tests.paper.making import make_row
 
@@ -108,7 +105,11 @@ def test_the_search_is_counted_apart() -> None:
     ended = make_row(name_trial(LASSO, 1e-3, BUDGET), CALIBRATION_SEED, epochs=36)
     begun = make_row(name_first(LASSO, 1e-3), epochs=24)
     whole = make_row(name_trial(BY_NAME[OURS], 1.0, BUDGET), CALIBRATION_SEED, epochs=60)
-    derived = VERDICT.derive([trial, ended, begun, whole, *results("l1 diagonal", [99.0])])
+    large = make_row(LARGE, CALIBRATION_SEED, epochs=24)
+    thin = make_row(name_trial(BY_NAME["svd"], 1.0, BUDGET), CALIBRATION_SEED, epochs=36)
+    spent = [trial, ended, begun, whole, large, thin]
+    derived = VERDICT.derive([*spent, *results("l1 diagonal", [99.0])])
+    assert derived["search"]["svd"] == {"runs": 2, "epochs": 60}
     assert derived["search"]["l1 diagonal"] == {"runs": 2, "epochs": 60}
     assert derived["search"][OURS] == {"runs": 1, "epochs": 60}
     assert derived["search"]["taylor"] == {"runs": 0, "epochs": 0}
@@ -127,6 +128,20 @@ def test_the_table_says_where_seeds_are_missing() -> None:
     accuracies, _ = VERDICT.tabulate(VERDICT.derive(rows))
     assert accuracies.rows[0][1] == "**99.10 ± 0.14**"
     assert accuracies.rows[1][1] == "98.00 (1 of 2 seeds)"
+
+
+def test_l0_must_have_a_strength_that_leaves_about_each_budget() -> None:
+    def check(*sizes: int) -> Check:
+        tried = [
+            make_row(name_first(BY_NAME["l0 gates"], 1e-3), CALIBRATION_SEED, measured={"left": n})
+            for n in sizes
+        ]
+        derived = VERDICT.derive([*tried, *results(OURS, [99.0, 99.2])])
+        return VERDICT.check(derived)[-1]
+
+    assert check(700, 1800).met
+    assert check(700, 1800).measured == "700 for 1,000, 1,800 for 2,000"
+    assert not check(1800).met
 
 
 def test_a_comparison_in_which_nothing_reached_a_budget_is_none() -> None:

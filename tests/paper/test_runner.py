@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from archlearn_paper.experiment import (
     Scale,
 )
 from archlearn_paper.recipes import Given, Holder
-from archlearn_paper.results import find_commit, read_results, results_path
+from archlearn_paper.results import find_commit, join_results, read_results, results_path
 from archlearn_paper.runner import RunRequest, run_key, run_stages
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
@@ -70,6 +71,10 @@ def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         works.append(Evaluation(row="again", settings=settings(scale, seed), network=network))
         works.append(Run(row="longer", settings=settings(scale, seed), network=network))
     return works
+
+
+def by_the_rows_alone(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+    return [Run(row="next", settings=settings(scale, d.row.seed + 10)) for d in done]
 
 
 def train_no_more(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
@@ -229,6 +234,19 @@ def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
     assert carry_out(tmp_path) == ["plain 1"]
 
 
+def test_models_that_nobody_needs_may_be_lost(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, stages=(train_plainly, by_the_rows_alone))
+    carry_out(tmp_path, experiment)
+    for path in (tmp_path / "models" / "trial").iterdir():
+        path.unlink()
+    assert carry_out(tmp_path, experiment) == []
+
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        return {"n": len(list(done.load_model().parameters()))} if done.row.row == "plain" else {}
+
+    assert carry_out(tmp_path, replace(experiment, measure=measure)) == ["plain 0", "plain 1"]
+
+
 def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:
     carry_out(tmp_path)
     shorter = replace(EXPERIMENT, name="other", stages=(train_plainly,), borrows=("trial",))
@@ -265,3 +283,46 @@ def test_digits_are_not_taken_for_mnist(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="MNIST could not be had"):
         carry_out(tmp_path, scale=replace(SCALE, data="mnist"))
     assert not results_path(tmp_path, "trial").exists()
+
+
+def test_runs_are_made_in_pieces_and_none_begins_when_the_time_is_up(tmp_path: Path) -> None:
+    def make(**given: Any) -> list[str]:
+        notebook = Notebook()
+        request = RunRequest(
+            experiment=EXPERIMENT, scale=SCALE, folder=tmp_path, command="trial", **given
+        )
+        whole = run_stages(request, notebook) is not None
+        assert whole == results_path(tmp_path, "trial").is_file()
+        return notebook.made
+
+    assert make(until=time.monotonic() - 1) == []
+    assert make(rows=("nothing", "longer")) == []
+    assert make(rows=("plain", "long*")) == ["plain 0", "plain 1", "longer 0", "longer 1"]
+    assert make() == ["again 0", "again 1"]
+
+
+def test_what_was_measured_is_kept_when_the_time_is_up(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        seen.append(done.row.seed)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return {"seed": done.row.seed}
+
+    measuring = replace(EXPERIMENT, stages=(train_plainly,), measure=measure)
+    with pytest.raises(RunInterruptedError):
+        carry_out(tmp_path, measuring)
+    assert carry_out(tmp_path, measuring) == []
+    assert seen == [0, 1, 1]
+
+
+def test_runs_of_several_folders_are_joined(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, stages=(train_plainly,))
+    for seed in (1, 0):
+        carry_out(tmp_path / str(seed), experiment, replace(SCALE, seeds=(seed,)))
+    joined = join_results([tmp_path / "1", tmp_path / "0", tmp_path / "2"], "trial")
+    assert joined is not None
+    assert [row.seed for row in joined.rows] == [1, 0]
+    assert joined.seeds == [0, 1]
+    assert join_results([tmp_path / "2"], "trial") is None

@@ -14,8 +14,7 @@ from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import QUICK, Check, Row
-from archlearn_paper.experiment_registry import find_experiment
-from archlearn_paper.experiments import table_4
+from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import LEARNT_ROWS, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
 from archlearn_paper.runner import RunRequest, run_stages
@@ -124,6 +123,10 @@ def test_tables_state_the_paper_beside_ours() -> None:
     assert line[6] == "58.0"
 
 
+def test_other_methods_are_brought_to_every_size_of_ours() -> None:
+    assert set(table_4.RIVAL_SHARES) == {line.share for line in LEARNT_ROWS.values()}
+
+
 def test_data_that_are_no_photographs_are_refused() -> None:
     with pytest.raises(SettingsError, match="--data tiny-imagenet:DIR"):
         table_4.train_references(QUICK, [])
@@ -166,6 +169,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return replace(again, command=str(folder / "results"))
 
 
+@pytest.mark.slow
 def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: Results) -> None:
     assert set(results.derived["rows"]) == set(ROWS)
     methods = [row for row in results.rows if row.row != "reference"]
@@ -180,6 +184,7 @@ def test_every_method_starts_from_the_reference_and_has_as_many_epochs(results: 
             assert row.parameters == pytest.approx(share * whole / 100, rel=0.06), row.row
 
 
+@pytest.mark.slow
 def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None:
     for row in results.rows:
         measured = row.measured["forward"]["cpu"]
@@ -189,6 +194,7 @@ def test_forward_passes_are_timed_beside_the_reference(results: Results) -> None
         )
 
 
+@pytest.mark.slow
 def test_models_are_there_and_of_the_stated_size(results: Results) -> None:
     models = Path(results.command) / "models" / "table-4"
     for row in results.rows:

@@ -14,8 +14,16 @@ from archlearn.reporting.architecture_diagram import (
     draw_diagram,
     read_diagram,
 )
-from archlearn.reporting.colours import ALL, SERIES, write_variables
-from archlearn.reporting.figures import draw_text, label_axes, new_figure, spread_labels, write_svg
+from archlearn.reporting.figures import (
+    ALL,
+    SERIES,
+    draw_text,
+    label_axes,
+    new_figure,
+    spread_labels,
+    write_svg,
+    write_variables,
+)
 from archlearn.reporting.run_reader import read_run
 from tests.reporting.run_folders import LENET, write_run
 

@@ -113,8 +113,9 @@ def die_in_run(folder: Path, function: str, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "times"),
-    [("_prepare", 1), ("_set_numbers_", 4), ("GateOptimizer.follow_model", 2), ("_transplant_", 3),
-     ("TrainingLoop._end_epoch", 10)],
+    [pytest.param("_prepare", 1, marks=pytest.mark.slow), ("_set_numbers_", 4),
+     pytest.param("GateOptimizer.follow_model", 2, marks=pytest.mark.slow), ("_transplant_", 3),
+     pytest.param("TrainingLoop._end_epoch", 10, marks=pytest.mark.slow)],
     ids=["in front of the first cut", "with some of its weights cut", "at the end of a cut",
          "in the third cut", "behind the last cut"],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from archlearn import __version__
-from archlearn.cli import data, learn_commands, model_commands, paper, sweep_command
+from archlearn.cli import learn_commands, model_commands, paper, sweep_command
 from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
@@ -34,7 +34,7 @@ app.command(sweep_command.sweep, help_epilogue=sweep_command.EXAMPLES)
 app.command(learn_commands.report, help_epilogue=learn_commands.REPORT_EXAMPLES)
 app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
 app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
-app.command(data.data, help_epilogue=data.EXAMPLES)
+app.command(model_commands.data, help_epilogue=model_commands.DATA_EXAMPLES)
 app.command(learn_commands.demo, help_epilogue=learn_commands.DEMO_EXAMPLES)
 
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from archlearn.data.downloads import DownloadProgress
+from archlearn.data.file_cache import DownloadProgress
 from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings

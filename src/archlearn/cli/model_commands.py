@@ -1,4 +1,4 @@
-"""`archlearn inspect`, `compact`, `evaluate` and `export`: commands about one model."""
+"""`archlearn inspect`, `compact`, `evaluate`, `export`, `data`: one model, or one data set."""
 
 import sys
 from dataclasses import replace
@@ -44,8 +44,8 @@ def inspect(
     import torch
 
     from archlearn.errors import InputError
-    from archlearn.inspection import inspect as inspect_model
     from archlearn.models.model_registry import build_network, reads_tokens
+    from archlearn.optim.inspection import inspect as inspect_model
     from archlearn.training.initial_model import run_once
     from archlearn.training.metrics import in_format_of
 
@@ -153,7 +153,7 @@ def evaluate(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
-    from archlearn.data.downloads import no_progress
+    from archlearn.data.file_cache import no_progress
     from archlearn.errors import SettingsError
     from archlearn.serialization import load
     from archlearn.training.initial_model import check_fit
@@ -281,7 +281,7 @@ def export(
 
 def _read_run(folder: Path) -> "tuple[Tensor, int]":
     """Return two examples of a run's data, and what the weights of its network took at first."""
-    from archlearn.data.downloads import no_progress
+    from archlearn.data.file_cache import no_progress
     from archlearn.models.model_registry import build_network
     from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import read_run_settings
@@ -305,3 +305,44 @@ def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
 
 def _count_bytes(network: "nn.Module") -> int:
     return sum(p.numel() * p.element_size() for p in network.parameters())
+
+
+DATA_EXAMPLES = """Examples:
+  archlearn data
+  archlearn data mnist
+  archlearn data folder:photos:64
+  archlearn data folder:photos --skip-broken
+"""
+
+
+def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
+    """List the data sets, or fetch one and describe it.
+
+    Files are kept in $ARCHLEARN_CACHE, or ~/.cache/archlearn.
+
+    Args:
+        name: A data set; left out, they are listed.
+        skip_broken: Leave broken images out, naming each, instead of stopping.
+    """
+    from archlearn.data.dataset_registry import DATASETS
+
+    if name is None:
+        width = max(len(kind) for kind in DATASETS)
+        for kind, text in DATASETS.items():
+            sys.stdout.write(f"{kind:{width}}  {text}\n")
+        return
+    from archlearn.cli.display import show_downloads
+    from archlearn.data.dataset import build_dataset
+    from archlearn.data.dataset_registry import load_examples
+    from archlearn.training.settings import RunSettings
+
+    with show_downloads() as progress:
+        examples = load_examples(name, progress, skip_broken=skip_broken)
+    dataset = build_dataset(examples, validation_share=RunSettings().validation)
+    shape = " x ".join(str(size) for size in dataset.input_shape)
+    sys.stdout.write(
+        f"{dataset.name} from {dataset.source}: {dataset.task}, {dataset.n_outputs} outputs, "
+        f"examples of {shape}\n"
+        f"train {len(dataset.train):,}, validation {len(dataset.validation):,}, "
+        f"test {len(dataset.test):,}\n"
+    )

@@ -1,7 +1,9 @@
 """`archlearn paper` and `archlearn compare`: the only modules that import `archlearn_paper`."""
 
+import math
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ PAPER_EXAMPLES = """Examples:
   archlearn paper table-1 --seeds 0,1,2,3,4
   archlearn paper table-1 --draw
   archlearn paper --all --images tiny-imagenet:DIR
+  archlearn paper --all --within 500
   archlearn paper --all --quick
   archlearn paper --all --draw
   archlearn paper --docs
@@ -30,8 +33,11 @@ def paper(
     data: str = "mnist",
     images: str | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    rows: str | None = None,
+    within: Annotated[float, Parameter(validator=Number(gt=0))] = math.inf,
     every: Annotated[bool, Parameter(name="--all")] = False,
     draw: bool = False,
+    join: tuple[Path, ...] = (),
     docs: bool = False,
     force: bool = False,
 ) -> None:
@@ -48,12 +54,15 @@ def paper(
         data: The data set.
         images: With --all, the data of table-4, as tiny-imagenet:DIR; left out, so is table-4.
         side_by_side: How many runs share a GPU at a time.
+        rows: Make only these now, as "AL*; baseline"; the page waits for the others.
+        within: Seconds after which no run begins; the same command goes on another time.
         every: Make every page, comparisons too: what is there already is not made again.
         draw: Run nothing: draw figure and tables anew from the results.
+        join: With --draw, a folder with runs of other seeds or machines that belong to the page.
         docs: Write docs/results.md and its figures from all results.
         force: Replace earlier results even where seeds or data of them would be lost.
     """
-    from archlearn_paper.experiment_registry import check_name, list_experiments
+    from archlearn_paper.experiments import check_name, list_experiments
 
     if name is None and not (docs or every):
         sys.stdout.write(list_experiments())
@@ -61,7 +70,7 @@ def paper(
     if name is not None:
         check_name(name)
     from archlearn_paper import commands
-    from archlearn_paper.documentation import write_documentation
+    from archlearn_paper.tables import write_documentation
 
     asked = commands.PagesAsked(
         out=out,
@@ -72,13 +81,17 @@ def paper(
         side_by_side=side_by_side,
         force=force,
         draw=draw,
+        join=join,
+        rows=rows,
+        until=time.monotonic() + within,
     )
     if every:
         commands.make_all(asked, images)
     elif name is not None and not docs:
         commands.make_page(asked, name)
     else:
-        sys.stdout.write(f"{write_documentation(asked.folder, Path('docs'))}\n")
+        found = commands.find_results(asked.folder)
+        sys.stdout.write(f"{write_documentation(found, asked.folder, Path('docs'))}\n")
 
 
 COMPARE_EXAMPLES = """Examples:
@@ -101,6 +114,7 @@ def compare(
     quick: bool = False,
     out: Path | None = None,
     side_by_side: Annotated[int, Parameter(validator=Number(gte=1))] = 16,
+    within: Annotated[float, Parameter(validator=Number(gt=0))] = math.inf,
     draw: bool = False,
     force: bool = False,
 ) -> None:
@@ -119,11 +133,12 @@ def compare(
         quick: A small version that ends within 3 minutes on 2 cores.
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.
+        within: Seconds after which no run begins; the same command goes on another time.
         draw: Run nothing: draw figure and tables anew from the results.
         force: Replace earlier results even where methods, budgets or seeds of them would be lost.
     """
     from archlearn_paper import commands
-    from archlearn_paper.comparison.stages import choose_setup, find_methods
+    from archlearn_paper.comparison import choose_setup, find_methods
 
     setup = choose_setup(
         model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
@@ -135,5 +150,6 @@ def compare(
         side_by_side=side_by_side,
         force=force,
         draw=draw,
+        until=time.monotonic() + within,
     )
     commands.make_comparison(asked, setup, find_methods(methods))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """Examples:
   archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
+  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray --jobs 8 --out /nfs/s
   archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s
 """
 
@@ -26,6 +27,7 @@ def sweep(
     out: Path,
     seeds: str = "0",
     jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
+    ray: bool = False,
     lose: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
     config: Path | None = None,
     options: Annotated[Options, Parameter(name="*")] = NONE_GIVEN,
@@ -39,6 +41,8 @@ def sweep(
         out: The folder of the sweep.
         seeds: Seeds of each budget, as 0,1,2.
         jobs: Runs that are made side by side.
+        ray: Let the workers of a Ray cluster make them: the one of RAY_ADDRESS, or one on this
+            machine. All of them must see --out.
         lose: Train the network as it is, too, and hand back the cheapest one that is at most so
             many points of accuracy worse.
         config: A TOML file of settings, like the config.toml of a run.
@@ -58,7 +62,7 @@ def sweep(
         sys.stdout.write(f"{len(done)} of {len(runs)}: {run.folder}\n")
         sys.stdout.flush()
 
-    run_sweep(runs, jobs, say)
+    run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)
     _say_points(points)
     if lose is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.cli.display import make_display, show_downloads
-from archlearn.data.downloads import DownloadProgress
+from archlearn.data.file_cache import DownloadProgress
 from archlearn.errors import RunStoppedError
 from archlearn.training.callbacks import Callback, EpochLogger, Several
 from archlearn.training.config import override

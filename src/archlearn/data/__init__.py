@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         carve_validation,
     )
     from archlearn.data.dataset_registry import load_examples
-    from archlearn.data.downloads import no_progress
+    from archlearn.data.file_cache import no_progress
 
 __all__ = [
     "Dataset",
@@ -34,6 +34,6 @@ __getattr__ = lazy_names(
             "Dataset Examples Split build_dataset carve_test carve_validation"
         ),
         "archlearn.data.dataset_registry": "load_examples",
-        "archlearn.data.downloads": "no_progress",
+        "archlearn.data.file_cache": "no_progress",
     },
 )

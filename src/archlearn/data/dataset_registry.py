@@ -9,20 +9,21 @@ from typing import cast
 from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, Task
-from archlearn.data.downloads import DownloadProgress, no_progress
+from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.image_cache import Reading
 from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
 from archlearn.data.standard import (
     FASHION_MNIST,
     MNIST,
+    WINDOW_LENGTH,
     examples_of_idx,
     load_cifar,
     load_diabetes,
     load_digits,
     load_idx_source,
+    load_text,
     read_idx_folder,
 )
-from archlearn.data.text import DEFAULT_LENGTH, load_text
 from archlearn.errors import DataError, SettingsError, did_you_mean
 from archlearn.models.user_code import (
     explaining_users_code,
@@ -90,7 +91,7 @@ def load_examples(
         return _from_images(kind, rest, reading)
     if kind == "tiny-shakespeare" and rest:
         path, length = _path_and_number(rest)
-        return load_text(path, length or DEFAULT_LENGTH)
+        return load_text(path, length or WINDOW_LENGTH)
     refuse_file(name)
     if is_reference(name):
         return _from_user(name)

@@ -22,8 +22,7 @@ import torch
 
 from archlearn.data.dataset import Split
 from archlearn.data.decoding import BrokenImageError, decode_image, decode_into
-from archlearn.data.downloads import DownloadProgress, no_progress
-from archlearn.data.file_cache import cache_folder
+from archlearn.data.file_cache import DownloadProgress, cache_folder, no_progress
 from archlearn.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,17 @@ from archlearn import lazy_names
 
 if TYPE_CHECKING:
     from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
-    from archlearn.models.densenet import DenseNet
+    from archlearn.models.cifar_networks import (
+        VGG,
+        DenseNet,
+        MobileNetStage,
+        MobileNetV2,
+        PreActivationResNet,
+        ResNet,
+    )
     from archlearn.models.lenet import MLP, ConvNet, DeepLeNet, LeNet
-    from archlearn.models.mobilenet import MobileNetStage, MobileNetV2
     from archlearn.models.model_registry import MODELS, build_network
-    from archlearn.models.resnet import PreActivationResNet, ResNet
     from archlearn.models.transformers import GPT, Mixer, ViT
-    from archlearn.models.vgg import VGG
 
 __all__ = [
     "GPT",
@@ -39,12 +43,11 @@ __getattr__ = lazy_names(
     __name__,
     {
         "archlearn.models.caffenet": "AlexNet CaffeNet CaffeNetSizes",
-        "archlearn.models.densenet": "DenseNet",
+        "archlearn.models.cifar_networks": (
+            "VGG DenseNet MobileNetStage MobileNetV2 PreActivationResNet ResNet"
+        ),
         "archlearn.models.lenet": "MLP ConvNet DeepLeNet LeNet",
-        "archlearn.models.mobilenet": "MobileNetStage MobileNetV2",
         "archlearn.models.model_registry": "MODELS build_network",
-        "archlearn.models.resnet": "PreActivationResNet ResNet",
         "archlearn.models.transformers": "GPT Mixer ViT",
-        "archlearn.models.vgg": "VGG",
     },
 )

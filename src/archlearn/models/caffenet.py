@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.models.initialization import draw_weights_
+from archlearn.models.cifar_networks import draw_weights_
 from archlearn.nn.local_response_norm import LocalResponse
 
 INPUT_SIDE = 227

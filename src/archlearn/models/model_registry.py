@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from archlearn.errors import InputError, did_you_mean
-from archlearn.models import caffenet, densenet, mobilenet, resnet, transformers, vgg
+from archlearn.models import caffenet, cifar_networks, transformers
 from archlearn.models.lenet import MLP, SMALLEST_SIDE, ConvNet, DeepLeNet, LeNet
 from archlearn.models.transformers import build_gpt
 from archlearn.models.user_code import (
@@ -47,44 +47,47 @@ class ImageNetwork:
 
 
 def _resnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
-    return lambda sizes: resnet.ResNet(
+    return lambda sizes: cifar_networks.ResNet(
         n_blocks, sizes.n_channels, sizes.n_outputs, _stage_widths(sizes)
     )
 
 
 def _preresnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
-    return lambda sizes: resnet.PreActivationResNet(
+    return lambda sizes: cifar_networks.PreActivationResNet(
         n_blocks, sizes.n_channels, sizes.n_outputs, _stage_widths(sizes)
     )
 
 
 def _stage_widths(sizes: ImageSizes) -> tuple[int, int, int]:
-    first, second, third = resnet.WIDTHS
+    first, second, third = cifar_networks.RESNET_WIDTHS
     return sizes.scale(first), sizes.scale(second), sizes.scale(third)
 
 
 def _vgg(sizes: ImageSizes) -> nn.Module:
-    stages = [[sizes.scale(width) for width in stage] for stage in vgg.STAGES]
-    return vgg.VGG(sizes.n_channels, sizes.n_outputs, stages)
+    stages = [[sizes.scale(width) for width in stage] for stage in cifar_networks.VGG_STAGES]
+    return cifar_networks.VGG(sizes.n_channels, sizes.n_outputs, stages)
 
 
 def _mobilenet(sizes: ImageSizes) -> nn.Module:
-    return mobilenet.MobileNetV2(
+    return cifar_networks.MobileNetV2(
         sizes.n_channels,
         sizes.n_outputs,
-        [replace(stage, width=sizes.scale(stage.width)) for stage in mobilenet.STAGES],
-        sizes.scale(mobilenet.FIRST),
-        sizes.scale(mobilenet.LAST),
+        [
+            replace(stage, width=sizes.scale(stage.width))
+            for stage in cifar_networks.MOBILENET_STAGES
+        ],
+        sizes.scale(cifar_networks.MOBILENET_FIRST),
+        sizes.scale(cifar_networks.MOBILENET_LAST),
     )
 
 
 def _densenet(sizes: ImageSizes) -> nn.Module:
-    return densenet.DenseNet(
+    return cifar_networks.DenseNet(
         12,
         sizes.n_channels,
         sizes.n_outputs,
-        sizes.scale(densenet.GROWTH),
-        sizes.scale(densenet.FIRST),
+        sizes.scale(cifar_networks.DENSENET_GROWTH),
+        sizes.scale(cifar_networks.DENSENET_FIRST),
     )
 
 
@@ -100,19 +103,23 @@ def _mixer(sizes: ImageSizes) -> nn.Module:
 
 IMAGE_NETWORKS = {
     "resnet20": ImageNetwork(
-        "CIFAR's ResNet-20; resnet20:0.5 has half of each width", resnet.SMALLEST_SIDE, _resnet(3)
+        "CIFAR's ResNet-20; resnet20:0.5 has half of each width",
+        cifar_networks.SMALLEST_SIDE,
+        _resnet(3),
     ),
-    "resnet56": ImageNetwork("CIFAR's ResNet-56", resnet.SMALLEST_SIDE, _resnet(9)),
+    "resnet56": ImageNetwork("CIFAR's ResNet-56", cifar_networks.SMALLEST_SIDE, _resnet(9)),
     "preresnet20": ImageNetwork(
-        "pre-activation ResNet-20 with projections", resnet.SMALLEST_SIDE, _preresnet(3)
+        "pre-activation ResNet-20 with projections", cifar_networks.SMALLEST_SIDE, _preresnet(3)
     ),
     "vgg16-bn": ImageNetwork(
-        "VGG-16 with BatchNorm and one fully connected layer", vgg.SMALLEST_SIDE, _vgg
+        "VGG-16 with BatchNorm and one fully connected layer",
+        cifar_networks.VGG_SMALLEST_SIDE,
+        _vgg,
     ),
     "mobilenetv2": ImageNetwork(
-        "MobileNetV2 with the strides for 32 x 32", mobilenet.SMALLEST_SIDE, _mobilenet
+        "MobileNetV2 with the strides for 32 x 32", cifar_networks.SMALLEST_SIDE, _mobilenet
     ),
-    "densenet40": ImageNetwork("DenseNet-40, growth 12", densenet.SMALLEST_SIDE, _densenet),
+    "densenet40": ImageNetwork("DenseNet-40, growth 12", cifar_networks.SMALLEST_SIDE, _densenet),
     "vit": ImageNetwork(
         "vision transformer: patches of 4 x 4, 6 blocks of 192, 3 heads", transformers.PATCH, _vit
     ),

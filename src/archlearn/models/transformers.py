@@ -4,10 +4,12 @@ Dosovitskiy et al.: An image is worth 16x16 words, ICLR 2021. Radford et al.: La
 unsupervised multitask learners, 2019. Tolstikhin et al.: MLP-Mixer, NeurIPS 2021.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archlearn.models.initialization import draw_transformer_weights_, position_table
+_DEVIATION = 0.02
+"""Of weights as they start."""
 
 
 class Attention(nn.Module):
@@ -170,3 +172,23 @@ class Mixer(nn.Module):
         """Return one score for each class."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+@torch.no_grad()
+def draw_transformer_weights_(net: nn.Module) -> None:
+    """Draw linear layers and embeddings from a narrow normal, as GPT-2 and ViT do; biases are zero.
+
+    Convolutions, which only cut images into patches, keep torch's own start.
+    """
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(layer.weight, std=_DEVIATION)
+            bias: Tensor | None = getattr(layer, "bias", None)
+            if bias is not None:
+                bias.zero_()
+
+
+def position_table(n_positions: int, dim: int) -> nn.Parameter:
+    """Return a learnt vector for each position, to be added to a batch of tokens."""
+    table = torch.empty(1, n_positions, dim)
+    return nn.Parameter(nn.init.trunc_normal_(table, std=_DEVIATION))

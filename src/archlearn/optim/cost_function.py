@@ -53,6 +53,7 @@ class CostFunction:
         terms = CostTerms(model, choice, None if latency is None else latency.calls)
         merges = merge_tables(terms) if choice.links else {}
         self._own = terms.tables() | merges
+        self._n_presences = int(self._own.pop("n_presences"))
 
     def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:
         """Return the costs of several states of the gates, `(states, costs)`, in double precision.
@@ -135,9 +136,7 @@ class CostFunction:
         The first kind is always there.
         """
         is_whole = is_closed @ t["set_branches"].T == t["set_branches"].sum(1)
-        counts = add_up(
-            is_whole.to(is_closed.dtype), t["set_presence"], int(self._own["n_presences"])
-        )
+        counts = add_up(is_whole.to(is_closed.dtype), t["set_presence"], self._n_presences)
         return (counts == 0).to(is_closed.dtype)
 
     def _left_out(

@@ -22,6 +22,7 @@ from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
+from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import (
     Budget,
     check_arguments,
@@ -39,7 +40,6 @@ from archlearn.optim.gate_ranking import (
     Holds,
     fill_up,
     find_savings,
-    fit,
     rank_gates,
     use_room,
 )
@@ -60,6 +60,8 @@ _LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
 """The part of its cost that must be left for a cut to pay, and for the last one."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
+_GPU_MULTIPLE = 8
+"""What widths are cut to multiples of on a GPU: tensor cores are slower at others than at more."""
 _FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
 """A network is timed whenever its latency has fallen to this part, and at the end until the table
 is as near as this, at most so often. A single time is not believed further than the last."""
@@ -117,6 +119,10 @@ class GateOptimizer(torch.optim.Optimizer):
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
+        if not all(gate.requires_grad for gate in gates):  # another one has let them stand still
+            for gate in gates:
+                gate.requires_grad_()
+            renew_wrappers_(self._owner)
         self.schedule = schedule or GateSchedule()
         self._latency, self._latency_check, self._checked_at = None, None, math.inf
         if isinstance(budget, Mapping) and LATENCY in budget:
@@ -127,6 +133,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._take_costs()
         self._n_examples = count_examples(self._store.choice.blueprint.inputs)
         self._width_cost = width_cost
+        self._multiple_of = multiple_of
         self._steps = width_steps(self._store, multiple_of)
         self._least = least_widths(self._store, protect, least_width, largest_cut, self._steps)
         choice = self._store.choice
@@ -279,14 +286,21 @@ class GateOptimizer(torch.optim.Optimizer):
     def closed_for_good(self) -> dict[str, Tensor]:
         """Return which gates of each group never act again and can be cut out by `shrink_`.
 
-        Those inside a branch that is closed for good are among them, whether open or not.
+        Those inside a branch that is closed for good are among them, whether open or not. As many
+        others are not as make the rest of their group a multiple that suits the hardware.
         """
         closed, branches = self._find_closed()
         closed |= (branches[:, None] & self._inner).any(0)
-        closed &= self._can_go.to(closed.device)
+        closed &= self._can_go
         groups = self._store.choice.blueprint.groups
+        multiple = math.lcm(self._multiple_of, _GPU_MULTIPLE if closed.is_cuda else 1)
+        steps = width_steps(self._store, multiple).tolist()
         pieces = closed.split([len(group.channels) for group in groups])
-        return {group.name: piece for group, piece in zip(groups, pieces, strict=True)}
+        found: dict[str, Tensor] = {}
+        for group, piece, step in zip(groups, pieces, steps, strict=True):
+            n_missing = (~piece).sum().neg() % step
+            found[group.name] = piece & (piece.cumsum(0) > n_missing)
+        return found
 
     @torch.no_grad()
     def branches_closed_for_good(self) -> list[str]:
@@ -301,7 +315,7 @@ class GateOptimizer(torch.optim.Optimizer):
         if not self.param_groups[0]["frozen"]:
             closed &= torch.cat(self._for_good())
         closed, branches = closed.tensor_split([len(opened)])
-        return closed, branches | self._left_out.to(branches.device)
+        return closed, branches | self._left_out
 
     @torch.no_grad()
     def can_shrink(self) -> bool:
@@ -317,7 +331,7 @@ class GateOptimizer(torch.optim.Optimizer):
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
-        branches = torch.stack([self._left_out.to(gone.device), self._find_closed()[1]])
+        branches = torch.stack([self._left_out, self._find_closed()[1]])
         others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
         n_left = self.schedule.cuts - self._store.n_shrinks
@@ -337,8 +351,14 @@ class GateOptimizer(torch.optim.Optimizer):
         self._shrinks = False
 
     def follow_model(self) -> None:
-        """Go on with a model whose channels `shrink_` has cut out."""
+        """Go on with a model whose channels `shrink_` has cut out.
+
+        Gates that stand still get no gradients any more: those take time.
+        """
         self._take_costs()
+        for gate in self.param_groups[0]["params"] if self.param_groups[0]["frozen"] else ():
+            gate.requires_grad_(False)
+            gate.grad = None
         sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
@@ -419,8 +439,7 @@ class GateOptimizer(torch.optim.Optimizer):
         holds = self._find_holds(last=last)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
-            ranking = use_room(ranking, cost, limits)
-            count = fit(ranking, cost, limits)
+            ranking, count = use_room(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
@@ -460,7 +479,7 @@ class GateOptimizer(torch.optim.Optimizer):
         """Return which width gates, and which branches, have been closed too long to open again."""
         found = find_closed_for_good(self._closable, self.state, self._store.group_of_gate.device)
         widths, branches = found.tensor_split([self._cost.n_width])
-        return widths, branches | self._left_out.to(branches.device)
+        return widths, branches | self._left_out
 
     def _limits_now(self, *, last: bool) -> Tensor:
         if last:
@@ -478,8 +497,8 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
-        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner")
-        for name in (*names, "_protected"):
+        names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
+        for name in (*names, "_protected", "_left_out"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
@@ -547,7 +566,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self._remember()
         if [gate._version for gate in gates] == self._versions:
             return
-        if not self._has_warned:
+        pairs = zip(gates, self._written, strict=True)  # which DDP writes without moving them
+        if not self._has_warned and any(bool((g != old.to(g)).any()) for g, old in pairs):
             self._has_warned = True
             warnings.warn(
                 "gates were moved by something else than the GateOptimizer, and are put back: give "

@@ -3,7 +3,8 @@
 What a channel earns is the mean square of its gate's gradient, and what it costs is what the
 network would save without it. Channels and layers stand in one line by what they earn for what
 they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
-where the last channel inside would go. Everything here runs on the device and reads nothing back.
+where the last channel inside would go. Everything here runs on the device, and reads nothing back
+from a GPU.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from archlearn.nn.functional import can_read
 from archlearn.optim.cost_function import CostFunction
 
 _AT_ONCE = 32
@@ -21,8 +23,9 @@ LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
 _FILLED, _MOVED = 0.98, 2
 """The part of the limits that is to be used, and how many layers and branches may move for it."""
-_FILLS = 16
-"""Channels that may be opened again where the last one to close left room in the budget."""
+_FILLS, _HALVINGS = 16, 12
+"""How often channels are opened again where the last one to close left room in the budget, and how
+many fewer are tried where all that seemed to fit do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,24 +178,25 @@ def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor,
     return places, order, starts
 
 
-def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Ranking:
+def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Ranking, Tensor]:
     """Return the ranking with layers and branches moved whose going would leave much room.
 
-    Where the last to go so that the network fits is one of them, channels go instead; if all
-    channels are not enough, it is the first to go, and only as many channels as then must.
+    And how many gates must go then. Where the last to go so that the network fits is a layer or
+    branch, channels go instead; if all channels are not enough, it is the first to go, and only as
+    many channels as then must.
     """
-    if len(ranking.ratio) == cost.n_width:
-        return ranking
-    for _ in range(_MOVED):
+    for _ in range(_MOVED if len(ranking.ratio) > cost.n_width else 0):
         count = fit(ranking, cost, limits)
         landed = cost(*ranking.states(count[None], cost.n_width))[0]
         leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
         is_last[: cost.n_width] = False
+        if can_read(is_last) and not is_last.any():
+            return ranking, count
         ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
         must_go = (is_last & (ranking.rank < fit(ranking, cost, limits))).any()
         ranking = ranking.move(is_last, torch.where(must_go, -LAST_RESORT, LAST_RESORT))
-    return ranking
+    return ranking, fit(ranking, cost, limits)
 
 
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
@@ -215,11 +219,11 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1] = True
-        place = fits.long().argmax()
+        place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         high = counts[place]
         low = torch.where(place > 0, counts[place - 1], low)
         span = (span + _AT_ONCE - 1) // _AT_ONCE
-    return high
+    return high.view(())
 
 
 def fill_up(
@@ -242,14 +246,22 @@ def fill_up(
 
     earned = add_up(torch.where((earned > 0) & ~ranking.is_rest, earned, -torch.inf))
     weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
+    is_first = block == torch.arange(len(block), device=block.device)
+    parts = 0.5 ** torch.arange(_HALVINGS, device=block.device)
+    gone = is_gone.expand(_HALVINGS, -1)
     for _ in range(_FILLS):
         room = limits - cost(is_open[None], is_gone[None])[0]
         prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
         prices = add_up(prices)
         may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
-        worth = torch.where(may_open, earned / prices.sum(1).clamp(min=1.0), -1.0)
-        best = worth.argmax()
-        opened = torch.where((block == block[best]) & may_open[best], 1.0, is_open)
-        fits = (cost(opened[None], is_gone[None])[0] <= limits).all()
-        is_open = torch.where(fits, opened, is_open)
+        worth = torch.where(may_open & is_first, earned / prices.sum(1).clamp(min=1.0), -1.0)
+        order = worth.argsort(descending=True, stable=True)
+        seem_to_fit = (prices[order].cumsum(0) <= room).all(1) & (worth[order] > 0)
+        counts = (seem_to_fit.cumprod(0).sum() * parts).floor()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        opened = torch.where(may_open & (place[block] < counts[:, None]), 1.0, is_open)
+        fits = (cost(opened, gone) <= limits).all(1)
+        first = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
+        is_open = torch.where(fits.any(), opened[first].view(-1), is_open)
     return is_open

@@ -23,7 +23,6 @@ from archlearn.errors import InputError
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
 from archlearn.optim.gate_limits import find_gated
-from archlearn.speed import time_in_turns, wait_for
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.planning import Decision, decide, write_plan
 from archlearn.tracing.block_hooks import without_marks
@@ -31,6 +30,7 @@ from archlearn.tracing.example_inputs import count_examples, values_for
 from archlearn.tracing.fx_utils import compile_graph
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 from archlearn.verification.precision import cast_
+from archlearn.verification.speed import time_in_turns, wait_for
 
 _N_NETWORKS, _SECONDS, _LEAST_ROUNDS = 8, 2.0, 5
 """Networks of several widths in which calls are timed, for how long, and how often at least."""

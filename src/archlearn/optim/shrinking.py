@@ -17,19 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn.analysis.original_channels import KEPT
 from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
 from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
-from archlearn.module_utils import evaluating, find_module, find_tensor, modes_of, set_modes_
+from archlearn.module_utils import (
+    evaluating,
+    find_module,
+    find_tensor,
+    modes_of,
+    set_modes_,
+    without_trials,
+)
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
-from archlearn.original_channels import KEPT
 from archlearn.surgery.compaction import carry_out
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
@@ -50,6 +57,7 @@ _log = logging.getLogger(__name__)
 @torch.inference_mode(False)
 @torch.no_grad()
 @without_autocast()
+@without_trials()
 def shrink_(
     model: nn.Module,
     *optimizers: Any,
@@ -103,13 +111,14 @@ def shrink_(
     for states in sliced:
         for state, new in states:
             state.update(new)
-    renew_wrappers_(owner)
-    if "torch._dynamo" in sys.modules:
-        # Programs of the larger network would count towards torch.compile's recompile limit.
-        torch.compiler.reset()
     for optimizer in inner:
         if isinstance(optimizer, GateOptimizer):
             optimizer.follow_model()
+    renew_wrappers_(owner)
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None and compiler.counters["frames"]:
+        # Programs of the larger network would count towards torch.compile's recompile limit.
+        torch.compiler.reset()
     after = sum(parameter.numel() for parameter in owner.parameters())
     _log.info("shrunk from %s to %s parameters", f"{before:,}", f"{after:,}")
 

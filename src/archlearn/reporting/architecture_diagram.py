@@ -11,8 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
-from archlearn.reporting.colours import GHOST, GHOST_EDGE, INK, MUTED, SERIES, Colour
-from archlearn.reporting.figures import FIGURE_WIDTH, FONT_SIZE, draw_text, new_figure
+from archlearn.reporting.figures import (
+    FIGURE_WIDTH,
+    FONT_SIZE,
+    GHOST,
+    GHOST_EDGE,
+    INK,
+    MUTED,
+    SERIES,
+    Colour,
+    draw_text,
+    new_figure,
+)
 from archlearn.reporting.run_reader import RunRecord
 
 BAR = 0.56

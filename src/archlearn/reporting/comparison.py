@@ -15,9 +15,12 @@ from archlearn.reporting.architecture_diagram import (
     draw_diagram,
     read_diagram,
 )
-from archlearn.reporting.colours import GRID, MUTED, SERIES, SURFACE
 from archlearn.reporting.figures import (
     FONT_SIZE,
+    GRID,
+    MUTED,
+    SERIES,
+    SURFACE,
     FigureItem,
     draw_text,
     format_share_ticks_,

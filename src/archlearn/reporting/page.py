@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from archlearn.data.file_cache import write_whole
 from archlearn.errors import InputError
-from archlearn.reporting.colours import write_variables
 from archlearn.reporting.comparison import describe_comparison
+from archlearn.reporting.figures import write_variables
 from archlearn.reporting.paper_table import read_paper_table, write_paper_table
 from archlearn.reporting.run_reader import read_run
 from archlearn.reporting.sections import describe_run

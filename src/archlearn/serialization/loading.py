@@ -12,8 +12,8 @@ import safetensors
 import torch
 from torch import Tensor, fx, nn
 
+from archlearn.analysis.original_channels import KEPT, read_kept
 from archlearn.errors import FileError
-from archlearn.original_channels import KEPT, read_kept
 from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
 from archlearn.serialization.layer_registry import (
     CONTAINERS,

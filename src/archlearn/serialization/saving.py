@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
+from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError
-from archlearn.original_channels import write_kept
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import fx, nn
 
+from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
@@ -22,7 +23,6 @@ from archlearn.module_utils import (
     set_modes_,
     tensors_of,
 )
-from archlearn.original_channels import KEPT
 from archlearn.surgery.graph_rewriter import Rewriter
 from archlearn.surgery.narrowing import (
     MergeApplier,

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from archlearn.analysis.original_channels import KeptChannels
 from archlearn.costs import Costs
 from archlearn.errors import InputError
-from archlearn.original_channels import KeptChannels
 
 VERSION = 2
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
 from archlearn.gating.parameters import clip_gates_
+from archlearn.module_utils import without_trials
 from archlearn.training.defaults import steps_per_epoch
-from archlearn.training.metrics import without_trials
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import (
     EagerStepper,

@@ -20,7 +20,6 @@ from archlearn.errors import FileError, InputError
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
-from archlearn.speed import Speed, compare_speed
 from archlearn.surgery.architecture import Architecture, read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
@@ -41,6 +40,7 @@ from archlearn.training.run_directory import (
 from archlearn.training.run_setup import Session, gate_network, set_layout_
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
+from archlearn.verification.speed import Speed, compare_speed
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,7 @@
 
 import copy
 import math
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from archlearn.costs import Costs, count_costs
 from archlearn.data.dataset import Split
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
-from archlearn.module_utils import evaluating
+from archlearn.module_utils import evaluating, without_trials
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -53,17 +52,6 @@ def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) 
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     gradients = [parameter for parameter in parameters if parameter.requires_grad]
     return sum(tensor.nbytes for tensor in [*parameters, *gradients, *model.buffers(), *kept])
-
-
-@contextmanager
-def without_trials() -> Generator[None]:
-    """Take convolutions as they come: trying several is for shapes that are met very often."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @torch.no_grad()

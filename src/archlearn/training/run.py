@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 from archlearn.data.dataset import fingerprint
-from archlearn.data.downloads import DownloadProgress, no_progress
+from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.callbacks import Callback, RunStart, SilentCallback

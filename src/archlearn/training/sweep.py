@@ -1,12 +1,16 @@
-"""Runs over several budgets and seeds, each a process of its own, and the choice among them."""
+"""Runs over several budgets and seeds, on this machine or on Ray, and the choice among them."""
 
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
+from runpy import run_module
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +21,7 @@ from archlearn.training.settings import RunSettings
 
 PLAIN = "plain"
 _SECONDS = 0.2
+_RETRIES = 3  # workers of one run that may die
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +67,48 @@ def list_runs(
     return runs
 
 
-def run_sweep(runs: Sequence[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:
+def run_sweep(
+    runs: Sequence[SweepRun],
+    n_jobs: int,
+    on_end: Callable[[SweepRun], None],
+    *,
+    on_ray: bool = False,
+) -> None:
     """Make all runs that are not finished, so many at a time; those that were begun go on.
 
     Args:
         runs: The runs.
-        n_jobs: How many processes work side by side.
-        on_end: Called as each run has ended, and at once for those that had.
+        n_jobs: How many are made side by side.
+        on_end: Called as each run has ended, and first for those that had.
+        on_ray: Hand the runs to the workers of a Ray cluster instead of processes of this machine:
+            the one of RAY_ADDRESS or, without it, one on this machine.
 
     Raises:
         RunStoppedError: If a run failed; others that had begun are ended first.
+        SettingsError: If Ray is asked for and not installed.
     """
-    waiting, working = list(runs), dict[SweepRun, subprocess.Popen[str]]()
+    waiting: list[SweepRun] = []
+    for run in runs:
+        if read_summary(run.folder) is None:
+            waiting.append(run)
+        else:
+            on_end(run)
+    (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, on_end)
+
+
+def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:
+    working = dict[SweepRun, subprocess.Popen[str]]()
     try:
         while waiting or working:
             while waiting and len(working) < n_jobs:
                 run = waiting.pop(0)
-                if read_summary(run.folder) is None:
-                    working[run] = _start(run)
-                else:
-                    on_end(run)
+                working[run] = _start(run)
             for run, process in list(working.items()):
                 if process.poll() is not None:
                     _, error = process.communicate()
                     del working[run]
                     if process.returncode:
-                        raise RunStoppedError(
-                            f"the run {run.folder} failed: {error.strip() or process.returncode}; "
-                            "what is finished stays: give the same command again to go on"
-                        )
+                        raise _failed(run, error.strip() or process.returncode)
                     on_end(run)
             time.sleep(_SECONDS if working else 0.0)
     finally:
@@ -99,19 +117,76 @@ def run_sweep(runs: Sequence[SweepRun], n_jobs: int, on_end: Callable[[SweepRun]
             process.communicate()
 
 
+def _run_on_ray(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:
+    """Make each run a task with one CPU and, where the cluster has GPUs, its share of them.
+
+    Ray gives the task of a worker that died to another one, which goes on in the run's folder.
+    """
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise SettingsError(
+            "--ray needs ray, which is not installed; pip install 'archlearn[ray]'"
+        ) from error
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    n_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / n_jobs)
+    # A worker makes one run (max_calls), so that no run inherits another's threads or memory.
+    task = ray.remote(num_cpus=1, num_gpus=n_gpus, max_retries=_RETRIES, max_calls=1)(_work)
+    working: dict[Any, SweepRun] = {}
+    try:
+        while waiting or working:
+            while waiting and len(working) < n_jobs:
+                run = waiting.pop(0)
+                working[task.remote(replace(run, folder=run.folder.resolve()))] = run
+            done = ray.wait(list(working))[0][0]
+            run = working.pop(done)
+            try:
+                error = ray.get(done)
+            except ray.exceptions.RayError as caught:
+                raise _failed(run, caught) from caught
+            if error:
+                raise _failed(run, error)
+            on_end(run)
+    finally:
+        for each in working:
+            ray.cancel(each, force=True)
+
+
+def _work(run: SweepRun) -> str:
+    """Make a run, or go on with it, in this process, with which it dies; return what went wrong."""
+    sys.argv = ["archlearn", *_command(run)]
+    with redirect_stderr(StringIO()) as said:
+        try:
+            run_module("archlearn.cli", run_name="__main__")
+        except SystemExit as ended:
+            return said.getvalue().strip() if ended.code else ""
+    return ""
+
+
+def _failed(run: SweepRun, reason: object) -> RunStoppedError:
+    return RunStoppedError(
+        f"the run {run.folder} failed: {reason}; "
+        "what is finished stays: give the same command again to go on"
+    )
+
+
 def _start(run: SweepRun) -> "subprocess.Popen[str]":
     """Start a run, or go on with it, in a process of its own."""
-    if (run.folder / CONFIG).is_file():
-        words = ["--resume", str(run.folder)]
-    else:
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        config = run.folder.with_suffix(".toml")
-        config.write_text(format_settings(run.settings), encoding="utf-8")
-        words = ["--config", str(config), "--out", str(run.folder)]
-    command = [sys.executable, "-m", "archlearn.cli", "learn", *words]
+    command = [sys.executable, "-m", "archlearn.cli", *_command(run)]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
+
+
+def _command(run: SweepRun) -> list[str]:
+    """Return the words after `archlearn` that make a run, or go on with it."""
+    if (run.folder / CONFIG).is_file():
+        return ["learn", "--resume", str(run.folder)]
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    config = run.folder.with_suffix(".toml")
+    config.write_text(format_settings(run.settings), encoding="utf-8")
+    return ["learn", "--config", str(config), "--out", str(run.folder)]
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -24,7 +24,12 @@ from archlearn.errors import InputError
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import width_gates
 from archlearn.nn.hard_concrete import HIGHEST, LOWEST, TEMPERATURE
-from archlearn_paper.baselines.budget import BudgetError, gate_widths, prune_to_budget
+from archlearn_paper.baselines.budget import (
+    BudgetError,
+    ParameterCounts,
+    gate_widths,
+    prune_to_budget,
+)
 
 Penalty = Literal["l1", "l0"]
 MOST_LOG_ODDS = math.log(100.0)
@@ -223,6 +228,19 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
         for group, writer in writers(plain, example).items()
     }
     return prune_to_budget(gated, harms, budget)
+
+
+@torch.no_grad()
+def count_left(network: nn.Module, example: Tensor) -> int:
+    """Return the parameters that a network with diagonals has without the neurons at factor 0."""
+    settled = copy.deepcopy(network).eval()
+    found, plain = scaled_layers(settled), fold_diagonals(settled)
+    gated = gate_widths(plain, example)
+    gates, kept = width_gates(gated), list[int]()
+    for group, writer in writers(plain, example).items():
+        factors = writer.largest(found[writer.layer].factors().abs(), len(gates[group]))
+        kept.append(max(1, int((factors > 0).sum())))
+    return ParameterCounts(gated).parameters(kept)
 
 
 def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:

@@ -1,11 +1,18 @@
 """Who is first at each budget, and by how much: checks and tables."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
-from archlearn_paper.comparison.methods import OURS, SCRATCH, Method, PruningMethod
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED
+from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
+    L0,
+    OURS,
+    SCRATCH,
+    Method,
+    PruningMethod,
+)
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -27,6 +34,7 @@ from archlearn_paper.tables import NOTHING, write_counts, write_spread
 LARGE = "large network"
 UNTUNED = "svd, not fine-tuned"
 SIGNIFICANT = 0.05
+NEAR = 1.5
 _KIN = (SCRATCH,)
 """Rows that owe their architecture to this package: shown, but no rivals."""
 
@@ -71,7 +79,9 @@ class MethodRanking:
             budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
             raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
         budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
-        return {"results": results, "ranks": budgets, "search": self._count_search(rows)}
+        search, left = self._count_search(rows), [row.measured.get("left") for row in rows]
+        sizes = sorted(size for size in left if size is not None)
+        return {"results": results, "ranks": budgets, "search": search, "l0_sizes": sizes}
 
     def _describe(
         self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
@@ -97,7 +107,10 @@ class MethodRanking:
         found: dict[str, dict[str, int]] = {}
         for each in self._methods:
             first = f"{each.name}, strength"
-            spent = [r for r in rows if r.seed == CALIBRATION_SEED and r.row.startswith(first)]
+            tried = [row for row in rows if row.seed == CALIBRATION_SEED]
+            spent = [row for row in tried if row.row.startswith(first)]
+            if spent and isinstance(each, PruningMethod):
+                spent += [row for row in tried if row.row == LARGE]
             found[each.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
         return found
 
@@ -120,6 +133,7 @@ class MethodRanking:
                 bound=f"± {TOLERANCE:.0%}",
                 met=not far,
             ),
+            *([_check_l0_sizes(derived)] if derived.get("l0_sizes") else []),
         ]
 
     def tabulate(self, derived: Derived) -> list[ResultTable]:
@@ -205,6 +219,20 @@ def _check_ahead(derived: Derived) -> list[Check]:
         )
         for (budget, rival, found, _), p in zip(compared, corrected, strict=True)
     ]
+
+
+def _check_l0_sizes(derived: Derived) -> Check:
+    """Return whether some strength of L0 leaves about each budget before it is cut to it."""
+    nearest = {
+        int(budget): min(derived["l0_sizes"], key=lambda size: abs(math.log(size / int(budget))))
+        for budget in derived["ranks"]
+    }
+    return Check(
+        what=f"{L0}: a strength tried that leaves about each budget by itself",
+        measured=", ".join(f"{size:,} for {budget:,}" for budget, size in nearest.items()),
+        bound=f"within a factor of {NEAR}",
+        met=all(1 / NEAR <= size / budget <= NEAR for budget, size in nearest.items()),
+    )
 
 
 def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> str:

@@ -173,7 +173,7 @@ def _check_control(derived: Derived) -> Check:
         what="control: neurons gained by five times the examples, of those gained by classes",
         measured="not run" if alone is None else f"{alone:.1f} of {rise:.1f}",
         bound=f"≤ {CONTROL_BOUND:g} of them",
-        met=alone is not None and alone <= CONTROL_BOUND * rise,
+        met=alone is not None and rise > 0 and alone <= CONTROL_BOUND * rise,
     )
 
 

@@ -59,6 +59,7 @@ class Table1Row:
         layers: The paper's "Layers Learnt": whether (width, depth) are, for each layer.
         budget: Parameters it may have; None for the baseline.
         reach: Accuracy that is to be reached, as a mean less one error of it.
+        because: Whose accuracy that is, where it is not only the paper's.
         given: Price at which it is learnt which neurons stay where their numbers are given; None
             where that is not run.
         architecture: The paper's.
@@ -72,6 +73,7 @@ class Table1Row:
     learn: LearntParts = "all"
     budget: int | None = None
     reach: float | None = None
+    because: str = ""
     weight_decay: float = WEIGHT_DECAY
     given: float | None = None
     architecture: str = NOTHING
@@ -127,6 +129,7 @@ LINES = (
         learn="width",
         budget=10_000,
         reach=99.19,
+        because=" (the paper's; also constrained L0's 99.09 % in 10,130, and 0.1 points)",
         architecture="20-50-70-10",
         parameters=82_350,
         accuracy=99.19,
@@ -140,8 +143,7 @@ LINES = (
         weight_decay=SMALL_WEIGHT_DECAY,
     ),
 )
-"""Budgets and bounds stand since before the runs. AL4's bound is also the 99.09 % that constrained
-L0 has in 10,130 parameters, and 0.1 points."""
+"""Budgets and bounds stand since before the runs."""
 LEARNT = {line.row: line for line in LINES if line.budget is not None}
 
 
@@ -296,7 +298,7 @@ def check(derived: Derived) -> list[Check]:
         else:
             checks.append(_check_reach(line, summary))
         if line.accuracy is not None and line.learn == "all":
-            checks.append(_check_merged(line.row, summary["layers"]))
+            checks.append(_check_merged(line.row, summary["architectures"]))
         if line.row in derived["gaps"]:
             what = f"{line.row}: accuracy of AL less that of its NN column, seed by seed"
             checks.append(
@@ -311,19 +313,20 @@ def _check_reach(line: Table1Row, summary: Mapping[str, Any]) -> Check:
     assert line.budget is not None
     parameters = summary["parameters"]["mean"]
     return Check(
-        what=f"{line.row}: {line.reach:.2f} % in few parameters",
+        what=f"{line.row}: {line.reach:.2f} % in few parameters{line.because}",
         measured=f"{write_with_error(summary['accuracy'])} % in {parameters:,.0f}",
         bound=f"≥ {line.reach:.2f} % in ≤ {line.budget:,}",
         met=reaches(summary["accuracy"], line.reach) and parameters <= line.budget,
     )
 
 
-def _check_merged(row: str, layers: Mapping[str, Any]) -> Check:
+def _check_merged(row: str, architectures: Sequence[str]) -> Check:
+    n_merged = sum(architecture.count("-") < 3 for architecture in architectures)
     return Check(
         what=f"{row}: its third layer becomes linear and merges, as the paper's does",
-        measured=f"{layers['least']:.0f} to {layers['most']:.0f} layers with weights",
-        bound="3 in every seed",
-        met=layers["most"] == 3,
+        measured=f"in {n_merged} of {len(architectures)} seeds",
+        bound="in every seed",
+        met=n_merged == len(architectures),
     )
 
 

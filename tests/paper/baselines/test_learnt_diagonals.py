@@ -13,6 +13,7 @@ from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import (
     Scaled,
     add_diagonals,
+    count_left,
     diagonals,
     fold_diagonals,
     reduce_by_diagonals,
@@ -157,7 +158,10 @@ def test_l0_networks_learn_small_sizes_and_are_cut_to_budgets(tmp_path: Path) ->
         optimiser.zero_grad()
     rider.eval()
     layer = scaled_layers(rider.network)["0"]
-    assert 1 <= int((layer.factors() > 0).sum()) < 30
+    n_left = int((layer.factors() > 0).sum())
+    assert 1 <= n_left < 30
+    assert count_left(rider.train().network, x[:2]) == n_left * 9 + 4 * n_left + 4
+    rider.eval()
     al.certify(rider.network, fold_diagonals(rider.network), x[:4])
     al.save(rider, tmp_path / "a.safetensors", example_inputs=x[:2])
     again = add_diagonals(net, x[:2], 0.0, "l0")

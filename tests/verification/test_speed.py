@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from archlearn.speed import compare_speed
+import archlearn as al
 
 
 def chain(width: int) -> nn.Sequential:
@@ -12,7 +12,7 @@ def chain(width: int) -> nn.Sequential:
 
 def test_each_size_of_batches_is_measured() -> None:
     wide, narrow = chain(256).train(), chain(16)
-    rows = compare_speed(wide, narrow, torch.randn(3, 8), (1, 5))
+    rows = al.compare_speed(wide, narrow, torch.randn(3, 8), (1, 5))
     assert [(row.device, row.batch_size) for row in rows] == [("cpu", 1), ("cpu", 5)]
     for row in rows:
         # One layer's input and output are held at a time.
@@ -28,6 +28,6 @@ def test_views_and_in_place_calls_take_no_memory_of_their_own() -> None:
             y = x.view(-1, 2) + 1.0
             return y.t().relu_().flatten()[:3]
 
-    (row,) = compare_speed(Views(), Views(), torch.randn(4, 8), (4,))
+    (row,) = al.compare_speed(Views(), Views(), torch.randn(4, 8), (4,))
     # The sum, and the copy that flatten makes of what is transposed.
     assert row.bytes == (2 * 32 * 4, 2 * 32 * 4)
