@@ -68,6 +68,19 @@ def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
     assert any(name.startswith("random/1/") for name in found[1])
 
 
+def test_two_processes_go_by_one_table_of_latencies(tmp_path: Path) -> None:
+    """Were their tables two, their networks would shrink apart."""
+    words = ["mlp:900-900" if word == "mlp:30-20" else word for word in LEARN]
+    words += ["--budget", "latency=60%", "--out", "two"]
+    with start_command([*torchrun(2), *words], tmp_path) as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "were moved" not in output
+    row = read_lines(tmp_path / "two" / METRICS)[-1]
+    assert row["latency"] <= row["budget_path"]["latency"]
+    assert (tmp_path / "two" / "speed.json").is_file()
+
+
 def test_two_machines_learn_what_one_learns(tmp_path: Path) -> None:
     """Two agents of torchrun, as on two machines that share a folder."""
     arguments = ["4" if word == "12" else word for word in LEARN]

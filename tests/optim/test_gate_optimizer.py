@@ -4,6 +4,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -318,6 +319,17 @@ def test_another_optimiser_over_all_parameters_is_told_and_does_no_harm(digits: 
     assert 0.45 * plan.before.parameters <= plan.after.parameters <= 0.5 * plan.before.parameters
 
 
+def test_gates_that_are_written_as_they_were_have_not_been_moved(digits: Any) -> None:
+    """As DistributedDataParallel does that is made behind the optimiser; warnings are errors."""
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.clone())
+    cross_entropy(model(digits[0][:32]), digits[1][:32]).backward()
+    gates.step()
+
+
 def test_a_scheduler_changes_nothing(digits: Any) -> None:
     def run(*, scheduled: bool) -> list[float]:
         torch.manual_seed(0)
@@ -573,3 +585,22 @@ def test_a_decision_reads_no_number(digits: tuple[Tensor, Tensor], build: Any, l
     with torch.no_grad(), Reads() as reads:
         gates._decide_(last=last)
     assert reads.n_reads == 0
+
+
+@pytest.mark.parametrize("build", [chain, Residual])
+def test_a_decision_is_the_same_where_numbers_cannot_be_read(
+    digits: tuple[Tensor, Tensor], build: Any
+) -> None:
+    found: list[Tensor] = []
+    for watching in (nullcontext(), Reads()):
+        torch.manual_seed(0)
+        model = al.add_gates(build(), digits[0][:2])
+        gates = al.GateOptimizer(model, STEPS, budget={"parameters": "15%"})
+        train(model, gates, digits, STEPS // 2)
+        with torch.no_grad(), watching:
+            for _ in range(3):
+                gates._decide_(last=False)
+        found.append(
+            torch.cat([gate.detach().view(-1) for gate in gates.param_groups[0]["params"]])
+        )
+    assert torch.equal(*found)

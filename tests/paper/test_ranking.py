@@ -7,23 +7,20 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn import InputError
+from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
     METHODS,
     OURS,
     SCRATCH,
+    ComparisonSetup,
     Method,
     choose_strength,
     name_first,
     name_trial,
 )
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
 from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
-from archlearn_paper.comparison.stages import (
-    LATER_SEEDS,
-    ComparisonStages,
-    choose_setup,
-    find_methods,
-)
+from archlearn_paper.comparison.stages import LATER_SEEDS, ComparisonStages
 from archlearn_paper.experiment import Check, FinishedRun, Row, Scale
 from archlearn_paper.plots import draw_comparison, read_curves
 from tests.paper.making import make_row

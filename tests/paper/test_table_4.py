@@ -14,8 +14,7 @@ from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import QUICK, Check, Row
-from archlearn_paper.experiment_registry import find_experiment
-from archlearn_paper.experiments import table_4
+from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import LEARNT_ROWS, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
 from archlearn_paper.runner import RunRequest, run_stages

@@ -40,7 +40,6 @@ from archlearn.optim.gate_ranking import (
     Holds,
     fill_up,
     find_savings,
-    fit,
     rank_gates,
     use_room,
 )
@@ -440,8 +439,7 @@ class GateOptimizer(torch.optim.Optimizer):
         holds = self._find_holds(last=last)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is None:
-            ranking = use_room(ranking, cost, limits)
-            count = fit(ranking, cost, limits)
+            ranking, count = use_room(ranking, cost, limits)
         else:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
@@ -568,7 +566,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self._remember()
         if [gate._version for gate in gates] == self._versions:
             return
-        if not self._has_warned:
+        pairs = zip(gates, self._written, strict=True)  # which DDP writes without moving them
+        if not self._has_warned and any(bool((g != old.to(g)).any()) for g, old in pairs):
             self._has_warned = True
             warnings.warn(
                 "gates were moved by something else than the GateOptimizer, and are put back: give "
