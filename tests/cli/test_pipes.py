@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import LEARN, run, start, start_command, wait_for_epoch, write_network
+from tests.cli.commands import LEARN, run_here, start, start_command, wait_for_epoch, write_network
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def test_a_run_whose_output_nobody_reads_says_how_to_go_on(tmp_path: Path) -> No
     assert "Traceback" not in said
     assert "archlearn learn --resume a" in said
     assert process.returncode == 3
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
 
 
