@@ -152,7 +152,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _set_times(self, total_steps: int, every: int) -> None:
         """Settle at which steps gates decide, and look whether a cut pays."""
         window = self.schedule
-        self._begin = max(1, round(window.begin * total_steps))
+        self._begin = min(max(1, round(window.begin * total_steps)), total_steps - 1)
         self._end = max(self._begin + 1, round(window.end * total_steps))
         self._end = math.ceil(self._end / every) * every
         interval = max(1, (self._end - self._begin) // window.decisions)
