@@ -1,8 +1,10 @@
 """`load`: build a model from its file, from allowed layers and calls alone."""
 
 import re
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +31,7 @@ from archlearn.serialization.limits import (
     MAX_MODULE_NAMES,
     MAX_RECURRENT_LAYERS,
 )
-from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, find_operation
+from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, MODEL_OUTPUTS, find_operation
 from archlearn.serialization.schema import (
     Description,
     ModuleEntry,
@@ -272,6 +274,8 @@ def _add_node(
 def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> Any:
     target = entry.target
     if entry.operation == "call_function":
+        if isinstance(target, dict) and "model_output" in target and not args:
+            return _find_model_output(cast(dict[str, object], target), entry.kwargs)
         return _check_function(target, args)
     if not isinstance(target, str):
         raise FileError(f"the call {entry.name!r} has the target {shorten(target)}")
@@ -319,17 +323,31 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
     return find_operation(target)
 
 
+def _find_model_output(
+    target: dict[str, object], parts: Mapping[str, object]
+) -> Callable[..., Any]:
+    """Return the class of transformers that an output had; where there is none such, a dict's."""
+    try:
+        outputs: Any = import_module(MODEL_OUTPUTS)
+    except ImportError:
+        return OrderedDict
+    kind = vars(outputs).get(str(target["model_output"]))
+    if not (isinstance(kind, type) and is_dataclass(kind) and issubclass(kind, dict)):
+        return OrderedDict
+    return kind if parts.keys() <= {field.name for field in fields(kind)} else OrderedDict
+
+
 def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
-    if isinstance(fields := target.get("fields"), list):
-        MAX_KEYWORDS.check(len(cast(list[object], fields)))
+    if isinstance(names := target.get("fields"), list):
+        MAX_KEYWORDS.check(len(cast(list[object], names)))
     match target:
-        case {"namedtuple": str(name), "fields": list(fields)} if (
+        case {"namedtuple": str(name), "fields": list(names)} if (
             len(target) == 2
             and is_identifier(name)
-            and all(is_identifier(field) and not field.startswith("_") for field in fields)
-            and len(set(fields)) == len(fields)
+            and all(is_identifier(each) and not each.startswith("_") for each in names)
+            and len(set(names)) == len(names)
         ):
-            return namedtuple(name, cast(list[str], fields))  # pyright: ignore[reportUntypedNamedTuple]
+            return namedtuple(name, cast(list[str], names))  # pyright: ignore[reportUntypedNamedTuple]
         case _:
             raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
 

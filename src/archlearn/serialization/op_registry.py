@@ -27,6 +27,10 @@ ATTRIBUTES = frozenset({
 })  # fmt: skip
 
 
+MODEL_OUTPUTS = "transformers.modeling_outputs"
+"""The one module besides torch and torchvision whose classes a file may name: plain records."""
+
+
 def name_operation(target: object) -> str:
     """Return the name under which a function of the graph is written.
 
