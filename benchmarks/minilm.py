@@ -424,7 +424,8 @@ def time_rows(files: Files) -> None:
         )
         if job.seed not in SEEDS or job.share == 100 or not others or job in done:
             continue
-        model = torch.load(job.file(files.out), weights_only=False)
+        path = job.file(files.out)
+        model = torch.load(path, weights_only=False) if path.exists() else rebuild(row, files)
         found: Row = {}
         for place in places:
             original, compact = OnTokens(pretrained(files)), OnTokens(model)
@@ -437,6 +438,42 @@ def time_rows(files: Files) -> None:
         }
         append(files.out / TIMES, job._asdict() | {"times": found} | said)
         print(job, found, flush=True)
+
+
+def rebuild(row: Row, files: Files) -> nn.Module:
+    """Return a network of the sizes of a row whose model is lost: it takes the same time.
+
+    Raises:
+        ValueError: If it does not cost what the row's did.
+    """
+    example = read(files, "train", "cpu").take(slice(0, 2))
+    net, kind = pretrained(files), row["kind"].removesuffix(TEACHER)
+    limit = count_encoder(net, example) * row["share"] / 100
+    if kind == "drop":
+        drop_layers_(net, example, limit)
+    elif kind == "ours":
+        net = _of_sizes(net, row["architecture"], example)
+    else:
+        net = prune(net, "magnitude", example, example, limit)
+    found = sum(p.numel() for p in net.parameters()), count_encoder(net, example)
+    if found != (row["parameters"], row["multiply_adds"]):
+        raise ValueError(f"{kind} at {row['share']} %: {found} is not what the row cost")
+    return net
+
+
+def _of_sizes(net: nn.Module, architecture: str, example: Split) -> nn.Module:
+    """Return a network cut to the sizes of `str(read_architecture(...))`, whichever channels."""
+    kept = {line.split()[0]: int(line.split()[1]) for line in architecture.splitlines()}
+    model = al.add_gates(net, example.inputs())
+    with torch.no_grad():
+        for name, gate in al.branch_gates(model).items():
+            inner = "self.query" if name.endswith("attention") else "intermediate.dense"
+            gate.fill_(f"{name}.{inner}" in kept)
+        for name, gate in al.width_gates(model).items():
+            layer = net.get_submodule(name)
+            if isinstance(layer, nn.Linear) and name in kept:
+                gate[kept[name] * len(gate) // layer.out_features :] = 0.0
+    return al.compact(model.eval())
 
 
 def page(rows: list[Row], times: list[Row]) -> list[str]:

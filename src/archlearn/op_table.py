@@ -427,8 +427,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.norm Tensor.norm",
         "torch.linalg.vector_norm",
         "torch.std Tensor.std",
-        "torch.var Tensor.var",
     ),
+    *_alike("pooling.variance", "torch.var Tensor.var"),
     *_alike(
         "pooling.along_dim",
         "nn.Softmax F.softmax torch.softmax Tensor.softmax",

@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import TextIO
 
 from archlearn.errors import ArchlearnError, RunInterruptedError, SettingsError
-from archlearn_paper.comparison.methods import SCRATCH, Method
-from archlearn_paper.comparison.protocol import ComparisonSetup, check_setup
-from archlearn_paper.comparison.ranking import UNTUNED, read_result
-from archlearn_paper.comparison.stages import (
+from archlearn_paper.comparison import (
     choose_setup,
     find_comparisons,
     find_methods,
     make_experiment,
     name_comparison,
 )
+from archlearn_paper.comparison.methods import SCRATCH, ComparisonSetup, Method, check_setup
+from archlearn_paper.comparison.ranking import UNTUNED, read_result
 from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, parse_seeds
-from archlearn_paper.experiment_registry import TITLES, find_experiment
+from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.results import Results, join_results, read_results, write_results
 from archlearn_paper.runner import RunRequest, run_stages
-from archlearn_paper.tables import describe_results, write_page
+from archlearn_paper.tables import ResultsFound, describe_results, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 _SECONDS_BETWEEN_LINES = 10.0
@@ -118,7 +117,11 @@ def make_all(asked: PagesAsked, images: str | None) -> None:
     Raises:
         SettingsError: At the end, if one or more pages could not be made.
     """
-    pages = _list_results(asked.folder) if asked.draw else _list_pages(asked, images)
+    found = find_results(asked.folder) if asked.draw else []
+    drawn = {
+        e.name: partial(draw_anew, e, results, asked.folder) for e, results in found if results
+    }
+    pages = drawn if asked.draw else _list_pages(asked, images)
     failed: list[str] = []
     for number, (name, make) in enumerate(pages.items(), start=1):
         sys.stdout.write(f"page {number} of {len(pages)}: {name}\n")
@@ -141,14 +144,16 @@ Pages = dict[str, Callable[[], bool]]
 """What makes each page, by its name; it returns whether the page is there."""
 
 
-def _list_results(folder: Path) -> Pages:
-    """Return the pages that have results, to be drawn from them."""
+def find_results(folder: Path) -> list[ResultsFound]:
+    """Return all experiments with what is there of their results, and the finished comparisons."""
     named = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
-    found = [*((e, results) for e, results in named if results), *find_comparisons(folder)]
-    return {e.name: partial(draw_anew, e, results, folder) for e, results in found}
+    return [*named, *find_comparisons(folder)]
 
 
 def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
+    if asked.draw:
+        found = find_results(asked.folder)
+        return {e.name: partial(draw_anew, e, made, asked.folder) for e, made in found if made}
     pages: Pages = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)

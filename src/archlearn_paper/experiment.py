@@ -189,6 +189,7 @@ class Run:
             once in a run.
         finish_compact: Whether the network becomes compact as soon as gates stand still, and is
             trained in that form to the end. The momentum of its weights starts anew there.
+        measured: What its row is to hold besides.
     """
 
     row: str
@@ -196,6 +197,7 @@ class Run:
     network: nn.Module | None = None
     after_epoch: Callable[[nn.Module, int], None] | None = None
     finish_compact: bool = False
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +214,14 @@ class Evaluation:
     network: nn.Module
 
 
+class MissingModelError(Exception):
+    """The model of a finished run is needed and not there any more."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(asked)
+        self.asked = asked
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
     """A finished run: its numbers, and where its compact model is."""
@@ -220,7 +230,13 @@ class FinishedRun:
     path: Path
 
     def load_model(self) -> nn.Module:
-        """Return the compact model."""
+        """Return the compact model.
+
+        Raises:
+            MissingModelError: If its file is not there; the runner then makes the run again.
+        """
+        if not self.path.is_file():
+            raise MissingModelError(self.row.asked)
         return load(self.path)
 
 

@@ -20,19 +20,20 @@ import archlearn
 from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.serialization import save
-from archlearn.training.config import to_table
 from archlearn.training.hardware import describe_hardware, start_fabric
-from archlearn.training.settings import HardwareSettings
+from archlearn.training.settings import HardwareSettings, to_table
 from archlearn_paper.evaluation import evaluate_work
 from archlearn_paper.experiment import (
     QUICK,
     Evaluation,
     Experiment,
     FinishedRun,
+    MissingModelError,
     Row,
     Run,
     RunTask,
     Scale,
+    Stage,
 )
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE, train_side_by_side
 from archlearn_paper.results import (
@@ -217,6 +218,7 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
+        self._without_model: list[dict[str, RunTask]] = []
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
         self._unfinished = {row.asked: row for row in (before.rows if before else ())}
@@ -224,33 +226,51 @@ class _StageRunner:
 
     def run(self) -> Results | None:
         """Carry out all stages; None if some runs are left for another time."""
-        experiment, scale = self._request.experiment, self._request.scale
-        for number, stage in enumerate(experiment.stages, start=1):
-            works = stage(scale, self._done)
-            asked = [run_key(work) for work in works]
-            last = number == len(experiment.stages)
-            known = [self._is_known(key, last=last) for key in asked]
-            missing = [work for work, there in zip(works, known, strict=True) if not there]
-            wanted = [work for work in missing if self._is_wanted(work.row)]
-            self._callback.began(len(wanted), len(works) - len(missing))
-            if not self._make(wanted) or len(wanted) < len(missing):
+        experiment = self._request.experiment
+        for stage in experiment.stages:
+            n_before = len(self._done)
+            whole = None
+            while whole is None:
+                try:
+                    whole = self._carry_out(stage)
+                except MissingModelError as error:
+                    del self._done[n_before:]
+                    whole = None if self._make_again(error.asked) else False
+            if not whole:
                 return None
-            for key in asked:
-                if time.monotonic() > self._request.until:
-                    return None
-                self._done.append(self._measure(self._known[key]))
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
         write_results(self._request.folder, results)
         return results
 
-    def _is_known(self, key: str, *, last: bool) -> bool:
-        """Return whether a run was made and its model is there, if it can still be needed."""
-        if key not in self._known:
+    def _carry_out(self, stage: Stage) -> bool:
+        """Make the runs of a stage that are missing; return whether all of them are there."""
+        works = {run_key(work): work for work in stage(self._request.scale, self._done)}
+        missing = [work for key, work in works.items() if key not in self._known]
+        wanted = [work for work in missing if self._is_wanted(work.row)]
+        self._without_model.append(
+            {
+                k: w
+                for k, w in works.items()
+                if k in self._known and not self._known[k].path.is_file()
+            }
+        )
+        self._callback.began(len(wanted), len(works) - len(missing))
+        if not self._make(wanted) or len(wanted) < len(missing):
             return False
-        done = self._known[key]
-        measured = self._request.experiment.measure is None or bool(done.row.measured)
-        return (last and measured) or done.path.is_file()
+        for key in works:
+            if time.monotonic() > self._request.until:
+                return False
+            self._done.append(self._measure(self._known[key]))
+        return True
+
+    def _make_again(self, asked: str) -> bool:
+        """Make runs again whose models are lost: one that is needed, and those of its stage."""
+        (lost,) = [works for works in self._without_model if asked in works][-1:]
+        if not self._make(list(lost.values())):
+            return False
+        self._done = [self._known[done.row.asked] for done in self._done]
+        return True
 
     def _is_wanted(self, row: str) -> bool:
         return any(fnmatchcase(row, pattern) for pattern in self._request.rows)
@@ -283,6 +303,7 @@ class _StageRunner:
             commit=self._commit,
             digest=hashlib.sha256(path.read_bytes()).hexdigest(),
             history=row.history if experiment.keeps_history else (),
+            measured=work.measured if isinstance(work, Run) else {},
         )
         self._write_down(FinishedRun(row=row, path=path))
         self._callback.finished(row)

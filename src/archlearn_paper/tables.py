@@ -1,9 +1,12 @@
-"""Tables and pages of results, as text and Markdown."""
+"""Tables and pages of results, as text and Markdown, and the documentation's page of them all."""
 
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from archlearn.errors import SettingsError
 from archlearn_paper.experiment import Check, Experiment, ResultTable
 from archlearn_paper.results import Results
 
@@ -115,13 +118,26 @@ def describe_circumstances(results: Results) -> str:
     length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     return (
-        f"Made by `{results.command}` on {results.date}; {results.hardware['name']}, {versions}; "
-        f"commit {', '.join(results.commits)}; "
+        f"Made by {_name_command(results)} on {results.date}; "
+        f"{results.hardware['name']}, {versions}; commit {', '.join(results.commits)}; "
         f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
         f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
         "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
         "less one error of it meets it." + DIGESTS * all(row.digest for row in results.rows)
     )
+
+
+def _name_command(results: Results) -> str:
+    """Return the command that made results, or for those of before it the one that does today."""
+    if results.command.startswith("archlearn "):
+        return f"`{results.command}`"
+    name = results.experiment
+    today = (
+        f"compare --data {results.scale['data']}"
+        if name.startswith("compare-")
+        else f"paper {name}"
+    )
+    return f"an earlier command line (today `archlearn {today}`)"
 
 
 def compose_page(experiment: Experiment, results: Results, folder: Path) -> str:
@@ -159,3 +175,91 @@ def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:
     path = folder / f"{experiment.name}.md"
     path.write_text(compose_page(experiment, results, folder), encoding="utf-8")
     return path
+
+
+RESULTS_PAGE = "results.md"
+FIGURES = "figures"
+OPENING = """# Results
+
+Every table and figure of the paper is one command; `archlearn paper` lists them. This page is
+written by `archlearn paper --docs` from the files in `results/`, which hold every single run with
+its settings, seed and learnt architecture. Nothing on it is typed in by hand but the notes.
+
+Settings were chosen on validation data; where one was changed again with test results known, as in
+table 1, the notes say so. With them every run that counts learnt from all 60,000 train examples of
+MNIST or Fashion-MNIST, and the 10,000 test examples were looked at once, by its final network."""
+ResultsFound = tuple[Experiment, Results | None]
+_BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+def write_documentation(found: Sequence[ResultsFound], folder: Path, docs: Path) -> Path:
+    """Write the documentation's page of results and copy its figures; return where the page is.
+
+    Args:
+        found: All experiments with their results, None where there are none.
+        folder: Where the results are.
+        docs: The documentation's folder.
+
+    Raises:
+        SettingsError: If there is no such folder.
+    """
+    if not docs.is_dir():
+        raise SettingsError(
+            f"there is no folder {docs} here to write the page into; go to the root of the "
+            "repository"
+        )
+    there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
+    missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
+    parts = [OPENING, _compose_failures(there)] if there else [OPENING]
+    if missing:
+        parts.append(f"No full results are there yet of {', '.join(missing)}.")
+    for experiment, results in there:
+        parts.append(f"## {experiment.name}: {experiment.title}")
+        figure = f"{FIGURES}/{experiment.name}.svg"
+        parts += compose_body(experiment, results, folder, figure=figure)
+        if (folder / f"{experiment.name}.svg").is_file():
+            (docs / figure).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / f"{experiment.name}.svg", docs / figure)
+    path = docs / RESULTS_PAGE
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    tables = {e.name: e.tabulate(r.derived)[0] for e, r in there}
+    for page in sorted(docs.glob("*.md")):
+        _fill_blocks(page, {name: write_markdown(table) for name, table in tables.items()})
+    return path
+
+
+def _fill_blocks(page: Path, tables: dict[str, str]) -> None:
+    """Put the table of a name between its two marks, on any page that has them."""
+
+    def fill(found: re.Match[str]) -> str:
+        table = tables.get(found[2], "No full results are there yet.")
+        return f"{found[1]}\n{table}\n\n{found[3]}"
+
+    text = page.read_text(encoding="utf-8")
+    filled = _BLOCK.sub(fill, text)
+    if filled != text:
+        page.write_text(filled, encoding="utf-8")
+
+
+def _compose_failures(there: list[tuple[Experiment, Results]]) -> str:
+    """Return what had to be shown and was not, of all experiments."""
+    checks = [(e, check) for e, results in there for check in e.check(results.derived)]
+    failed = [(e, check) for e, check in checks if not check.met]
+    met = len(checks) - len(failed)
+    summary = f"## What did not reproduce\n\n{met} of {len(checks)} checks are met."
+    if not failed:
+        return summary
+    table = ResultTable(
+        columns=("experiment", "what must be shown", "bound", "measured"),
+        rows=tuple(
+            (f"[{e.name}](#{_anchor(e)})", check.what, check.bound, check.measured)
+            for e, check in failed
+        ),
+    )
+    return f"{summary} The others, with what was measured:\n\n{write_markdown(table)}"
+
+
+def _anchor(experiment: Experiment) -> str:
+    """Return the anchor that Python-Markdown gives the experiment's heading."""
+    heading = re.sub(r"[^\w\s-]", "", f"{experiment.name} {experiment.title}").strip().lower()
+    return re.sub(r"[-\s]+", "-", heading)

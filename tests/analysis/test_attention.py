@@ -1,4 +1,4 @@
-"""Attention loses whole heads: queries, keys and values of each, and the columns that read it."""
+"""Attention loses whole heads, or few heads channels within: queries with keys, and values."""
 
 import math
 from collections.abc import Callable
@@ -18,11 +18,11 @@ WIDTH, HEADS, SIZE = 12, 4, 3
 class Attention(nn.Module):
     """Queries, keys and values, an `attend` that subclasses write, and a projection."""
 
-    n_kv = HEADS
+    n_heads = n_kv = HEADS
 
     def __init__(self) -> None:
         super().__init__()
-        inner, outer = self.n_kv * SIZE, HEADS * SIZE
+        inner, outer = self.n_kv * SIZE, self.n_heads * SIZE
         self.stem = nn.Linear(5, WIDTH)
         self.query, self.key = nn.Linear(WIDTH, outer), nn.Linear(WIDTH, inner)
         self.value, self.out = nn.Linear(WIDTH, inner), nn.Linear(outer, WIDTH)
@@ -46,10 +46,10 @@ class ByHand(Attention):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (
-            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
             for f in (self.query, self.key, self.value)
         )
-        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
 class Inferred(Attention):
@@ -58,7 +58,7 @@ class Inferred(Attention):
     def attend(self, x: Tensor) -> Tensor:
         shape = (*x.shape[:-1], -1, SIZE)
         q, k, v = (f(x).view(shape).transpose(1, 2) for f in (self.query, self.key, self.value))
-        y = F.scaled_dot_product_attention(q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1 and k.shape[2] < 1)
         return y.transpose(1, 2).reshape(*x.shape[:-1], -1).contiguous()
 
 
@@ -68,7 +68,7 @@ class Causal(Attention):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (
-            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
             for f in (self.query, self.key, self.value)
         )
         mask = torch.ones(length, length, device=x.device).tril()
@@ -83,16 +83,25 @@ class Batched(Attention):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (
-            f(x).view(n, length, HEADS, SIZE).transpose(1, 2).reshape(n * HEADS, length, SIZE)
+            f(x)
+            .view(n, length, self.n_heads, SIZE)
+            .transpose(1, 2)
+            .reshape(n * self.n_heads, length, SIZE)
             for f in (self.query, self.key, self.value)
         )
         y = torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
-        return y.view(n, HEADS, length, SIZE).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return (
+            y.view(n, self.n_heads, length, SIZE)
+            .transpose(1, 2)
+            .reshape(n, length, self.n_heads * SIZE)
+        )
 
 
 class Einsum(Attention):
     def attend(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (HEADS, SIZE)) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).unflatten(-1, (self.n_heads, SIZE)) for f in (self.query, self.key, self.value)
+        )
         scores = torch.einsum("bihd,bjhd->bhij", q, k) * SIZE**-0.5
         return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(-2)
 
@@ -103,7 +112,10 @@ class Normed(Attention):
     def __init__(self) -> None:
         super().__init__()
         self.q_norm, self.k_norm = nn.LayerNorm(SIZE + 1), nn.RMSNorm(SIZE + 1)
-        self.query, self.key = nn.Linear(WIDTH, 4 * HEADS), nn.Linear(WIDTH, 4 * HEADS)
+        self.query, self.key = (
+            nn.Linear(WIDTH, 4 * self.n_heads),
+            nn.Linear(WIDTH, 4 * self.n_heads),
+        )
 
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
@@ -125,9 +137,23 @@ class NormedByHand(Attention):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (f(x).view(n, length, -1, SIZE) for f in (self.query, self.key, self.value))
-        q = self.weight * (q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6))
+        y = q.to(self.weight.dtype)
+        q = self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6))
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+
+class BetweenChannels(Attention):
+    """Channels attend to channels, as in DaViT."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        y = (q.transpose(-1, -2) @ k).softmax(-1) @ v.transpose(-1, -2)
+        return y.permute(0, 3, 1, 2).reshape(n, length, -1)
 
 
 def half_turn(x: Tensor) -> Tensor:
@@ -168,9 +194,9 @@ class MultiQuery(Attention):
 
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        q = self.query(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+        q = self.query(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
         k, v = self.key(x)[:, None], self.value(x)[:, None]
-        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
 class Fused(Attention):
@@ -178,29 +204,29 @@ class Fused(Attention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * HEADS * SIZE)
+        self.qkv = nn.Linear(WIDTH, 3 * self.n_heads * SIZE)
         del self.query, self.key, self.value
 
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        qkv = self.qkv(x).reshape(n, length, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).reshape(n, length, 3, self.n_heads, SIZE).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         y = F.scaled_dot_product_attention(q * 1.0, k, v)
-        return y.transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
 class FusedAndPicked(Fused):
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        qkv = self.qkv(x).view(n, length, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x).view(n, length, 3, self.n_heads, SIZE).permute(2, 0, 3, 1, 4)
         y = softmax_attention(qkv[0], qkv[1], qkv[2])
-        return y.transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
 class FusedAndSplit(Fused):
     def attend(self, x: Tensor) -> Tensor:
-        parts = self.qkv(x).split(HEADS * SIZE, dim=2)
-        q, k, v = (y.view(*y.shape[:2], HEADS, SIZE).transpose(1, 2) for y in parts)
+        parts = self.qkv(x).split(self.n_heads * SIZE, dim=2)
+        q, k, v = (y.view(*y.shape[:2], self.n_heads, SIZE).transpose(1, 2) for y in parts)
         return softmax_attention(q, k, v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
 
 
@@ -209,28 +235,28 @@ class Biased(Attention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(9, HEADS))
-        self.slope = nn.Buffer(torch.linspace(0.1, 1.0, HEADS).view(HEADS, 1, 1))
-        self.far = nn.Embedding(9, HEADS)
+        self.table = nn.Parameter(torch.randn(9, self.n_heads))
+        self.slope = nn.Buffer(torch.linspace(0.1, 1.0, self.n_heads).view(self.n_heads, 1, 1))
+        self.far = nn.Embedding(9, self.n_heads)
 
     def attend(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
         q, k, v = (
-            f(x).view(n, length, HEADS, SIZE).transpose(1, 2)
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
             for f in (self.query, self.key, self.value)
         )
         place = torch.arange(length, device=x.device)
         distance = (place[:, None] - place).abs()
-        bias = self.table[distance.view(-1)].view(length, length, HEADS).permute(2, 0, 1)
+        bias = self.table[distance.view(-1)].view(length, length, self.n_heads).permute(2, 0, 1)
         scores = q @ k.transpose(-2, -1) + bias - self.slope * distance
         scores = scores + self.far(distance).permute(2, 0, 1).unsqueeze(0)
-        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
-    Biased: 4,
+    Biased: 4, BetweenChannels: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -351,6 +377,46 @@ def test_without_heads_single_channels_go_and_the_scale_stays() -> None:
     assert al.plan(gated).after == al.count_costs(small)
 
 
+def with_two_heads(kind: type[Attention]) -> type[Attention]:
+    return type(kind.__name__, (kind,), {"n_heads": 2, "n_kv": 2})
+
+
+TOGETHER = {"query": SIZE, "value": SIZE}
+FEW: dict[type[Attention], dict[str, int]] = {
+    ByHand: TOGETHER, Inferred: TOGETHER, Causal: TOGETHER, Batched: TOGETHER, Einsum: TOGETHER,
+    GroupedBySdpa: TOGETHER, Biased: TOGETHER, FusedAndSplit: {"qkv": SIZE, "qkv/2": SIZE},
+    Fused: {"qkv": SIZE}, FusedAndPicked: {"qkv": SIZE}, Normed: {"query": 2},
+    NormedByHand: {"query": 2}, BetweenChannels: {"query": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FEW, ids=lambda kind: kind.__name__)
+def test_few_heads_lose_channels_within_and_the_scale_stays(
+    kind: type[Attention], tmp_path: Path
+) -> None:
+    x, path = draw(2, 6, 5), tmp_path / "small.safetensors"
+    gated = add_gates(with_two_heads(kind))
+    gates = {name: gate for name, gate in al.width_gates(gated).items() if name != "stem"}
+    assert {name: len(gate) for name, gate in gates.items()} == FEW[kind]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[1] = 0.1
+    gated(x).square().sum().backward()
+    assert all(gate.grad is not None and bool((gate.grad != 0).all()) for gate in gates.values())
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        wide = draw(3, 6, 5)
+        assert (gated.train(mode)(wide) - small.train(mode)(wide)).abs().max() < 1e-10
+    within = {*FEW[kind].values()} == {SIZE}
+    assert small.out.in_features == (2 * (SIZE - 1) if within else SIZE)
+    assert al.plan(gated).after == al.count_costs(small)
+    al.save(small, path)
+    assert torch.equal(al.load(path)(x), small(x))
+    before = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - before).abs().max() < 1e-10
+
+
 class MaskedByHead(Attention):
     """A fixed mask has a place for each head."""
 
@@ -372,10 +438,12 @@ def test_heads_that_a_fixed_tensor_is_added_to_stay() -> None:
 class Torch(nn.Module):
     """Self-attention by `nn.MultiheadAttention` between layers that read and write a stream."""
 
-    def __init__(self, options: dict[str, Any], given: dict[str, Any]) -> None:
+    def __init__(
+        self, options: dict[str, Any], given: dict[str, Any], n_heads: int = HEADS
+    ) -> None:
         super().__init__()
         self.stem, self.norm = nn.Linear(5, WIDTH), nn.LayerNorm(WIDTH)
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, **options)
+        self.attention = nn.MultiheadAttention(WIDTH, n_heads, **options)
         self.head, self.given = nn.Linear(WIDTH, 2), given
 
     def forward(self, x: Tensor) -> Tensor:
@@ -427,6 +495,23 @@ def test_multihead_attention_loses_heads_and_its_stream(name: str, tmp_path: Pat
     assert al.plan(gated).after == al.count_costs(small)
     al.save(small, tmp_path / "small.safetensors")
     assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))
+
+
+@pytest.mark.parametrize("name", ["weights", "no weights"])
+def test_multihead_attention_of_two_heads_loses_channels_within(name: str) -> None:
+    torch.manual_seed(0)
+    gated = al.add_gates(Torch(*TORCH[name], n_heads=2).double(), draw(2, 6, 5))
+    gates = al.width_gates(gated)
+    names = ["attention.in_proj_weight", "attention.in_proj_weight/2"]
+    assert [len(gates[n]) for n in names] == [WIDTH // 2] * 2
+    with torch.no_grad():
+        gates[names[0]][[0, 2]] = 0.1
+        gates[names[1]][1] = 0.1
+    small: Any = al.compact(gated)
+    assert (gated(draw(3, 6, 5)) - small(draw(3, 6, 5))).abs().max() < 1e-10
+    assert small.attention.in_proj_weight.shape == (2 * (4 + 4 + 5), WIDTH)
+    assert small.attention.out_proj.weight.shape == (WIDTH, 2 * 5)
+    assert al.plan(gated).after == al.count_costs(small)
 
 
 class Encoder(nn.Module):

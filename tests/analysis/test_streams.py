@@ -514,3 +514,70 @@ def test_what_is_added_to_tokens_of_all_kinds_loses_their_channels() -> None:
     torch.manual_seed(0)
     small = check_exact(LastBlock(), draw(2, 5, 3), draw(3, 4, 3))
     assert small.embed.out_features == small.read.out_features == 4
+
+
+class PaddedInSpace(nn.Module):
+    """Channels lie last, and the image is padded to whole windows, as in DaViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.up, self.head = nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.norm(self.stem(x)), (0, 0, 0, 1, 0, 2))
+        return self.head(torch.relu(self.up(x)).mean((1, 2)))
+
+
+def test_padding_of_space_leaves_channels_that_lie_last_alone() -> None:
+    small = check_exact(PaddedInSpace(), draw(2, 3, 4, 5), draw(3, 3, 4, 5))
+    assert small.get_parameter("stem.weight").shape == (4, 5)
+
+
+class DividedByDeviation(nn.Module):
+    """A norm by hand, as timm's `SimpleNorm`: divided by the deviation over channels."""
+
+    def __init__(self, dim: int, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.dim, self.options = dim, options
+        self.weight = nn.Parameter(torch.rand(8) + 0.5)
+        self.stem, self.up, self.head = nn.Linear(5, 8), nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.dim == 1:
+            x = x.transpose(1, 2)
+        x = x * torch.rsqrt(torch.var(x, self.dim, **self.options) + 1e-5)
+        if self.dim == 1:
+            x = x.transpose(1, 2)
+        return self.head(torch.relu(self.up(x * self.weight)))
+
+
+@pytest.mark.parametrize("dim", [-1, 1])
+@pytest.mark.parametrize("options", [{}, {"unbiased": False}, {"correction": 0}])
+def test_a_variance_is_taken_over_the_open_channels(dim: int, options: dict[str, Any]) -> None:
+    net = DividedByDeviation(dim, {**options, "keepdim": True})
+    small = check_exact(net, draw(2, 6, 5), draw(3, 6, 5))
+    assert small.get_parameter("stem.weight").shape == (4, 5)
+    assert small.get_parameter("weight").shape == (4,)
+
+
+class SelectedPaths(nn.Module):
+    """A softmax over two paths weighs their channels, as in selective kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(3, 6, 5, padding=2)
+        self.select, self.head = nn.Linear(6, 12), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        paths = torch.stack([F.relu(self.one(x)), F.relu(self.two(x))], 1)
+        chosen = self.select(paths.sum(1).mean((2, 3))).view(len(x), 2, -1).softmax(1)
+        return self.head((paths * chosen[..., None, None]).sum(1).mean((2, 3)))
+
+
+def test_paths_that_a_softmax_weighs_lose_the_same_channels() -> None:
+    small = check_exact(SelectedPaths(), draw(2, 3, 8, 8), draw(3, 3, 8, 8))
+    assert small.get_parameter("one.weight").shape[0] == 3
+    assert small.get_parameter("two.weight").shape[0] == 3
+    assert small.get_parameter("select.weight").shape == (6, 3)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.comparison.stages import FULL_COMPARISON, QUICK_COMPARISON
+from archlearn_paper.comparison import FULL_COMPARISON, QUICK_COMPARISON
 from tests.cli.commands import assert_refused, run_here
 
 SMALL = [

@@ -4,6 +4,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -584,3 +585,31 @@ def test_a_decision_reads_no_number(digits: tuple[Tensor, Tensor], build: Any, l
     with torch.no_grad(), Reads() as reads:
         gates._decide_(last=last)
     assert reads.n_reads == 0
+
+
+@pytest.mark.parametrize("build", [chain, Residual])
+def test_a_decision_is_the_same_where_numbers_cannot_be_read(
+    digits: tuple[Tensor, Tensor], build: Any
+) -> None:
+    found: list[Tensor] = []
+    for watching in (nullcontext(), Reads()):
+        torch.manual_seed(0)
+        model = al.add_gates(build(), digits[0][:2])
+        gates = al.GateOptimizer(model, STEPS, budget={"parameters": "15%"})
+        train(model, gates, digits, STEPS // 2)
+        with torch.no_grad(), watching:
+            for _ in range(3):
+                gates._decide_(last=False)
+        found.append(
+            torch.cat([gate.detach().view(-1) for gate in gates.param_groups[0]["params"]])
+        )
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_the_shortest_runs_land(digits: tuple[Tensor, Tensor], n_steps: int) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, n_steps, budget={"parameters": "50%"})
+    train(model, gates, digits, n_steps)
+    assert gates.fits()
+    assert gates.describe()["budget_path"]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._dynamo.utils as dynamo_utils
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -588,3 +589,19 @@ def test_gates_that_stand_still_cost_no_gradients_behind_the_last_cut() -> None:
     assert all(gate.grad is None for gate in al.width_gates(model).values())
     assert all(weight.grad is not None for weight in al.weights(model))
     gates.step()
+
+
+def test_compiled_programs_are_forgotten_only_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU torch imports its compiler to forget them, which takes seconds."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(1))
+    dynamo_utils.counters.clear()
+    model, x, _ = make("chain")
+    al.shrink_(model)
+    assert not forgotten
+    torch.compile(model, backend="eager")(x)
+    close_last(model)
+    al.shrink_(model)
+    assert forgotten == [1]

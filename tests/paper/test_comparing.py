@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from archlearn_paper.baselines.budget import is_within
-from archlearn_paper.comparison.methods import OURS, SCRATCH
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED
+from archlearn_paper.comparison import find_comparisons, find_methods, make_experiment
+from archlearn_paper.comparison.methods import CALIBRATION_SEED, OURS, SCRATCH
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
-from archlearn_paper.comparison.stages import find_comparisons, find_methods, make_experiment
 from archlearn_paper.experiment import Scale, group
 from archlearn_paper.results import Results
 from archlearn_paper.runner import RunRequest, run_stages

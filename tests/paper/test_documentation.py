@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.commands import draw_anew
-from archlearn_paper.documentation import write_documentation
-from archlearn_paper.experiment_registry import find_experiment
+from archlearn_paper.commands import draw_anew, find_results
+from archlearn_paper.experiments import find_experiment
 from archlearn_paper.results import read_results
+from archlearn_paper.tables import write_documentation
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def test_pages_and_figures_are_those_of_the_results(tmp_path: Path) -> None:
     docs.mkdir()
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, docs)
-    write_documentation(ROOT / "results", docs)
+    write_documentation(find_results(ROOT / "results"), ROOT / "results", docs)
     for made in [*docs.glob("*.md"), *(docs / "figures").glob("*.svg")]:
         kept = ROOT / "docs" / made.relative_to(docs)
         assert made.read_bytes() == kept.read_bytes(), f"run: archlearn paper --docs ({made.name})"

@@ -7,9 +7,9 @@ import pytest
 
 from archlearn import SettingsError
 from archlearn_paper.commands import request_comparison
-from archlearn_paper.comparison.stages import choose_setup, find_methods
+from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import FULL, QUICK, Scale
-from archlearn_paper.experiment_registry import find_experiment
+from archlearn_paper.experiments import find_experiment
 from archlearn_paper.results import Results, write_results
 from archlearn_paper.runner import RunRequest, check_earlier
 from tests.paper.making import make_row

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.documentation import write_documentation
+from archlearn_paper.commands import find_results
 from archlearn_paper.experiment import QUICK
-from archlearn_paper.experiment_registry import find_experiment
+from archlearn_paper.experiments import find_experiment
 from archlearn_paper.plots import DRAWINGS, write_figure
 from archlearn_paper.results import Results, read_results, write_results
 from archlearn_paper.runner import RunRequest, run_stages
-from archlearn_paper.tables import describe_results, write_page
+from archlearn_paper.tables import describe_results, write_documentation, write_page
 from tests.paper.making import Counter
 
 pytestmark = pytest.mark.slow
@@ -78,13 +78,13 @@ def _check_documentation(folder: Path) -> None:
     docs = folder / "docs"
     docs.mkdir()
     (docs / "own.md").write_text(PAGE)
-    page = write_documentation(folder, docs).read_text()
+    page = write_documentation(find_results(folder), folder, docs).read_text()
     assert "No full results are there yet of table-1" in page
     assert "## table-1" not in page
     results = read_results(folder, "table-1")
     assert results is not None
     write_results(folder, replace(results, quick=False))
-    page = write_documentation(folder, docs).read_text()
+    page = write_documentation(find_results(folder), folder, docs).read_text()
     assert "## table-1" in page
     assert "accuracy of the baseline" in page.split("## table-1")[0]
     assert (docs / "figures" / "table-1.svg").is_file()

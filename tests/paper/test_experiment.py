@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from archlearn_paper.experiment import FULL, QUICK
-from archlearn_paper.experiment_registry import TITLES, find_experiment
+from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.statistics import (
     correct_by_holm,
     correlate_ranks,

@@ -1,21 +1,24 @@
 """Figure 4 on numbers chosen by hand."""
 
+import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+import archlearn as al
 from archlearn_paper.experiment import FULL, FinishedRun, Row
 from archlearn_paper.experiments.figure_4 import (
     BATCH_SIZE,
     EPOCHS,
     PANELS,
-    ask_next,
+    Panel,
     check,
     derive,
     learn_rows,
-    name_model,
     propose,
-    read_trainings,
+    propose_widths,
     tabulate,
 )
 from archlearn_paper.plots import draw_figure_4
@@ -67,17 +70,10 @@ def test_how_many_trainings_it_took() -> None:
     assert tabulate(derived)[0].rows[0][-1] == "2, not in 2"
 
 
-def test_panels_search_what_they_say() -> None:
-    assert LAST.space().most == {"fc1": 500}
-    assert LAST.space().fixed == {"conv1": 20, "conv2": 50}
-    assert ALL.space().fixed == {}
-    assert name_model({"fc1": 3, "conv1": 1, "conv2": 2}) == "lenet:1-2-3"
-
-
 def test_rows_become_trainings_of_their_own_panel() -> None:
-    trainings = read_trainings(LAST, rows_of([0.9, 0.4], learnt=0.5))
-    assert [round(training.objective, 1) for training in trainings] == [0.9, 0.4]
-    assert trainings[1].widths == {"conv1": 2, "conv2": 3, "fc1": 4}
+    trainings = LAST.find_trainings(rows_of([0.9, 0.4], learnt=0.5), 0)
+    assert [round(LAST.objective(row), 1) for row in trainings] == [0.9, 0.4]
+    assert LAST.find_trainings(rows_of([0.9, 0.4], learnt=0.5), 1) == []
 
 
 def test_every_search_is_drawn_by_itself_beside_its_run() -> None:
@@ -91,7 +87,7 @@ def test_every_search_is_drawn_by_itself_beside_its_run() -> None:
 
 
 def test_searches_are_in_the_logarithm_of_the_widths() -> None:
-    first = [ask_next((LAST, seed, [])).widths["fc1"] for seed in range(12)]
+    first = [propose_widths(LAST.searched, [], seed=seed)["fc1"] for seed in range(12)]
     # a half of 500 is 9 doublings' last one: in widths, half of all proposals would lie there
     assert sum(width > 250 for width in first) <= 4
     assert min(first) < 20
@@ -105,11 +101,48 @@ def test_both_ways_have_the_same_epochs_and_batches() -> None:
         assert (work.settings.epochs, work.settings.batch_size) == (EPOCHS, BATCH_SIZE)
         assert work.settings.validation == 0.0
         assert work.settings.optimiser == works[0].settings.optimiser
+    assert works[-1].settings.model.startswith("lenet:")
+    assert works[-1].measured["search_seconds"] > 0
 
 
-def test_what_is_proposed_follows_from_what_is_known() -> None:
-    trainings = read_trainings(ALL, rows_of([0.9, 0.45, 0.2], learnt=0.5))
-    first, again = ask_next((ALL, 0, trainings)), ask_next((ALL, 0, trainings))
-    assert first.widths == again.widths
-    assert ask_next((ALL, 1, trainings)).widths != first.widths
-    assert ask_next((ALL, 0, trainings[:2])).widths != first.widths
+def bowl(widths: Mapping[str, int]) -> float:
+    """Has its least value, 0, at 12-30-120, and rises with the logarithms, as the search goes."""
+    least = {"conv1": 12, "conv2": 30, "fc1": 120}
+    return sum(math.log(widths[layer] / width) ** 2 for layer, width in least.items())
+
+
+def search(panel: Panel, seed: int, count: int) -> list[tuple[dict[str, int], float]]:
+    trained: list[tuple[dict[str, int], float]] = []
+    for _ in range(count):
+        widths = propose_widths(panel.searched, trained, seed=seed)
+        trained.append((widths, bowl(widths)))
+    return trained
+
+
+@pytest.mark.slow
+def test_the_last_width_is_found() -> None:
+    trained = search(LAST, 0, 14)
+    best, _ = min(trained, key=lambda each: each[1])
+    assert abs(best["fc1"] - 120) <= 10
+    assert best["conv1"] == 20
+    assert all(1 <= widths["fc1"] <= 500 for widths, _ in trained)
+
+
+@pytest.mark.slow
+def test_all_three_widths_are_searched_and_a_proposal_follows_from_what_was_trained() -> None:
+    trained = search(ALL, 3, 12)
+    for layer in ALL.searched:
+        assert len({widths[layer] for widths, _ in trained}) > 3
+    assert propose_widths(ALL.searched, trained[:7], seed=3) == trained[7][0]
+    assert propose_widths(ALL.searched, trained[:2], seed=4) != trained[2][0]
+
+
+def test_the_objective_by_hand() -> None:
+    row = make_row("AL (a)", train_loss=0.02, widths={"conv1": 20, "conv2": 50, "fc1": 500, "o": 9})
+    assert LAST.objective(row) == pytest.approx(0.0257)
+
+
+def test_the_extra_is_named_where_optuna_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(al.InputError, match=r"archlearn\[bench\]"):
+        propose_widths(["fc1"], [], seed=0)

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from archlearn import DataError, RunInterruptedError
-from archlearn.data.standard import load_digits
+from archlearn.data.standard_datasets import load_digits
 from archlearn.training import GateSettings, HardwareSettings, RunSettings
 from archlearn_paper.experiment import (
     FULL,
@@ -71,6 +71,10 @@ def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         works.append(Evaluation(row="again", settings=settings(scale, seed), network=network))
         works.append(Run(row="longer", settings=settings(scale, seed), network=network))
     return works
+
+
+def by_the_rows_alone(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+    return [Run(row="next", settings=settings(scale, d.row.seed + 10)) for d in done]
 
 
 def train_no_more(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
@@ -228,6 +232,19 @@ def test_a_lost_model_is_learnt_again_if_it_is_needed(tmp_path: Path) -> None:
         (lost,) = (tmp_path / "models" / "trial").glob(f"{name}*")
         lost.unlink()
     assert carry_out(tmp_path) == ["plain 1"]
+
+
+def test_models_that_nobody_needs_may_be_lost(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, stages=(train_plainly, by_the_rows_alone))
+    carry_out(tmp_path, experiment)
+    for path in (tmp_path / "models" / "trial").iterdir():
+        path.unlink()
+    assert carry_out(tmp_path, experiment) == []
+
+    def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+        return {"n": len(list(done.load_model().parameters()))} if done.row.row == "plain" else {}
+
+    assert carry_out(tmp_path, replace(experiment, measure=measure)) == ["plain 0", "plain 1"]
 
 
 def test_runs_of_another_experiment_are_borrowed(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import archlearn as al
 from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
 from archlearn_paper.commands import ProgressLines
-from archlearn_paper.experiment import QUICK, Check, Row
-from archlearn_paper.experiment_registry import find_experiment
-from archlearn_paper.experiments import table_4
+from archlearn_paper.experiment import FULL, QUICK, Check, Row
+from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import LEARNT_ROWS, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
 from archlearn_paper.runner import RunRequest, run_stages
@@ -122,6 +121,12 @@ def test_tables_state_the_paper_beside_ours() -> None:
     line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
     assert line[1:4] == ("25.6", "56.19", "58")
     assert line[6] == "58.0"
+
+
+def test_learnt_widths_of_the_full_version_are_multiples_of_eight_in_each_group() -> None:
+    scale = replace(FULL, data="tiny-imagenet:none")
+    run = table_4._learn(scale, 0, torch.nn.Identity(), "AL-all")
+    assert run.settings.gates.multiple_of == 16
 
 
 def test_other_methods_are_brought_to_every_size_of_ours() -> None:

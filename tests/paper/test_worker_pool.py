@@ -13,11 +13,9 @@ from torch import nn
 
 from archlearn import save
 from archlearn_paper.baselines.budget import BudgetError
-from archlearn_paper.comparison.methods import METHODS, PruningMethod
-from archlearn_paper.comparison.protocol import ComparisonSetup
-from archlearn_paper.comparison.stages import _reduce
+from archlearn_paper.comparison.methods import METHODS, ComparisonSetup, PruningMethod
+from archlearn_paper.comparison.stages import _reduce, make_networks
 from archlearn_paper.experiment import FinishedRun, Scale
-from archlearn_paper.worker_pool import make_networks, map_in_processes
 from tests.cli.commands import start_command
 from tests.paper.making import make_row
 
@@ -35,16 +33,23 @@ def fail() -> nn.Module:
     raise RuntimeError("out of memory")
 
 
-def who(_: int) -> tuple[int, int, str | None]:
-    return os.getpid(), torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES")
+@torch.no_grad()
+def who() -> nn.Module:
+    """Return a network whose weights say where it was made."""
+    layer, hidden = nn.Linear(3, 1).double(), os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    layer.weight.copy_(torch.tensor([[os.getpid(), torch.get_num_threads(), hidden]]))
+    return layer
 
 
 def test_workers_are_other_processes_without_a_gpu() -> None:
-    for process, n_threads, devices in map_in_processes(who, range(4), 2):
+    for network in make_networks([who] * 4, 2):
+        assert network is not None
+        process, n_threads, hidden = network.get_parameter("weight").flatten().tolist()
         assert process != os.getpid()
-        assert n_threads == 1
-        assert devices == ""
-    assert {process for process, _, _ in map_in_processes(who, range(4), 0)} == {os.getpid()}
+        assert n_threads == hidden == 1
+    for network in make_networks([who] * 2, 0):
+        assert network is not None
+        assert network.get_parameter("weight")[0, 0] == os.getpid()
 
 
 def test_workers_make_the_same_networks(tmp_path: Path) -> None:
@@ -75,10 +80,11 @@ def work(file):
     time.sleep(3600)
 """
 WAIT_FOR_CTRL_C = """
+from functools import partial
 from own_work import work
-from archlearn_paper.worker_pool import map_in_processes
+from archlearn_paper.comparison.stages import make_networks
 try:
-    map_in_processes(work, ["one", "two"], 2)
+    make_networks([partial(work, "one"), partial(work, "two")], 2)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

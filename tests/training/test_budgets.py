@@ -20,7 +20,7 @@ from archlearn.training import (
     override,
     resume,
 )
-from archlearn.training.run_setup import cut_to_budget_, read_schedule
+from archlearn.training.run_setup import count_cuts, cut_to_budget_, read_schedule
 from tests.run_files import COMPACT, METRICS, read_lines
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
@@ -181,3 +181,10 @@ def test_the_compact_file_of_a_budget_loads(folder: Path) -> None:
     small = al.load(folder / COMPACT)
     costs = al.count_costs(small, revived.example)
     assert costs.parameters == al.plan(revived.model).after.parameters
+
+
+def test_a_captured_step_is_cut_seldom_and_in_a_short_run_only_at_the_end() -> None:
+    captured = [count_cuts(n, captured=True, compiled=False) for n in (5_000, 20_000, 10**6)]
+    assert captured == [0, 2, 3]
+    assert count_cuts(5_000, captured=False, compiled=True) == al.GateSchedule().cuts
+    assert count_cuts(5_000, captured=False, compiled=False) == 20

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archlearn.data import no_progress
 from archlearn.training import RunSettings, Session, learn, override, prepare
-from archlearn.training.checkpoint import collect_tensors, order_of_epoch
+from archlearn.training.checkpoint import collect_tensors, order_of_epoch, read_checkpoint
 from archlearn.training.cuda_graph import CapturedStepper
 from archlearn.training.train_step import EagerStepper
 from tests.run_files import GATES, METRICS, read_lines
@@ -69,10 +69,37 @@ def test_a_whole_run_writes_every_epoch(tmp_path: Path, compiled: bool) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_captured_run_shrinks_as_an_ordinary_one(tmp_path: Path, compiled: bool) -> None:
     asked = ASKED | {"epochs": 10, "gate_rate": None, "budget": ("parameters=10%",),
-                     "gate_schedule": ("patience=3",), "report": False, "shrink": True}  # fmt: skip
+                     "gate_schedule": ("patience=3", "cuts=3"), "report": False,
+                     "shrink": True}  # fmt: skip
     learn(override(RunSettings(), asked | {"compile": compiled}), tmp_path / "captured")
     rows = read_lines(tmp_path / "captured" / METRICS)
     trained = [row["trained"]["parameters"] for row in rows]
     assert trained[-1] < 0.2 * trained[0]
     assert len(set(trained)) > 2
     assert rows[-1]["train_loss"] < 1.0
+
+
+def test_a_decision_does_not_wait_for_the_device(tmp_path: Path) -> None:
+    session = make_session(tmp_path, gate_rate=None, budget=("parameters=50%",))
+    run_epoch(session)
+    gates = session.work.gate_optimizer
+    assert gates is not None
+    with torch.no_grad():
+        gates._decide_(last=False)  # what was prepared on the host comes over
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            gates._decide_(last=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_widths_are_cut_to_multiples_of_eight(tmp_path: Path) -> None:
+    asked = ASKED | {"epochs": 10, "gate_rate": None, "budget": ("parameters=10%",),
+                     "gate_schedule": ("patience=3",), "report": False, "shrink": True}  # fmt: skip
+    learn(override(RunSettings(), asked), tmp_path / "run")
+    states = read_checkpoint(tmp_path / "run")
+    assert states is not None
+    sizes = [len(each) for name, each in states[1].items() if ".kept." in name]
+    assert len(sizes) == 3
+    assert all(n % 8 == 0 or n in (20, 50, 500) for n in sizes)
+    assert max(sizes) < 500

@@ -26,7 +26,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     group_norm,
     local_response,
 )
-from archlearn.analysis.propagation_rules.pooling import mean
+from archlearn.analysis.propagation_rules.pooling import mean, variance
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
@@ -402,7 +402,7 @@ def _find_groups(
     return groups, group_of
 
 
-_OVER_CHANNELS = (across_channels, group_norm, mean)
+_OVER_CHANNELS = (across_channels, group_norm, mean, variance)
 
 
 def _find_normed(found: _Findings) -> Tensor:

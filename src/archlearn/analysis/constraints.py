@@ -45,7 +45,8 @@ class ChannelConstraints:
     Attributes:
         dims: The atoms of a parameter's dimension, by name and dimension.
         elements: The atoms of each element of a parameter that is used as it is.
-        boxes: Tensors of which parts are taken along one of several dimensions with channels.
+        boxes: Tensors of which parts are taken along one of several dimensions with channels, each
+            with the name of the call.
         spreads: Channels along several dimensions, and what is broadcast along some of these.
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
@@ -61,7 +62,7 @@ class ChannelConstraints:
     elements: dict[str, Tensor] = field(default_factory=dict)
     ties: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
-    boxes: list[Labels] = field(default_factory=list)
+    boxes: list[tuple[str, Labels]] = field(default_factory=list)
     spreads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     hints: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)

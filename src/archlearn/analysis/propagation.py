@@ -24,7 +24,7 @@ from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.propagation_rules import is_selection, rule_for
 from archlearn.analysis.propagation_rules.activations import activate
-from archlearn.analysis.propagation_rules.elementwise import keep
+from archlearn.analysis.propagation_rules.elementwise import keep, product, quotient, unary
 from archlearn.analysis.propagation_rules.indexing import embedding, gather, index_select, scatter
 from archlearn.analysis.propagation_rules.linear import computed_weight, linear
 from archlearn.analysis.propagation_rules.normalization import (
@@ -32,7 +32,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     may_need_batch,
     within_channel,
 )
-from archlearn.analysis.propagation_rules.pooling import mean, reduce
+from archlearn.analysis.propagation_rules.pooling import along_dim, mean, reduce, variance
 from archlearn.analysis.propagation_rules.products import attention, einsum, matmul
 from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
@@ -40,6 +40,7 @@ from archlearn.analysis.propagation_rules.reshape import (
     call_on_places,
     expand_as,
     move,
+    number,
     pick,
 )
 from archlearn.analysis.rule_api import (
@@ -61,6 +62,7 @@ from archlearn.tracing.transformer_blocks import count_flops, unfused
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
+_ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
 
 
 class _Interpreter(fx.Interpreter):
@@ -357,15 +359,20 @@ class _Follower(_Interpreter):
         has split them, that is the first of its dimensions: heads, and not their parts.
         """
         is_split = any(node.name in self.split for node in n.all_input_nodes)
-        reads_one_dim = self.rules[n] in (opaque, linear, *_PRODUCTS)
+        reads_one_dim = self.rules[n] in (opaque, linear, attribute, number, *_PRODUCTS)
         reads_one_dim |= self.rules[n] is across_channels and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        knows_more = self.rules[n] is pick or (self.rules[n] in (mean, reduce) and not is_split)
+        knows_more = self.rules[n] in (pick, along_dim)
+        knows_more |= self.rules[n] in (mean, reduce, variance) and not is_split
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
+        if is_split and len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE:
+            self.constraints.boxes.append((n.name, step.x))  # what goes is known at the end
+            self.split.add(n.name)
+            return step
         behind = None if is_split else _choose_dim(step.labels)
         tied: dict[int, Labels] = {}
         for labels, dims in scrambled:
@@ -394,7 +401,7 @@ class _Follower(_Interpreter):
                     "nothing is needed if the other layers are learnt",
                 )
         if self.rules[n] is pick or not isinstance(made, Labels):
-            self.constraints.boxes += [labels for labels in split if isinstance(labels, Labels)]
+            self.constraints.boxes += [(n.name, each) for each in split if isinstance(each, Labels)]
 
     def _note_products(self, n: fx.Node, step: OpCall) -> None:
         total, shares = (
@@ -425,7 +432,11 @@ class _Follower(_Interpreter):
         moved = call_on_places(step, places)
         if len(varying(made.ids)) > 1:
             self.runs[n.name] = (start, moved)
-        elif source.name in self.runs and as_selection(start.shape, moved) is None:
+        elif (
+            source.name in self.runs
+            and not any(start is box for _, box in self.constraints.boxes)
+            and as_selection(start.shape, moved) is None
+        ):
             self.constraints.block(
                 made.ids,
                 f"{n.name} spreads channels over several dimensions",
@@ -514,13 +525,20 @@ def follow(
 
 
 def _tie_boxes(constraints: ChannelConstraints) -> None:
-    """Tie channels that a part was taken of, unless those that go leave a rectangle."""
+    """Tie channels that a part was taken of, unless those that go leave a rectangle.
+
+    Along the dimension that leaves most of them apart: queries, keys and values of one layer that
+    a view splits into three may lose the same of each.
+    """
     root = constraints.roots() if constraints.boxes else torch.zeros(0)
-    for labels in constraints.boxes:
+    for name, labels in constraints.boxes:
         ids = pointwise(root.__getitem__, labels.ids)
         dims = varying(ids)
         if len(dims) > 1:
-            constraints.read(Labels(ids, labels.state), dims[0])
+            apart = {dim: _count_apart(ids, dim) for dim in dims}
+            rest = max(dims[:0:-1], key=apart.__getitem__)
+            is_whole = constraints.whole_groups.setdefault(name, apart[dims[0]] > apart[rest])
+            constraints.read(Labels(ids, labels.state), dims[0] if is_whole else rest)
             root = constraints.roots()
 
 

@@ -62,7 +62,7 @@ def paper(
         docs: Write docs/results.md and its figures from all results.
         force: Replace earlier results even where seeds or data of them would be lost.
     """
-    from archlearn_paper.experiment_registry import check_name, list_experiments
+    from archlearn_paper.experiments import check_name, list_experiments
 
     if name is None and not (docs or every):
         sys.stdout.write(list_experiments())
@@ -70,7 +70,7 @@ def paper(
     if name is not None:
         check_name(name)
     from archlearn_paper import commands
-    from archlearn_paper.documentation import write_documentation
+    from archlearn_paper.tables import write_documentation
 
     asked = commands.PagesAsked(
         out=out,
@@ -90,7 +90,8 @@ def paper(
     elif name is not None and not docs:
         commands.make_page(asked, name)
     else:
-        sys.stdout.write(f"{write_documentation(asked.folder, Path('docs'))}\n")
+        found = commands.find_results(asked.folder)
+        sys.stdout.write(f"{write_documentation(found, asked.folder, Path('docs'))}\n")
 
 
 COMPARE_EXAMPLES = """Examples:
@@ -137,7 +138,7 @@ def compare(
         force: Replace earlier results even where methods, budgets or seeds of them would be lost.
     """
     from archlearn_paper import commands
-    from archlearn_paper.comparison.stages import choose_setup, find_methods
+    from archlearn_paper.comparison import choose_setup, find_methods
 
     setup = choose_setup(
         model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs

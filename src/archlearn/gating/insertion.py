@@ -34,6 +34,7 @@ from archlearn.nn.masked_norms import (
     masked_group_norm,
     masked_layer_norm,
     masked_rms_norm,
+    masked_variance,
     rescale_mean,
 )
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
@@ -43,9 +44,9 @@ from archlearn.tracing.fx_utils import copy_graph
 from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
-_BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce)
+_BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce, pooling.variance)
 # A training batch is taken to be at least this large; example inputs are often a single one.
-ASSUMED_BATCH = 32
+ASSUMED_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_norm(nodes[name], channels)
         elif rule_for(by_name[name], net) is pooling.mean:
             writer.gate_mean(nodes[name], channels, read.dim)
+        elif rule_for(by_name[name], net) is pooling.variance:
+            writer.gate_variance(nodes[name], channels, read.dim)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
@@ -301,6 +304,27 @@ class _Writer:
         """Let a mean be taken over the open channels."""
         self.gate_read(node, channels, dim)
         self._gate_behind(node, channels, rescale_mean)
+
+    def gate_variance(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Let a variance be taken over the open channels."""
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        names = ("dim", "unbiased", "keepdim")
+        given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+        correction = given.get("correction", given.get("unbiased", True))
+        with self.graph.inserting_before(node):
+            width = self._assemble(groups, index)
+            arguments = (
+                node.all_input_nodes[0],
+                width,
+                dim,
+                correction,
+                given.get("keepdim", False),
+            )
+            made = self.graph.call_function(masked_variance, arguments)
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
 
     def _gate_behind(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
         """Let all that read a node read a function of it and of the gates of its channels."""

@@ -63,6 +63,22 @@ def masked_rms_norm(
     return (out if weight is None else out * weight).to(x.dtype)
 
 
+def masked_variance(
+    x: Float[Tensor, "*shape"],
+    gate: Float[Tensor, " channels"],
+    dim: int,
+    correction: int | None = 1,
+    keepdim: bool = False,
+) -> Float[Tensor, "*rest"]:
+    """Return the variance along a dimension, counted from behind, of the channels that are open."""
+    wide, opened = _widen(x, gate)
+    opened = opened.view(-1, *[1] * (-dim - 1))
+    n_open = opened.sum()
+    centred = (wide - (wide * opened).sum(dim, keepdim=True) / n_open) * opened
+    rest = n_open - (1 if correction is None else int(correction))
+    return (centred.square().sum(dim, keepdim=keepdim) / rest).to(x.dtype)
+
+
 def rescale_mean(
     mean: Float[Tensor, "*shape"], gate: Float[Tensor, " channels"]
 ) -> Float[Tensor, "*shape"]:

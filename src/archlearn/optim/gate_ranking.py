@@ -3,7 +3,8 @@
 What a channel earns is the mean square of its gate's gradient, and what it costs is what the
 network would save without it. Channels and layers stand in one line by what they earn for what
 they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
-where the last channel inside would go. Everything here runs on the device and reads nothing back.
+where the last channel inside would go. Everything here runs on the device, and reads nothing back
+from a GPU.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from archlearn.nn.functional import can_read
 from archlearn.optim.cost_function import CostFunction
 
 _AT_ONCE = 32
@@ -176,24 +178,25 @@ def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor,
     return places, order, starts
 
 
-def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Ranking:
+def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Ranking, Tensor]:
     """Return the ranking with layers and branches moved whose going would leave much room.
 
-    Where the last to go so that the network fits is one of them, channels go instead; if all
-    channels are not enough, it is the first to go, and only as many channels as then must.
+    And how many gates must go then. Where the last to go so that the network fits is a layer or
+    branch, channels go instead; if all channels are not enough, it is the first to go, and only as
+    many channels as then must.
     """
-    if len(ranking.ratio) == cost.n_width:
-        return ranking
-    for _ in range(_MOVED):
+    for _ in range(_MOVED if len(ranking.ratio) > cost.n_width else 0):
         count = fit(ranking, cost, limits)
         landed = cost(*ranking.states(count[None], cost.n_width))[0]
         leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
         is_last[: cost.n_width] = False
+        if can_read(is_last) and not is_last.any():
+            return ranking, count
         ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
         must_go = (is_last & (ranking.rank < fit(ranking, cost, limits))).any()
         ranking = ranking.move(is_last, torch.where(must_go, -LAST_RESORT, LAST_RESORT))
-    return ranking
+    return ranking, fit(ranking, cost, limits)
 
 
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:

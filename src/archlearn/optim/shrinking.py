@@ -115,7 +115,8 @@ def shrink_(
         if isinstance(optimizer, GateOptimizer):
             optimizer.follow_model()
     renew_wrappers_(owner)
-    if "torch._dynamo" in sys.modules:
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None and compiler.counters["frames"]:
         # Programs of the larger network would count towards torch.compile's recompile limit.
         torch.compiler.reset()
     after = sum(parameter.numel() for parameter in owner.parameters())

@@ -1,9 +1,9 @@
 """`load`: build a model from its file, from allowed layers and calls alone."""
 
+import dataclasses
 import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -31,7 +31,6 @@ from archlearn.serialization.limits import (
     MAX_MODULE_NAMES,
     MAX_RECURRENT_LAYERS,
 )
-from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, MODEL_OUTPUTS, find_operation
 from archlearn.serialization.schema import (
     Description,
     ModuleEntry,
@@ -39,7 +38,15 @@ from archlearn.serialization.schema import (
     TensorEntry,
     parse_json,
 )
-from archlearn.serialization.values import decode, is_identifier, shorten
+from archlearn.serialization.values import (
+    ATTRIBUTES,
+    METHODS,
+    MODEL_OUTPUTS,
+    decode,
+    find_operation,
+    is_identifier,
+    shorten,
+)
 from archlearn.tracing.generated_forward import generate_class
 
 _PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")
@@ -332,22 +339,23 @@ def _find_model_output(
     except ImportError:
         return OrderedDict
     kind = vars(outputs).get(str(target["model_output"]))
-    if not (isinstance(kind, type) and is_dataclass(kind) and issubclass(kind, dict)):
+    if not (isinstance(kind, type) and issubclass(kind, dict) and dataclasses.is_dataclass(kind)):
         return OrderedDict
-    return kind if parts.keys() <= {field.name for field in fields(kind)} else OrderedDict
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind if parts.keys() <= known else OrderedDict
 
 
 def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
-    if isinstance(names := target.get("fields"), list):
-        MAX_KEYWORDS.check(len(cast(list[object], names)))
+    if isinstance(fields := target.get("fields"), list):
+        MAX_KEYWORDS.check(len(cast(list[object], fields)))
     match target:
-        case {"namedtuple": str(name), "fields": list(names)} if (
+        case {"namedtuple": str(name), "fields": list(fields)} if (
             len(target) == 2
             and is_identifier(name)
-            and all(is_identifier(each) and not each.startswith("_") for each in names)
-            and len(set(names)) == len(names)
+            and all(is_identifier(field) and not field.startswith("_") for field in fields)
+            and len(set(fields)) == len(fields)
         ):
-            return namedtuple(name, cast(list[str], names))  # pyright: ignore[reportUntypedNamedTuple]
+            return namedtuple(name, cast(list[str], fields))  # pyright: ignore[reportUntypedNamedTuple]
         case _:
             raise FileError(f"it returns the tuple {shorten(target)}, which is not one")
 

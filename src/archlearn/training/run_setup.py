@@ -31,7 +31,6 @@ from archlearn.training.checkpoint import (
     restore_tensors_,
     seed_everything,
 )
-from archlearn.training.config import check_ranges
 from archlearn.training.cuda_graph import (
     MOST_STEPS_IN_A_GRAPH,
     can_capture,
@@ -56,7 +55,7 @@ from archlearn.training.initial_model import (
 )
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import LATENCY, read_run_settings, write_json
-from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
@@ -245,10 +244,19 @@ def _make_work(
     )
 
 
-_USUAL_CUTS, _CAPTURES, _EAGER_CUTS = GateSchedule().cuts, 3, 20
-"""How often channels are cut out while gates decide: a step that is captured must be captured anew,
-which takes as long as hundreds of steps; one that is neither captured nor compiled goes on, and a
-cut takes as long as two steps of LeNet."""
+_USUAL_CUTS, _EAGER_CUTS, _STEPS_FOR_A_CAPTURE, _MOST_CAPTURES = GateSchedule().cuts, 20, 10_000, 3
+
+
+def count_cuts(n_steps: int, *, captured: bool, compiled: bool) -> int:
+    """Return how often channels are cut out at most while gates decide; once more at their end.
+
+    A step that is captured must be captured anew, which takes as long as some 200 steps of
+    VGG-16-BN on an H200, each of which is a tenth faster then. One that is neither captured nor
+    compiled goes on, and a cut takes as long as two steps of LeNet.
+    """
+    if captured:
+        return min(_MOST_CAPTURES, n_steps // _STEPS_FOR_A_CAPTURE)
+    return _USUAL_CUTS if compiled else _EAGER_CUTS
 
 
 def _make_gate_optimizer(
@@ -265,14 +273,15 @@ def _make_gate_optimizer(
         return None
     assert settings.batch_size is not None
     per_epoch = steps_per_epoch(n_train, settings.batch_size)
-    cuts = _USUAL_CUTS if settings.hardware.compile else _EAGER_CUTS
+    n_steps = count_steps(settings, n_train)
+    cuts = count_cuts(n_steps, captured=captured, compiled=settings.hardware.compile)
     return GateOptimizer(
         model,
-        count_steps(settings, n_train),
+        n_steps,
         budget=read_pairs("budget", gates.budget) if gates.budget else None,
         width_cost=settings.strengths.width_cost,
         multiple_of=gates.multiple_of,
-        schedule=read_schedule(gates, cuts=_CAPTURES if captured else cuts),
+        schedule=read_schedule(gates, cuts=cuts),
         every=largest_divisor(per_epoch, MOST_STEPS_IN_A_GRAPH) if captured else 1,
         latency=latency,
     )

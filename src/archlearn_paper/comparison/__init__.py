@@ -1,1 +1,132 @@
-"""All methods at equal parameters, equal epochs and equal data."""
+"""The comparison of all methods at equal parameters, equal epochs and equal data."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from archlearn.errors import SettingsError
+from archlearn_paper.comparison.methods import CALIBRATION_SEED, METHODS, ComparisonSetup, Method
+from archlearn_paper.comparison.ranking import MethodRanking
+from archlearn_paper.comparison.stages import ComparisonStages
+from archlearn_paper.experiment import Experiment, Scale, parse_seeds
+from archlearn_paper.results import Results, read_results
+
+logger = logging.getLogger(__name__)
+
+COMPARISON = "compare-"
+BUDGETS = (5_000, 10_000, 20_000, 40_000)
+FULL_COMPARISON = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=30, batch_size=500)
+QUICK_COMPARISON = Scale(
+    name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=1, batch_size=50
+)
+QUICK_BUDGETS = (10_000, 40_000)
+
+
+def make_experiment(
+    model: str, data: str, budgets: tuple[int, ...], methods: Sequence[Method] = METHODS
+) -> Experiment:
+    """Return the comparison of some methods on a network, data and budgets."""
+    stages, ranking = ComparisonStages(model, budgets, methods), MethodRanking(budgets, methods)
+    return Experiment(
+        name=name_comparison(model, data),
+        title=f"{model} on {data}: all methods at equal parameters and equal epochs",
+        stages=stages.stages(),
+        derive=ranking.derive,
+        check=ranking.check,
+        tabulate=ranking.tabulate,
+        measure=stages.measure,
+    )
+
+
+def name_comparison(model: str, data: str) -> str:
+    """Return the name of the comparison on a network and data."""
+    plain = [part.replace(":", "-").replace(".", "-").replace("/", "-") for part in (model, data)]
+    return f"{COMPARISON}{'-'.join(plain)}"
+
+
+def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
+    """Return the finished comparisons in a folder, with what judges them."""
+    found: list[tuple[Experiment, Results]] = []
+    for path in sorted(folder.glob(f"{COMPARISON}*.json")):
+        results = read_results(folder, path.stem)
+        if results is not None and results.complete:
+            settings = results.rows[0].settings
+            budgets = tuple(int(budget) for budget in results.derived["ranks"])
+            methods = [each for each in METHODS if each.name in results.derived["results"]]
+            found.append(
+                (make_experiment(settings["model"], settings["data"], budgets, methods), results)
+            )
+    return found
+
+
+def find_methods(names: str | None) -> tuple[Method, ...]:
+    """Return the methods that were asked for, or all that what is installed allows.
+
+    Args:
+        names: With semicolons between them; None asks for all.
+
+    Raises:
+        SettingsError: If there is no such method.
+    """
+    known = {each.name: each for each in METHODS}
+    if names is None:
+        missing = [n for n, each in known.items() if each.needs and find_spec(each.needs) is None]
+        if missing:
+            logger.warning("left out, as they need archlearn[bench]: %s", "; ".join(missing))
+        return tuple(each for name, each in known.items() if name not in missing)
+    wanted = [name.strip() for name in names.split(";")]
+    for place, name in enumerate(wanted):
+        if name not in known:
+            raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(known)}")
+        if name in wanted[:place]:
+            raise SettingsError(f"--methods {names!r}: {name!r} is there twice; name it once")
+    return tuple(known[name] for name in wanted)
+
+
+def choose_setup(
+    *,
+    model: str,
+    data: str,
+    quick: bool = False,
+    budgets: str | None = None,
+    seeds: str | None = None,
+    epochs: int | None = None,
+) -> ComparisonSetup:
+    """Return network, budgets and scale that were asked for.
+
+    Raises:
+        SettingsError: If one of them is no list of different numbers, or there are too few epochs.
+    """
+    scale = replace(QUICK_COMPARISON if quick else FULL_COMPARISON, data=data)
+    if seeds is not None:
+        scale = replace(scale, seeds=_parse_counted(seeds))
+    if epochs is not None:
+        if epochs < 2:
+            raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
+        scale = replace(scale, epochs=epochs)
+    chosen = QUICK_BUDGETS if quick else BUDGETS
+    if budgets is not None:
+        chosen = _parse_budgets(budgets)
+    return ComparisonSetup(model=model, budgets=chosen, scale=scale)
+
+
+def _parse_counted(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed; strengths are chosen on another one."""
+    seeds = parse_seeds(text)
+    if CALIBRATION_SEED in seeds:
+        raise SettingsError(
+            f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
+        )
+    return seeds
+
+
+def _parse_budgets(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    budgets = tuple(int(part) for part in parts if part.isdecimal())
+    if len(budgets) < len(parts) or len(set(budgets)) < len(budgets) or min(budgets) < 1:
+        raise SettingsError(
+            f"--budget {text!r}: write different numbers of parameters, as 5000,10000"
+        )
+    return budgets

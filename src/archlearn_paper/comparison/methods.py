@@ -1,4 +1,4 @@
-"""The methods of the comparison, and how each is trained and compressed.
+"""What all methods of the comparison share, and how each is trained and compressed.
 
 A `BudgetMethod` lands on its budget in one run. A `PruningMethod` takes the trained large network
 and makes it smaller. A `LearningMethod` changes how the large network is trained, by a strength,
@@ -6,16 +6,21 @@ and then brings it to the budget. A `FromScratchMethod` begins with a small netw
 same epochs in total, and strengths are chosen on validation data.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from archlearn.errors import SettingsError
 from archlearn.gating.parameters import width_gates
+from archlearn.models.model_registry import build_network
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import ParameterCounts, gate_widths, trim
+from archlearn.training.checkpoint import seed_everything
+from archlearn.training.objectives import objective_of
+from archlearn.training.settings import RunSettings
+from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts, gate_widths, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
@@ -30,9 +35,16 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
-from archlearn_paper.experiment import Row
-from archlearn_paper.recipes import COST_POWERS, start_anew
+from archlearn_paper.evaluation import find_dataset, list_losses, refuse_regression
+from archlearn_paper.experiment import Row, Scale
+from archlearn_paper.recipes import (
+    COST_POWERS,
+    RATE_OF_AN_EXAMPLE,
+    VALIDATION,
+    learn_to_budget,
+    start_anew,
+    train_plainly,
+)
 
 L0_STRENGTHS = tuple(2.5e-4 * 2 ** (step / 2) for step in range(12))
 """Close enough for a rung near each budget: the size of a network falls by less than half from one
@@ -41,6 +53,96 @@ L1_STRENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SPARSE_STRENGTHS = (1e-4, 5e-4, 2e-3, 8e-3, 3e-2)
 RATE_FACTORS = (0.25, 0.5, 1.0, 2.0)
 """By which the rate of the weights is multiplied where thin layers are trained on."""
+
+
+FIRST_PART = 0.4
+"""Part of the epochs before a network is brought to its budget; the rest comes after, for small
+networks gain from training for long."""
+CALIBRATION_SEED = 1000
+"""Strengths are chosen on this seed, which is none of those that count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonSetup:
+    """What is the same for all methods, at one scale.
+
+    Attributes:
+        model: The large network to begin with.
+        budgets: Numbers of parameters.
+        scale: Seeds, epochs and data.
+    """
+
+    model: str
+    budgets: tuple[int, ...]
+    scale: Scale
+
+    @property
+    def first_epochs(self) -> int:
+        """Epochs before a network is brought to its budget."""
+        return max(1, round(FIRST_PART * self.scale.epochs))
+
+    @property
+    def last_epochs(self) -> int:
+        """Epochs after that."""
+        return max(1, self.scale.epochs - self.first_epochs)
+
+    def calibration(self) -> "ComparisonSetup":
+        """Return the setup in which strengths are chosen: one other seed, and validation data."""
+        share = self.scale.validation or VALIDATION
+        scale = replace(self.scale, seeds=(CALIBRATION_SEED,), validation=share)
+        return replace(self, scale=scale)
+
+    def plain(self, seed: int, epochs: int, rate_factor: float = 1.0) -> RunSettings:
+        """Return the settings of training without gates of ours."""
+        scale, rate = replace(self.scale, epochs=epochs), rate_factor * RATE_OF_AN_EXAMPLE
+        return train_plainly(scale, seed, model=self.model, rate=rate)
+
+    def to_budget(self, seed: int, budget: int, cost_power: float) -> RunSettings:
+        """Return the settings of a run that learns which parameters stay.
+
+        Gates stand still when the networks of other methods are brought to their budget.
+        """
+        settings = learn_to_budget(
+            self.scale, seed, budget, cost_power, model=self.model, rate=RATE_OF_AN_EXAMPLE
+        )
+        return replace(settings, gates=replace(settings.gates, freeze_for=1 - FIRST_PART))
+
+    def example(self) -> Tensor:
+        """Return two inputs as the network takes them."""
+        dataset = find_dataset(self.plain(0, 1))
+        return objective_of(dataset).inputs(dataset.train.inputs[:2])
+
+    def fresh_network(self, seed: int) -> nn.Module:
+        """Return the large network as a run of that seed begins with it."""
+        dataset = find_dataset(self.plain(0, 1))
+        with torch.random.fork_rng([]):
+            seed_everything(seed, 0)
+            return build_network(self.model, dataset.input_shape, dataset.n_outputs)
+
+    def losses(self, model: nn.Module) -> Iterator[Tensor]:
+        """Yield the losses of a model on some batches of train data."""
+        return list_losses(self.plain(0, 1), model)
+
+
+def check_setup(setup: ComparisonSetup) -> None:
+    """Refuse data without classes and budgets out of reach, before anything is trained.
+
+    Raises:
+        SettingsError: If a budget is below the network with a channel a layer, or not below the
+            whole network.
+        DataError: If the data have no classes.
+    """
+    refuse_regression(find_dataset(setup.plain(0, 1)))
+    network, example = setup.fresh_network(0), setup.example()
+    gated = gate_widths(network, example)
+    least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
+    most = sum(parameter.numel() for parameter in network.parameters())
+    for budget in setup.budgets:
+        if least > (1 + TOLERANCE) * budget or budget >= most:
+            raise SettingsError(
+                f"--budget {budget:,}: {setup.model} has {most:,} parameters, and {least:,} with "
+                "one channel in each layer; choose budgets in between"
+            )
 
 
 Reduce = Callable[[ComparisonSetup, nn.Module, int], nn.Module]

@@ -5,8 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
-from archlearn_paper.comparison.methods import L0, OURS, SCRATCH, Method, PruningMethod
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED
+from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
+    L0,
+    OURS,
+    SCRATCH,
+    Method,
+    PruningMethod,
+)
 from archlearn_paper.experiment import (
     Check,
     Derived,

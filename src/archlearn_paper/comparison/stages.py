@@ -6,26 +6,32 @@ Strengths are chosen on validation data of another seed, and what that took is c
 first methods at each budget then have more seeds.
 """
 
-import logging
+import os
+import signal
+import tempfile
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from archlearn.errors import InputError, SettingsError
+from archlearn.errors import InputError
+from archlearn.serialization import load, save
 from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
     L0,
-    METHODS,
     OURS,
     SCRATCH,
     BudgetMethod,
+    ComparisonSetup,
     FromScratchMethod,
     LearningMethod,
     Method,
@@ -36,27 +42,25 @@ from archlearn_paper.comparison.methods import (
     name_first,
     name_trial,
 )
-from archlearn_paper.comparison.protocol import CALIBRATION_SEED, ComparisonSetup
-from archlearn_paper.comparison.ranking import LARGE, UNTUNED, MethodRanking, name_result
+from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
 from archlearn_paper.experiment import (
     Evaluation,
-    Experiment,
     FinishedRun,
     Run,
     RunTask,
     Scale,
     Stage,
     group,
-    parse_seeds,
     spread_of,
 )
 from archlearn_paper.recipes import start_anew
-from archlearn_paper.results import Results, read_results
-from archlearn_paper.worker_pool import Make, make_networks
 
 N_FIRST = 3
 """Methods that have more seeds at a budget: those of the highest means."""
 LATER_SEEDS = (5, 6, 7, 8, 9)
+MOST_WORKERS, LEFT_ALONE = 14, 2
+"""Processes that make networks, and processors that are left to the one that asks."""
+Make = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +96,47 @@ def start_runs(pending: Sequence[Pending]) -> list[Run]:
         for each, network in zip(pending, networks, strict=True)
         if network is not None
     ]
+
+
+def make_networks(makes: Sequence[Make], n_workers: int | None = None) -> list[nn.Module | None]:
+    """Return the network that each function makes, or None where a budget cannot be reached.
+
+    They are made on the CPU, in processes where there are processors to spare, so that a GPU need
+    not wait for long.
+
+    Args:
+        makes: Functions that can be pickled, with all that they hold.
+        n_workers: How many processes; None chooses, and below 2 stays in this one.
+    """
+    if n_workers is None:
+        n_workers = min(MOST_WORKERS, (os.cpu_count() or 1) - LEFT_ALONE)
+    n_workers = min(n_workers, len(makes))
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = [(make, Path(folder) / f"{place}.safetensors") for place, make in enumerate(makes)]
+        if n_workers < 2:
+            made = [_make_file(task) for task in tasks]
+        else:
+            # Not forked: a copy of a process that uses a GPU, or has threads, may hang.
+            with ProcessPoolExecutor(n_workers, get_context("spawn"), _use_one_cpu) as pool:
+                made = list(pool.map(_make_file, tasks))
+        return [load(path) if there else None for (_, path), there in zip(tasks, made, strict=True)]
+
+
+def _make_file(task: tuple[Make, Path]) -> bool:
+    """Write the network that a function makes; return whether there is one."""
+    make, path = task
+    try:
+        save(make(), path)
+    except BudgetError:
+        return False
+    return True
+
+
+def _use_one_cpu() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Ctrl-C reaches workers, too; they leave without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
 
 
 def _reduce(
@@ -336,122 +381,3 @@ def _name_round(
     row = name_result(each.name, budget)
     last = number == _count_rounds(setup, each) - 1
     return row if last else f"{row}, round {number + 1}"
-
-
-logger = logging.getLogger(__name__)
-
-COMPARISON = "compare-"
-BUDGETS = (5_000, 10_000, 20_000, 40_000)
-FULL_COMPARISON = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=30, batch_size=500)
-QUICK_COMPARISON = Scale(
-    name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=1, batch_size=50
-)
-QUICK_BUDGETS = (10_000, 40_000)
-
-
-def make_experiment(
-    model: str, data: str, budgets: tuple[int, ...], methods: Sequence[Method] = METHODS
-) -> Experiment:
-    """Return the comparison of some methods on a network, data and budgets."""
-    stages, ranking = ComparisonStages(model, budgets, methods), MethodRanking(budgets, methods)
-    return Experiment(
-        name=name_comparison(model, data),
-        title=f"{model} on {data}: all methods at equal parameters and equal epochs",
-        stages=stages.stages(),
-        derive=ranking.derive,
-        check=ranking.check,
-        tabulate=ranking.tabulate,
-        measure=stages.measure,
-    )
-
-
-def name_comparison(model: str, data: str) -> str:
-    """Return the name of the comparison on a network and data."""
-    plain = [part.replace(":", "-").replace(".", "-").replace("/", "-") for part in (model, data)]
-    return f"{COMPARISON}{'-'.join(plain)}"
-
-
-def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
-    """Return the finished comparisons in a folder, with what judges them."""
-    found: list[tuple[Experiment, Results]] = []
-    for path in sorted(folder.glob(f"{COMPARISON}*.json")):
-        results = read_results(folder, path.stem)
-        if results is not None and results.complete:
-            settings = results.rows[0].settings
-            budgets = tuple(int(budget) for budget in results.derived["ranks"])
-            methods = [each for each in METHODS if each.name in results.derived["results"]]
-            found.append(
-                (make_experiment(settings["model"], settings["data"], budgets, methods), results)
-            )
-    return found
-
-
-def find_methods(names: str | None) -> tuple[Method, ...]:
-    """Return the methods that were asked for, or all that what is installed allows.
-
-    Args:
-        names: With semicolons between them; None asks for all.
-
-    Raises:
-        SettingsError: If there is no such method.
-    """
-    known = {each.name: each for each in METHODS}
-    if names is None:
-        missing = [n for n, each in known.items() if each.needs and find_spec(each.needs) is None]
-        if missing:
-            logger.warning("left out, as they need archlearn[bench]: %s", "; ".join(missing))
-        return tuple(each for name, each in known.items() if name not in missing)
-    wanted = [name.strip() for name in names.split(";")]
-    for place, name in enumerate(wanted):
-        if name not in known:
-            raise SettingsError(f"there is no method {name!r}; choose of {'; '.join(known)}")
-        if name in wanted[:place]:
-            raise SettingsError(f"--methods {names!r}: {name!r} is there twice; name it once")
-    return tuple(known[name] for name in wanted)
-
-
-def choose_setup(
-    *,
-    model: str,
-    data: str,
-    quick: bool = False,
-    budgets: str | None = None,
-    seeds: str | None = None,
-    epochs: int | None = None,
-) -> ComparisonSetup:
-    """Return network, budgets and scale that were asked for.
-
-    Raises:
-        SettingsError: If one of them is no list of different numbers, or there are too few epochs.
-    """
-    scale = replace(QUICK_COMPARISON if quick else FULL_COMPARISON, data=data)
-    if seeds is not None:
-        scale = replace(scale, seeds=_parse_counted(seeds))
-    if epochs is not None:
-        if epochs < 2:
-            raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
-        scale = replace(scale, epochs=epochs)
-    chosen = QUICK_BUDGETS if quick else BUDGETS
-    if budgets is not None:
-        chosen = _parse_budgets(budgets)
-    return ComparisonSetup(model=model, budgets=chosen, scale=scale)
-
-
-def _parse_counted(text: str) -> tuple[int, ...]:
-    """Return the seeds that were typed; strengths are chosen on another one."""
-    seeds = parse_seeds(text)
-    if CALIBRATION_SEED in seeds:
-        raise SettingsError(
-            f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
-        )
-    return seeds
-
-
-def _parse_budgets(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    budgets = tuple(int(part) for part in parts if part.isdecimal())
-    if len(budgets) < len(parts) or len(set(budgets)) < len(budgets) or min(budgets) < 1:
-        raise SettingsError(
-            f"--budget {text!r}: write different numbers of parameters, as 5000,10000"
-        )
-    return budgets

@@ -2,25 +2,21 @@
 
 (a) the width of the last hidden layer alone, (b) all three widths; each at several prices. Both
 ways are judged by the same number, the train loss plus a price for every neuron (the paper's
-equation 1), and the search is one in the logarithm of the widths.
+equation 1), and every evaluation of it is a whole training.
+
+Optuna's GPSampler does what Spearmint did (Snoek et al. 2012, "Practical Bayesian optimization of
+machine learning algorithms"): a Matern-5/2 kernel with a length for each width, and expected
+improvement; here in the logarithm of the widths.
 """
 
+import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
-from archlearn_paper.baselines.bayesian_search import (
-    N_TRAININGS,
-    Proposal,
-    Space,
-    Training,
-    best_so_far,
-    measure_objective,
-    propose_widths,
-    trainings_to_reach,
-    warm_up,
-)
+from archlearn.errors import InputError
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -35,7 +31,6 @@ from archlearn_paper.experiment import (
 from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
-from archlearn_paper.worker_pool import map_in_processes
 
 WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
 PRICES = (1e-5, 1e-4, 1e-3)
@@ -49,6 +44,10 @@ FREEZE_FOR, LARGEST_STEP = 0.4, 0.005
 """Gates of the run that learns need steps to settle, and a short run has few. At a low price their
 rate is high, and a bound on their steps keeps noise from closing them (the paper clips them)."""
 N_SEEDS, N_QUICK = 3, 3
+N_TRAININGS = 20
+"""As many as the paper made."""
+N_RANDOM = 5
+"""Trainings of random widths, before the process has anything to go by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,20 @@ class Panel:
         """Return what tells it from the others."""
         return f"{self.name}, λ = {self.price:g}"
 
-    def space(self) -> Space:
-        """Return what is searched."""
-        most = {layer: WIDTHS[layer] for layer in self.searched}
-        fixed = {layer: width for layer, width in WIDTHS.items() if layer not in most}
-        return Space(most=most, fixed=fixed)
-
     def row(self, number: int | None = None) -> str:
         """Return the row of a training of the search, or of the one that learns."""
         at = "" if self.price == EARLIER_PRICE else f" at {self.price:g}"
         return f"AL ({self.name}){at}" if number is None else f"BO ({self.name}){at} {number + 1}"
+
+    def objective(self, row: Row) -> float:
+        """Return what both ways minimise."""
+        return row.train_loss + self.price * row.n_neurons
+
+    def find_trainings(self, rows: Sequence[Row], seed: int) -> list[Row]:
+        """Return the trainings of one search, in order."""
+        found = {row.row: row for row in rows if row.seed == seed}
+        names = [self.row(number) for number in range(N_TRAININGS)]
+        return [found[name] for name in names if name in found]
 
 
 PANELS = tuple(
@@ -87,20 +90,46 @@ PANELS = tuple(
 )
 
 
-def name_model(widths: Mapping[str, int]) -> str:
-    """Return the name of the LeNet that has these widths."""
-    return "lenet:" + "-".join(str(widths[layer]) for layer in WIDTHS)
+def import_optuna() -> Any:
+    """Return the package, or say how to get it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Bayesian optimisation needs optuna, which is not installed; "
+            "pip install 'archlearn[bench]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
 
 
-def ask_next(known: tuple[Panel, int, Sequence[Training]]) -> Proposal:
-    """Return the next widths of one search."""
-    panel, seed, trainings = known
-    warm_up()
-    return propose_widths(panel.space(), trainings, seed=seed)
+def propose_widths(
+    searched: Sequence[str], trained: Sequence[tuple[Mapping[str, int], float]], *, seed: int
+) -> dict[str, int]:
+    """Return the widths of all layers to train next.
+
+    They follow from the seed, and from the widths and objectives that were trained before.
+    """
+    optuna = import_optuna()
+    distributions = {
+        layer: optuna.distributions.IntDistribution(1, WIDTHS[layer], log=True)
+        for layer in searched
+    }
+    # Seeded anew for each training, so that a study that is gone on with does not repeat itself.
+    sampler = optuna.samplers.GPSampler(seed=1009 * seed + len(trained), n_startup_trials=N_RANDOM)
+    study = optuna.create_study(direction="minimize", sampler=sampler)
+    for widths, objective in trained:
+        params = {layer: widths[layer] for layer in searched}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=objective)
+        )
+    return {**WIDTHS, **study.ask(distributions).params}
 
 
-_search_seconds: dict[tuple[str, int], float] = {}
-"""How long each proposal took, until it is written down with its training."""
+@functools.cache
+def warm_up() -> None:
+    """Make a proposal for nothing, once: what it takes to load the parts is no time of a search."""
+    propose_widths(["fc1"], [({"fc1": n + 1}, float(n)) for n in range(N_RANDOM)], seed=0)
 
 
 def shorten(scale: Scale) -> Scale:
@@ -140,49 +169,22 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
     """Return the next training of every search; all searches go on side by side."""
-    short, works = shorten(scale), list[RunTask]()
     if number >= (N_QUICK if scale.points else N_TRAININGS):
         return []
-    searches = [(panel, seed) for panel in choose_panels(scale) for seed in short.seeds]
-    known = [
-        (panel, seed, read_trainings(panel, [d.row for d in done if d.row.seed == seed]))
-        for panel, seed in searches
-    ]
-    proposals = map_in_processes(ask_next, known)
-    for (panel, seed), proposal in zip(searches, proposals, strict=True):
-        row = panel.row(number)
-        _search_seconds[row, seed] = proposal.seconds
-        model = name_model(proposal.widths)
-        works.append(Run(row=row, settings=train_plainly(short, seed, model=model)))
+    warm_up()
+    short, rows, works = shorten(scale), [finished.row for finished in done], list[RunTask]()
+    for panel in choose_panels(scale):
+        for seed in short.seeds:
+            before = panel.find_trainings(rows, seed)
+            trained = [(row.widths, panel.objective(row)) for row in before]
+            started = time.perf_counter()
+            widths = propose_widths(panel.searched, trained, seed=seed)
+            taken = time.perf_counter() - started
+            model = "lenet:" + "-".join(map(str, widths.values()))
+            settings = train_plainly(short, seed, model=model)
+            row = panel.row(number)
+            works.append(Run(row=row, settings=settings, measured={"search_seconds": taken}))
     return works
-
-
-def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
-    """Return how long the proposal of a training took."""
-    del scale
-    seconds = _search_seconds.get((done.row.row, done.row.seed))
-    return {} if seconds is None else {"search_seconds": seconds}
-
-
-def read_trainings(panel: Panel, rows: Sequence[Row]) -> list[Training]:
-    """Return the trainings of one search, in order, from the rows of one seed."""
-    found = {row.row: row for row in rows}
-    names = [panel.row(number) for number in range(N_TRAININGS)]
-    return [
-        Training(
-            widths={layer: row.widths[layer] for layer in WIDTHS},
-            objective=objective_of(panel, row),
-            search_seconds=row.measured.get("search_seconds", 0.0),
-            train_seconds=row.seconds,
-        )
-        for name in names
-        if (row := found.get(name)) is not None
-    ]
-
-
-def objective_of(panel: Panel, row: Row) -> float:
-    """Return what both ways minimise."""
-    return measure_objective(row.train_loss, row.n_neurons, panel.price)
 
 
 def derive(rows: Sequence[Row]) -> dict[str, Any]:
@@ -199,21 +201,20 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     learnt = next(row for row in rows if row.row == panel.row())
-    trainings = read_trainings(panel, rows)
-    seconds: list[float] = []
-    for training in trainings:
-        before = seconds[-1] if seconds else 0.0
-        seconds.append(before + training.search_seconds + training.train_seconds)
-    count = trainings_to_reach(trainings, objective_of(panel, learnt))
+    trainings = panel.find_trainings(rows, learnt.seed)
+    taken = [row.measured.get("search_seconds", 0.0) + row.seconds for row in trainings]
+    objectives, seconds = [panel.objective(row) for row in trainings], list(accumulate(taken))
+    best = list(accumulate(objectives, min))
+    count = next((n for n, least in enumerate(best, 1) if least <= panel.objective(learnt)), None)
     return {
         "learnt": {
-            "objective": objective_of(panel, learnt),
+            "objective": panel.objective(learnt),
             "seconds": learnt.seconds,
             "architecture": learnt.architecture,
             "accuracy": learnt.accuracy,
         },
-        "best": best_so_far(trainings),
-        "objectives": [training.objective for training in trainings],
+        "best": best,
+        "objectives": objectives,
         "seconds": seconds,
         "trainings_to_match": count,
         "seconds_to_match": None if count is None else seconds[count - 1],
@@ -273,10 +274,9 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows, *(partial(propose, number=number) for number in range(N_TRAININGS))),
+    stages=(learn_rows, *(functools.partial(propose, number=n) for n in range(N_TRAININGS))),
     derive=derive,
     check=check,
     tabulate=tabulate,
-    measure=measure,
     n_seeds=N_SEEDS,
 )

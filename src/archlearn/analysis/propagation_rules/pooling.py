@@ -51,21 +51,32 @@ def reduce(step: OpCall) -> Any:
     return _reduce(step, keeps_constants=False)
 
 
+def variance(step: OpCall) -> Any:
+    """A variance within a channel, or over the open channels (norms by hand)."""
+    return _reduce(step, keeps_constants=False)
+
+
 def along_dim(step: OpCall) -> Any:
     """A function along one dimension (softmax, cumsum) that channels must not lie along.
 
-    A sum of constants differs from place to place, and a softmax of them with the image's size.
+    Unless they lie along another one, too, as in a softmax over several paths. A sum of constants
+    differs from place to place, and a softmax of them with the image's size.
     """
     if not step.labels or not isinstance(step.out, Tensor) or step.out.shape != step.x.shape:
         return opaque(step)
     dim = step.option(1, "dim")
     n = step.x.ids.dim()
-    if not isinstance(dim, int) or dim % n in varying(step.x.ids):
+    dims = varying(step.x.ids)
+    if not isinstance(dim, int) or dims == [dim % n] or len(dims) > 2:
         return opaque(step)
-    state = step.x.state
+    labels = step.x
+    if dim % n in dims:
+        (other,) = set(dims) - {dim % n}
+        labels = along(*step.constraints.read(labels, other), labels.shape, other)
+    state = labels.state
     if "soft" in step.name.lower():
         state = replaced(state, ZERO, UNKNOWN)
-    return Labels(step.x.ids, replaced(state, CONSTANT, UNKNOWN))
+    return Labels(labels.ids, replaced(state, CONSTANT, UNKNOWN))
 
 
 def _reduce(step: OpCall, keeps_constants: bool) -> Any:
@@ -93,9 +104,10 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
 
 
 def _over_channels(step: OpCall) -> Any:
-    """A sum or norm over channels: those that are zero may go. A mean is taken over open channels.
+    """A sum or norm over channels: those that are zero may go.
 
-    Where no gate may stand in front of it, it divides by the channels there were.
+    A mean or a variance is taken over open channels. Where no gate may stand in front of it, a mean
+    divides by the channels there were.
     """
     text = f"{describe_call(step.node)} is taken over its channels"
     fix = "put an activation in front of it, or leave these channels as they are"
@@ -105,7 +117,7 @@ def _over_channels(step: OpCall) -> Any:
     if len(dims) > 1:
         return opaque(step, text, fix)
     ids, state = step.constraints.read(step.x, dims[0])
-    is_counted = step.may_gate_reads and step.name == "mean"
+    is_counted = step.may_gate_reads and step.name in ("mean", "var")
     is_read = (ids != FIXED) & ((state != ZERO) | is_counted)
     if step.may_gate_reads and bool(is_read.any()):
         step.gate_read(dims[0], torch.where(is_read, ids, FIXED))
@@ -118,7 +130,13 @@ def _leaves_zeros_out(step: OpCall) -> bool:
     if step.name in ("norm", "linalg_vector_norm"):
         order = step.argument(1, "p" if step.name == "norm" else "ord", 2)
         return order in (None, "fro") or (isinstance(order, int | float) and order > 0)
-    return step.name in ("sum", "mean")
+    return step.name in ("sum", "mean") or (step.name == "var" and _is_over_channels_alone(step))
+
+
+def _is_over_channels_alone(step: OpCall) -> bool:
+    dims: Any = step.argument(1, "dim")
+    found = dims if isinstance(dims, tuple | list) else (dims,)
+    return step.may_gate_reads and [dim % step.x.ids.dim() for dim in found] == varying(step.x.ids)
 
 
 def _are_dims(dims: Any) -> bool:

@@ -5,6 +5,9 @@ columns of one factor. What else a factor has at one index of those goes with it
 whole: its queries, keys and values. Channels along the index that is summed over are read: one may
 go where it is zero in a factor, and it goes in both.
 
+Few heads stay, and lose channels within: the i-th query of each head with the i-th key of each, or
+the i-th value of each.
+
 Indices are written as letters, as einsum has them.
 """
 
@@ -14,10 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archlearn.analysis.channel_labels import FIXED, UNKNOWN, ZERO, Labels, along, filled, varying
+from archlearn.analysis.channel_labels import (
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    core,
+    filled,
+    varying,
+)
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
 
 Factor = tuple[Labels, str]
+FEW_HEADS = 3  # a gate for one of so many would take a third of a layer or more
 
 
 def matmul(step: OpCall) -> Any:
@@ -88,7 +101,12 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     for labels, letters in factors:
         sizes |= {c: n for c, n in zip(letters, labels.shape, strict=True) if n > 1}
     whole, factors = factors, [_without_repeated(*factor, sizes) for factor in factors]
-    along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
+    along_letters = _without_few_heads(
+        step,
+        factors,
+        [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors],
+        out,
+    )
     shape = torch.Size(sizes[c] for c in out)
     passing = _find_passing(factors, along_letters, out)
     if passing:
@@ -98,6 +116,24 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
         return None
     ids = _read_summed(step, whole, summed.pop()) if summed else None
     return filled(shape, FIXED, UNKNOWN), ids
+
+
+def _without_few_heads(
+    step: OpCall, factors: list[Factor], along_letters: list[set[str]], out: str
+) -> list[set[str]]:
+    """Return the indices with channels, without few heads where channels within them can go."""
+    shared = set(factors[0][1]) & set(factors[1][1]) & set(out)
+    for c in shared & set[str]().union(*along_letters):
+        within = [found - {c} for found in along_letters]
+        left = set[str]().union(*within)
+        is_summed = all(within) and not left & set(out)
+        if len(left) > 1 or {c} in along_letters or not (is_summed or left & set(out)):
+            continue
+        lines = [core(x.ids, x.state, letters.index(c))[0] for x, letters in factors]
+        n_heads = max(line.unique(dim=1).shape[1] for line in lines)
+        if not step.constraints.whole_groups.setdefault(step.node.name, n_heads > FEW_HEADS):
+            return within
+    return along_letters
 
 
 def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str) -> str:

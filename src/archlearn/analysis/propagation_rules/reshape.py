@@ -80,7 +80,7 @@ def pad(step: OpCall) -> Any:
     padded = {x.ids.dim() - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
     if any(amount < 0 for amount in amounts) or len(dims) > 1:
         return opaque(step)
-    if not padded & {*dims, min(1, x.ids.dim() - 1)}:
+    if not padded & set(dims or [min(1, x.ids.dim() - 1)]):
         return _pad_space(step, x, mode, value, dims)
     if padded != set(dims) or mode != "constant":
         return opaque(step)
