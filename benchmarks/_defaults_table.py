@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.training.callbacks import SilentCallback
-from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import CONFIG, SUMMARY
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override
 from archlearn_paper.results import find_commit
 
 SUBJECTS = (

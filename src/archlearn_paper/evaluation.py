@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from archlearn.data.dataset import Dataset, Split
 from archlearn.data.file_cache import no_progress
 from archlearn.errors import DataError
-from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, to_table
 from archlearn.verification.speed import compare_speed
 from archlearn_paper.experiment import Evaluation, Row
 

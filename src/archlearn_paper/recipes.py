@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from archlearn.errors import InputError
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import THRESHOLD
-from archlearn.training.config import override
 from archlearn.training.defaults import TRAVEL
-from archlearn.training.settings import GateSettings, OptimiserSettings, RunSettings
+from archlearn.training.settings import GateSettings, OptimiserSettings, RunSettings, override
 from archlearn_paper.experiment import Scale
 
 LearntParts = Literal["all", "width"]

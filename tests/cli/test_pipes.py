@@ -11,9 +11,7 @@ from tests.cli.commands import LEARN, run_here, start, start_command, wait_for_e
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "command", ["paper", "data", "learn --help", "inspect lenet", "data digits"]
-)
+@pytest.mark.parametrize("command", ["paper", "data", "learn --help", "data digits"])
 def test_a_command_whose_output_nobody_reads_ends_quietly(command: str, tmp_path: Path) -> None:
     with start(command.split(), tmp_path, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -604,3 +604,12 @@ def test_a_decision_is_the_same_where_numbers_cannot_be_read(
             torch.cat([gate.detach().view(-1) for gate in gates.param_groups[0]["params"]])
         )
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_the_shortest_runs_land(digits: tuple[Tensor, Tensor], n_steps: int) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, n_steps, budget={"parameters": "50%"})
+    train(model, gates, digits, n_steps)
+    assert gates.fits()
+    assert gates.describe()["budget_path"]

@@ -29,7 +29,6 @@ from archlearn.serialization.limits import (
     MAX_MODULE_NAMES,
     MAX_RECURRENT_LAYERS,
 )
-from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, find_operation
 from archlearn.serialization.schema import (
     Description,
     ModuleEntry,
@@ -37,7 +36,14 @@ from archlearn.serialization.schema import (
     TensorEntry,
     parse_json,
 )
-from archlearn.serialization.values import decode, is_identifier, shorten
+from archlearn.serialization.values import (
+    ATTRIBUTES,
+    METHODS,
+    decode,
+    find_operation,
+    is_identifier,
+    shorten,
+)
 from archlearn.tracing.generated_forward import generate_class
 
 _PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")

@@ -27,9 +27,8 @@ from archlearn.serialization.layer_registry import (
     read_parametrisations,
 )
 from archlearn.serialization.loading import check_nesting, rebuild
-from archlearn.serialization.op_registry import name_operation
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
-from archlearn.serialization.values import encode
+from archlearn.serialization.values import encode, name_operation
 from archlearn.tracing.generated_forward import check_forwards
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
