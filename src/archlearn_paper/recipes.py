@@ -79,7 +79,12 @@ def train_plainly(
         batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
-        optimiser=_optimiser(scale, rate, weight_decay),
+        optimiser=OptimiserSettings(
+            learning_rate=rate * scale.batch_size,
+            momentum=MOMENTUM,
+            weight_decay=weight_decay,
+            warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
+        ),
         gates=GateSettings(learn="nothing"),
     )
 
@@ -147,15 +152,6 @@ def fine_tune(scale: Scale, seed: int) -> RunSettings:
     """Return the settings of training a network further that was made smaller."""
     shorter = replace(scale, epochs=max(1, round(FINE_TUNING * scale.epochs)))
     return train_plainly(shorter, seed, rate=FINE_TUNING_RATE_OF_AN_EXAMPLE)
-
-
-def _optimiser(scale: Scale, rate: float, weight_decay: float) -> OptimiserSettings:
-    return OptimiserSettings(
-        learning_rate=rate * scale.batch_size,
-        momentum=MOMENTUM,
-        weight_decay=weight_decay,
-        warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
-    )
 
 
 _JUST_BELOW = THRESHOLD - 1e-3

@@ -34,6 +34,9 @@ ATTRIBUTES = frozenset({
     "values", "indices", "min", "max", "eps", "tiny",
 })  # fmt: skip
 
+MODEL_OUTPUTS = "transformers.modeling_outputs"
+"""The module whose records, such as `BaseModelOutput`, a file may name as outputs."""
+
 
 def name_operation(target: object) -> str:
     """Return the name under which a function of the graph is written.
