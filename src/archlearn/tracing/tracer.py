@@ -161,6 +161,17 @@ class ArchTracer(fx.Tracer):
             return target(*args, **kwargs)
         return super().create_proxy(kind, target, args, kwargs, *options, **more)
 
+    def try_to_follow(self, function: Any, record: Any, args: Any, kwargs: Any) -> Any:
+        """Follow a function, or record it as one call if that fails."""
+        before, answered = set(self.graph.nodes), dict(self.answered)
+        try:
+            return function(*args, **kwargs)
+        except (Exception, Refusal):
+            self.answered = answered
+            for node in reversed([node for node in self.graph.nodes if node not in before]):
+                self.graph.erase_node(node)
+            return record(*args, **kwargs)
+
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a module's parameter or buffer as a traced value, or as it is."""
         if is_untraced():
