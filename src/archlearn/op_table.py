@@ -581,11 +581,11 @@ def out_of_place(function: Any) -> Any:
     return _twins().get(function, function)
 
 
-def has_activation(module: nn.Module) -> bool:
-    """Return whether a layer and an activation are among a module's parts."""
+def can_learn(module: nn.Module) -> bool:
+    """Return whether several layers, or one and an activation, are among a module's parts."""
     parts = list(module.modules())
-    has_layer = any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
-    return has_layer and any(_is_activation(part) for part in parts)
+    n_layers = sum(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
+    return n_layers > 1 or (n_layers == 1 and any(_is_activation(part) for part in parts))
 
 
 def _is_activation(module: nn.Module) -> bool:

@@ -85,6 +85,23 @@ def test_a_norm_that_is_off_by_a_millionth_is_seen(kind: type[nn.Module]) -> Non
         checking.check_same(gated, small, x)
 
 
+@pytest.mark.parametrize("n_heads", [2, 4])
+def test_heads_whose_scale_is_off_by_a_millionth_are_seen(n_heads: int) -> None:
+    choices = (0, 0 if n_heads == 2 else 1, 1, *PLAIN[3:])
+    program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
+    gated = checking.gate_and_set(program, replace(GATES, closed=3))
+    small, x = al.compact(gated), checking.fresh(program)
+    checking.check_same(gated, small, x)
+    assert any(
+        "qkv" in name and len(w) < len(al.width_gates(gated)[name])
+        for name, w in al.plan(gated).widths.items()
+    )
+    qkv = next(weight for name, weight in small.named_parameters() if "qkv.weight" in name)
+    qkv.data[0] *= 1 + 1e-6
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
 def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn.Module) -> None:
     x = checking.fresh(PROGRAM)
     checking.check_same(gated, small, x)
