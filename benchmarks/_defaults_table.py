@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from archlearn.training.callbacks import SilentCallback
-from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import CONFIG, SUMMARY
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override
+from archlearn_paper.results import find_commit
 
 SUBJECTS = (
     ("mlp", "digits"),
@@ -78,7 +78,8 @@ def main() -> None:
         rows.append(row(model, data, *results))
         print(rows[-1], flush=True)
     head = (
-        f"Written by `{COMMAND}`: one run each, seed 0, every setting left at its default.\n\n"
+        f"Written by `{COMMAND}`: one run each, seed 0, every setting left at its default; "
+        f"commit {find_commit()}.\n\n"
         "| what | before | parameters | trained plainly | after | parameters | learnt | epochs "
         "| width cost |\n|---|---|---|---|---|---|---|---|---|\n"
     )

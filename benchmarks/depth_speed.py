@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from archlearn.models.model_registry import build_network
+from benchmarks.circumstances import as_markdown, describe
 
 BATCHES = (1, 256)
 ROUNDS, PASSES = 15, 3
@@ -93,7 +94,7 @@ def main() -> None:
         f"{100 * json.loads((folder / 'summary.json').read_text())['test_accuracy']:.2f} %."
         for folder in given.folders
     ]
-    lines = ["# Depth that pays", "", "Made by `python -m benchmarks.depth_speed`.", said, ""]
+    lines = ["# Depth that pays", "", f"Made by {as_markdown(describe())}", said, ""]
     lines += [*table, "", *tests]
     print("\n".join(lines))
     if given.page is not None:

@@ -27,9 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import EpochEnd, SilentCallback
-from archlearn.training.config import override
 from archlearn.training.run import Audience, learn
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override
 from benchmarks.circumstances import as_markdown, describe
 
 BOUND_SECONDS = 30.0

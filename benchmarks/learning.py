@@ -178,6 +178,14 @@ GROUPS: dict[str, dict[str, str]] = {
     "calm": _vary("resnet20", HALF, CALM_SEEDS, **CALM)
     | _vary("preresnet20", HALF, CALM_SEEDS, **CALM)
     | _vary("lenet-mnist", "parameters=5000", CALM_SEEDS, **CALM),
+    "chosen": {
+        name: words.replace(" validation=0.2", "")
+        for network in ("resnet20", "preresnet20")
+        for name, words in (
+            *(n for n in _both(network, HALF).items() if n[0].startswith("plain")),
+            *_vary(network, HALF, SEEDS, calm=CALM["calm"]).items(),
+        )
+    },
     "ablation": _vary("resnet20", HALF, SEEDS, **ABLATION),
     "resnet20": _both("resnet20", HALF),
     "resnet20-hard": _both("resnet20", "multiply_adds=25%", (0,)),
@@ -239,7 +247,11 @@ NOTES = {
     "longer memory, a later start, or fewer decisions with both of the first. On a fifth of the "
     "train images set apart, with two further seeds. The rule, fixed before: the best variant "
     "becomes the default if it is ahead by 0.2 points in the mean of both ResNets over both seeds, "
-    "and LeNet at 5,000 parameters does not lose more than 0.15 points by it.",
+    "and LeNet at 5,000 parameters does not lose more than 0.15 points by it. Default 87.79 %, "
+    "patience200 87.75 %, memory995 87.98 %, late 88.00 %, calm 88.10 % (LeNet -0.04): the rule "
+    "takes calm. It is not the default yet: the time on the GPU was over before the other networks "
+    "could be run by it, and with a patience of 200 nothing is cut out before gates stand still.",
+    "chosen": "Both ResNets by the variant that the rule above takes, images and seeds as below.",
     "ablation": "ResNet-20 from scratch, one part left out at a time.",
     "resnet56": "Seven, seven and eight of the 27 blocks went.",
     "rivals": "ResNet-56 at half of its multiply-adds, 40 epochs each after whatever is named: "
@@ -380,8 +392,8 @@ def _page(rows: dict[str, dict[str, Any]]) -> list[str]:
         "bounds were fixed before the runs, no finished row was run again, and the test set was",
         "read once a run, after its last epoch. Steps were compiled (`compile=true`), those of",
         "plain rows too, but for LeNet.",
-        f"On {', '.join(hardware)}; commits {', '.join(commits)}; plain rows are of the first one,",
-        "and what they compute has not changed since.",
+        f"On {', '.join(hardware)}; commits {', '.join(commits)}; plain rows are of a7b2e33, and",
+        "what they compute has not changed since.",
         "",
     ]
     absent = [group for group in GROUPS if not _own_rows(group) & rows.keys()]
@@ -433,7 +445,7 @@ def _table_row(kind: str, rows: list[dict[str, Any]]) -> str:
 def _pairs(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Return the paired differences between learnt and plain runs of the same seed."""
     lines: list[str] = []
-    compared = ("learnt ", "taught ", "uniform ")
+    compared = ("learnt ", "taught ", "uniform ", "calm ")
     kinds = dict.fromkeys(name.rpartition(" ")[0] for name in rows if name.startswith(compared))
     for kind in kinds:
         network = kind.split()[1]

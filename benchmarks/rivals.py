@@ -23,12 +23,11 @@ from archlearn.models.cifar_networks import ResNet, draw_weights_
 from archlearn.models.model_registry import build_network
 from archlearn.training.__main__ import main as train
 from archlearn.training.__main__ import parse_value
-from archlearn.training.config import override
 from archlearn.training.initial_model import start_network
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import COMPACT, GATES, read_lines
 from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override
 
 SHARE = 0.5
 EXAMPLE = (2, 3, 32, 32)

@@ -11,7 +11,7 @@ import archlearn as al
 from archlearn.analysis.propagation_rules import find_rule
 from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of, spec_of_class
 from archlearn.serialization.layer_registry import all_layers
-from archlearn.serialization.op_registry import (
+from archlearn.serialization.values import (
     METHODS,
     all_operations,
     find_operation,

@@ -16,7 +16,6 @@ import torch
 import archlearn as al
 from archlearn.cli.app import app
 from archlearn.training import RunSettings
-from archlearn.training.config import from_table
 from archlearn.training.defaults import (
     COST_OF_ALL_NEURONS,
     ENOUGH_STEPS,
@@ -25,6 +24,7 @@ from archlearn.training.defaults import (
     TRAVEL,
     derive_sizes,
 )
+from archlearn.training.settings import from_table
 from benchmarks.torchvision_import import import_models
 from benchmarks.tutorials import NEEDED
 from tests.reporting.run_folders import LENET, write_run

@@ -3,7 +3,6 @@
 import copy
 import functools
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from archlearn.data.dataset import Dataset, Split
 from archlearn.data.file_cache import no_progress
 from archlearn.errors import DataError
-from archlearn.training.config import to_table
 from archlearn.training.metrics import costs_of, evaluate
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_setup import load_dataset
-from archlearn.training.settings import RunSettings
-from archlearn.verification.speed import time_in_turns
+from archlearn.training.settings import RunSettings, to_table
+from archlearn.verification.speed import compare_speed
 from archlearn_paper.experiment import Evaluation, Row
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -143,29 +141,20 @@ _BATCHES = {"cpu": 16, "cuda": 256}
 
 
 def time_side_by_side(first: nn.Module, second: nn.Module, example: Tensor) -> dict[str, Any]:
-    """Return the median time of a forward pass of both, in milliseconds, by device.
-
-    Turns alternate, so that a busy moment of the machine meets both.
-    """
-    devices = dict.fromkeys((_CPU, best_device()))
-    return {device.type: _time_on(device, first, second, example) for device in devices}
-
-
-@torch.no_grad()
-def _time_on(
-    device: torch.device, first: nn.Module, second: nn.Module, example: Tensor
-) -> dict[str, Any]:
-    batch = _BATCHES[device.type]
-    # Zeros would be multiplied faster than numbers are.
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batch, *example.shape[1:], generator=generator).to(device)
-    networks = [copy.deepcopy(network).to(device).eval() for network in (first, second)]
-    calls = [functools.partial(network, x) for network in networks]
-    reference, own = map(statistics.median, time_in_turns(calls, device))
-    return {
-        "batch": batch,
-        "threads": torch.get_num_threads(),
-        "reference_ms": round(1000 * reference, 3),
-        "own_ms": round(1000 * own, 3),
-        "ratio": round(own / reference, 4),
-    }
+    """Return the median time of a forward pass of both, in milliseconds, by device."""
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(("cpu", best_device().type)):
+        batch = _BATCHES[kind]
+        # Zeros would be multiplied faster than numbers are.
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(batch, *example.shape[1:], generator=generator)
+        (speed,) = compare_speed(first, second, x, (batch,), kind)
+        reference, own = speed.seconds
+        found[kind] = {
+            "batch": batch,
+            "threads": torch.get_num_threads(),
+            "reference_ms": round(1000 * reference, 3),
+            "own_ms": round(1000 * own, 3),
+            "ratio": round(own / reference, 4),
+        }
+    return found

@@ -25,11 +25,11 @@ from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.checkpoint import order_of_epoch
-from archlearn.training.config import to_table
 from archlearn.training.cuda_graph import CapturedStepper
 from archlearn.training.defaults import derive_sizes
 from archlearn.training.hardware import start_fabric
 from archlearn.training.run_setup import Session, open_session, set_layout_
+from archlearn.training.settings import to_table
 from archlearn.training.train_step import has_gates
 from archlearn.verification.speed import wait_for
 from archlearn_paper.evaluation import (

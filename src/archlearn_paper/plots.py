@@ -1,7 +1,6 @@
 """The figure of each experiment, drawn with matplotlib from its derived numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +75,18 @@ def draw_band(
 
 
 def draw_spreads(
-    axes: Axes, x: Sequence[float], spreads: Sequence[Mapping[str, float]], place: int, label: str
+    axes: Axes,
+    x: Sequence[float],
+    spreads: Sequence[Mapping[str, float]],
+    place: int,
+    label: str,
+    markersize: float = 4.5,
 ) -> None:
     """Draw means joined by a line, and the deviation of the seeds as a band."""
     means = [spread["mean"] for spread in spreads]
     low = [spread["mean"] - spread["deviation"] for spread in spreads]
     high = [spread["mean"] + spread["deviation"] for spread in spreads]
-    axes.plot(x, means, linewidth=1.6, markersize=4.5, label=label, **style_of(place))
+    axes.plot(x, means, linewidth=1.6, markersize=markersize, label=label, **style_of(place))
     draw_band(axes, x, low, high, place)
 
 
@@ -249,36 +253,10 @@ def _draw_gaps(axes: Axes, gaps: Mapping[str, Any]) -> None:
     name_axes(axes, "", "train loss, learnt less from scratch")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """A network in the figure: means over the seeds, with their deviations.
-
-    Attributes:
-        deviation: Of the accuracy; 0 for a value of the paper.
-    """
-
-    name: str
-    parameters: float
-    accuracy: float
-    deviation: float = 0.0
-    spread: float = 0.0
-
-
-def read_mark(name: str, summary: Mapping[str, Any]) -> Mark:
-    """Return the mark of a row."""
-    return Mark(
-        name=name,
-        parameters=summary["parameters"]["mean"],
-        spread=summary["parameters"]["deviation"],
-        accuracy=summary["accuracy"]["mean"],
-        deviation=summary["accuracy"]["deviation"],
-    )
-
-
 def draw_marks(
-    axes: Axes, marks: Sequence[Mark], place: int, label: str, *, hollow: bool = False
+    axes: Axes, rows: Sequence[FigureNumbers], place: int, label: str, *, hollow: bool = False
 ) -> None:
-    """Draw networks with the deviations of their seeds as bars.
+    """Draw networks: means over their seeds, with the deviations as bars.
 
     Hollow ones have as many parameters as others, and no bar for them.
     """
@@ -286,10 +264,10 @@ def draw_marks(
     if hollow:
         style |= {"markerfacecolor": "white", "markeredgewidth": 1.2}
     axes.errorbar(
-        [mark.parameters for mark in marks],
-        [mark.accuracy for mark in marks],
-        xerr=None if hollow else [mark.spread for mark in marks],
-        yerr=[mark.deviation for mark in marks],
+        [row["parameters"]["mean"] for row in rows],
+        [row["accuracy"]["mean"] for row in rows],
+        xerr=None if hollow else [row["parameters"]["deviation"] for row in rows],
+        yerr=[row["accuracy"]["deviation"] for row in rows],
         elinewidth=1,
         capsize=2,
         markersize=6,
@@ -303,17 +281,16 @@ def draw_table_1(derived: FigureNumbers) -> Figure:
     figure, (axes,) = new_panels(1)
     rows, paper = derived["rows"], derived["paper"]
     learnt = [row for row in rows if f"{row} NN" in rows]
-    marks = [read_mark(row, rows[row]) for row in learnt]
-    draw_marks(axes, [read_mark("baseline", rows["baseline"])], 3, "baseline, ours")
-    scratch = [read_mark(row, rows[f"{row} NN"]) for row in learnt]
+    draw_marks(axes, [rows["baseline"]], 3, "baseline, ours")
+    scratch = [rows[f"{row} NN"] for row in learnt]
     draw_marks(axes, scratch, 1, "the same from scratch (NN), ours", hollow=True)
-    draw_marks(axes, marks, 0, "learnt (AL), ours")
+    draw_marks(axes, [rows[row] for row in learnt], 0, "learnt (AL), ours")
     _mark_points_(axes, paper)
-    for mark in marks:
-        x, y = mark.parameters, mark.accuracy
-        name = mark.name.replace(", ", ",\n")
+    counts = [rows[row]["parameters"]["mean"] for row in learnt]
+    for row, x in zip(learnt, counts, strict=True):
+        y, name = rows[row]["accuracy"]["mean"], row.replace(", ", ",\n")
         write_beside(axes, x, y, name, xytext=(-5, 4), horizontalalignment="right")
-    _finish_(axes, [m.parameters for m in marks] + [p["parameters"] for p in paper])
+    _finish_(axes, counts + [p["parameters"] for p in paper])
     add_legend(axes, loc="lower right")
     return figure
 
@@ -329,7 +306,7 @@ def draw_table_2(derived: FigureNumbers) -> Figure:
         "baseline, ours": ["baseline"],
     }
     for place, (label, names) in enumerate(kinds.items()):
-        draw_marks(axes, [read_mark(name, rows[name]) for name in names], place, label)
+        draw_marks(axes, [rows[name] for name in names], place, label)
     _mark_points_(axes, paper)
     _finish_(axes, [rows[row]["parameters"]["mean"] for row in rows])
     add_legend(axes, loc="lower right")
@@ -341,20 +318,11 @@ def draw_frontier(derived: FigureNumbers) -> Figure:
     figure, (axes,) = new_panels(1, height=3.8)
     points, paper = derived["points"], derived["paper"]
     for place, price in enumerate(dict.fromkeys(point["price"] for point in points)):
-        marks = [read_mark("", point) for point in points if point["price"] == price]
-        marks.sort(key=lambda mark: mark.parameters)
-        x = [mark.parameters for mark in marks]
-        axes.plot(
-            x,
-            [mark.accuracy for mark in marks],
-            linewidth=1.6,
-            markersize=5,
-            label=f"ours, price on {price}",
-            **style_of(place),
-        )
-        low = [mark.accuracy - mark.deviation for mark in marks]
-        high = [mark.accuracy + mark.deviation for mark in marks]
-        draw_band(axes, x, low, high, place)
+        curve = [point for point in points if point["price"] == price]
+        curve.sort(key=lambda point: point["parameters"]["mean"])
+        x = [point["parameters"]["mean"] for point in curve]
+        spreads = [point["accuracy"] for point in curve]
+        draw_spreads(axes, x, spreads, place, f"ours, price on {price}", markersize=5)
     _mark_points_(axes, paper)
     counts = [point["parameters"]["mean"] for point in points]
     _finish_(axes, counts + [p["parameters"] for p in paper])
@@ -398,20 +366,17 @@ def draw_table_4(derived: FigureNumbers) -> Figure:
         "compared methods": [r for r in rows if not r.startswith((LEARNT, WHOLE))],
         "reference": [row for row in rows if row.startswith(WHOLE)],
     }
-    counts: list[float] = []
     for place, (label, names) in enumerate(kinds.items()):
-        marks = [read_mark(name, rows[name]) for name in names]
-        draw_marks(axes, marks, place, label)
-        for mark in marks:
-            counts.append(mark.parameters)
+        draw_marks(axes, [rows[name] for name in names], place, label)
+        for name in names:
+            x, y = rows[name]["parameters"]["mean"], rows[name]["accuracy"]["mean"]
             # Names of large networks would leave the picture on the right.
-            left = mark.parameters > 3e7
+            left = x > 3e7
             side = "right" if left else "left"
-            place_of_name = (-6 if left else 6, -12 if mark.name in BELOW else 4)
-            x, y = mark.parameters, mark.accuracy
-            write_beside(axes, x, y, mark.name, xytext=place_of_name, horizontalalignment=side)
+            place_of_name = (-6 if left else 6, -12 if name in BELOW else 4)
+            write_beside(axes, x, y, name, xytext=place_of_name, horizontalalignment=side)
     axes.set_xscale("log")
-    tick_logarithmic_(axes.xaxis, counts)
+    tick_logarithmic_(axes.xaxis, [row["parameters"]["mean"] for row in rows.values()])
     axes.margins(x=0.12, y=0.14)
     name_axes(axes, "parameters (logarithmic)", "accuracy on Tiny-ImageNet, %")
     add_legend(axes, loc="lower center")
@@ -457,58 +422,34 @@ _MOST_TIMES = 3
 """Errors above so many times the least are not shown: the table has them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One method: mean parameters, mean errors in per cent and their deviations over budgets."""
-
-    method: str
-    parameters: tuple[float, ...]
-    errors: tuple[float, ...]
-    deviations: tuple[float, ...]
-
-
-def read_curves(derived: Mapping[str, Any]) -> list[Curve]:
-    """Return a curve for each method that reached a budget, the smallest network first."""
-    curves: list[Curve] = []
-    for method, by_budget in derived["results"].items():
-        points = sorted(by_budget.values(), key=lambda numbers: numbers["parameters"]["mean"])
-        if points:
-            curves.append(
-                Curve(
-                    method,
-                    tuple(numbers["parameters"]["mean"] for numbers in points),
-                    tuple(
-                        max(_LEAST_ERROR, 100 - numbers["accuracy"]["mean"]) for numbers in points
-                    ),
-                    tuple(numbers["accuracy"]["deviation"] for numbers in points),
-                )
-            )
-    return curves
-
-
 def draw_comparison(derived: FigureNumbers) -> Figure:
     """Draw the error of all methods against their parameters, both logarithmic."""
     figure, (axes,) = new_panels(1, height=6.2)
-    curves = read_curves(derived)
-    most = _MOST_TIMES * min(error for curve in curves for error in curve.errors)
-    for place, curve in enumerate(curves):
-        thick = curve.method in LEADING
+    curves = {
+        method: sorted(points.values(), key=lambda point: point["parameters"]["mean"])
+        for method, points in derived["results"].items()
+        if points
+    }
+    every = [_find_error(point) for points in curves.values() for point in points]
+    most = _MOST_TIMES * min(every)
+    for place, (method, points) in enumerate(curves.items()):
+        thick, errors = method in LEADING, [_find_error(point) for point in points]
         axes.errorbar(
-            curve.parameters,
-            curve.errors,
-            yerr=_find_bars(curve, most),
+            [point["parameters"]["mean"] for point in points],
+            errors,
+            yerr=_find_bars(points, most),
             linewidth=2.4 if thick else 1.1,
             elinewidth=0.8,
             capsize=2,
             markersize=6 if thick else 4,
             zorder=4 if thick else 3,
-            label=curve.method if min(curve.errors) <= most else f"{curve.method} (above)",
+            label=method if min(errors) <= most else f"{method} (above)",
             **_style(place),
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    shown = [error for curve in curves for error in curve.errors if error <= most]
-    if len(shown) < sum(len(curve.errors) for curve in curves):
+    shown = [error for error in every if error <= most]
+    if len(shown) < len(every):
         axes.set_ylim(0.85 * min(shown), most)
     tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
     tick_logarithmic_(axes.yaxis, shown)
@@ -517,14 +458,18 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     return figure
 
 
-def _find_bars(curve: Curve, most: float) -> tuple[list[float], list[float]]:
+def _find_error(point: FigureNumbers) -> float:
+    return max(_LEAST_ERROR, 100 - point["accuracy"]["mean"])
+
+
+def _find_bars(points: Sequence[FigureNumbers], most: float) -> tuple[list[float], list[float]]:
     """Return how far bars go down and up; a point that is not shown has none."""
+    errors = [_find_error(point) for point in points]
     bars = [
-        deviation if error <= most else 0.0
-        for error, deviation in zip(curve.errors, curve.deviations, strict=True)
+        point["accuracy"]["deviation"] if error <= most else 0.0
+        for point, error in zip(points, errors, strict=True)
     ]
-    low = [min(b, e - _LEAST_ERROR) for b, e in zip(bars, curve.errors, strict=True)]
-    return low, bars
+    return [min(b, e - _LEAST_ERROR) for b, e in zip(bars, errors, strict=True)], bars
 
 
 def _style(place: int) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from archlearn.errors import InputError
 from archlearn.gating.parameters import depth_gates, width_gates
 from archlearn.nn.functional import THRESHOLD
-from archlearn.training.config import override
 from archlearn.training.defaults import TRAVEL
-from archlearn.training.settings import GateSettings, OptimiserSettings, RunSettings
+from archlearn.training.settings import GateSettings, OptimiserSettings, RunSettings, override
 from archlearn_paper.experiment import Scale
 
 LearntParts = Literal["all", "width"]
@@ -80,7 +79,12 @@ def train_plainly(
         batch_size=scale.batch_size,
         validation=scale.validation,
         limit=scale.limit,
-        optimiser=_optimiser(scale, rate, weight_decay),
+        optimiser=OptimiserSettings(
+            learning_rate=rate * scale.batch_size,
+            momentum=MOMENTUM,
+            weight_decay=weight_decay,
+            warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
+        ),
         gates=GateSettings(learn="nothing"),
     )
 
@@ -148,15 +152,6 @@ def fine_tune(scale: Scale, seed: int) -> RunSettings:
     """Return the settings of training a network further that was made smaller."""
     shorter = replace(scale, epochs=max(1, round(FINE_TUNING * scale.epochs)))
     return train_plainly(shorter, seed, rate=FINE_TUNING_RATE_OF_AN_EXAMPLE)
-
-
-def _optimiser(scale: Scale, rate: float, weight_decay: float) -> OptimiserSettings:
-    return OptimiserSettings(
-        learning_rate=rate * scale.batch_size,
-        momentum=MOMENTUM,
-        weight_decay=weight_decay,
-        warmup_epochs=min(WARMUP_EPOCHS, scale.epochs / 10),
-    )
 
 
 _JUST_BELOW = THRESHOLD - 1e-3

@@ -20,9 +20,8 @@ import archlearn
 from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.serialization import save
-from archlearn.training.config import to_table
 from archlearn.training.hardware import describe_hardware, start_fabric
-from archlearn.training.settings import HardwareSettings
+from archlearn.training.settings import HardwareSettings, to_table
 from archlearn_paper.evaluation import evaluate_work
 from archlearn_paper.experiment import (
     QUICK,

@@ -118,13 +118,26 @@ def describe_circumstances(results: Results) -> str:
     length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     return (
-        f"Made by `{results.command}` on {results.date}; {results.hardware['name']}, {versions}; "
-        f"commit {', '.join(results.commits)}; "
+        f"Made by {_name_command(results)} on {results.date}; "
+        f"{results.hardware['name']}, {versions}; commit {', '.join(results.commits)}; "
         f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
         f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
         "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
         "less one error of it meets it." + DIGESTS * all(row.digest for row in results.rows)
     )
+
+
+def _name_command(results: Results) -> str:
+    """Return the command that made results, or for those of before it the one that does today."""
+    if results.command.startswith("archlearn "):
+        return f"`{results.command}`"
+    name = results.experiment
+    today = (
+        f"compare --data {results.scale['data']}"
+        if name.startswith("compare-")
+        else f"paper {name}"
+    )
+    return f"an earlier command line (today `archlearn {today}`)"
 
 
 def compose_page(experiment: Experiment, results: Results, folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from archlearn.training import read_checkpoint
-from tests.cli.commands import kill_all, run, start_command, wait_for_epoch, without_times
+from tests.cli.commands import kill_all, run_here, start_command, wait_for_epoch, without_times
 from tests.run_files import METRICS, SUMMARY, read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_group_of_processes")]
@@ -47,7 +47,7 @@ def torchrun(n_processes: int, *more: str, port: int | None = None) -> list[str]
 
 
 def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
-    code, output = run([*LEARN, "--out", "one"], tmp_path)
+    code, output = run_here([*LEARN, "--out", "one"], tmp_path)
     assert code == 0, output
     with start_command([*torchrun(2), *LEARN, "--out", "two"], tmp_path) as process:
         wait_for_epoch(process, tmp_path / "two", 5)
@@ -84,7 +84,7 @@ def test_two_processes_go_by_one_table_of_latencies(tmp_path: Path) -> None:
 def test_two_machines_learn_what_one_learns(tmp_path: Path) -> None:
     """Two agents of torchrun, as on two machines that share a folder."""
     arguments = ["4" if word == "12" else word for word in LEARN]
-    code, output = run([*arguments, "--out", "one"], tmp_path)
+    code, output = run_here([*arguments, "--out", "one"], tmp_path)
     assert code == 0, output
     port = free_port()
     nodes = [torchrun(1, "--nnodes", "2", "--node-rank", str(rank), port=port) for rank in range(2)]

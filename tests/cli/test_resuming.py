@@ -12,6 +12,7 @@ from tests.cli.commands import (
     LEARN,
     kill_all,
     run,
+    run_here,
     start,
     wait_for_epoch,
     without_times,
@@ -27,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     write_network(folder)
-    code, output = run([*LEARN, "--out", "a"], folder)
+    code, output = run_here([*LEARN, "--out", "a"], folder)
     assert code == 0, output
     (folder / "a" / "said.txt").write_text(output)
     return folder / "a"
@@ -61,7 +62,7 @@ def test_killed_twice_and_resumed_is_identical(whole: Path, tmp_path: Path) -> N
         wait_for_epoch(process, tmp_path / "a", 17)
         kill_all(process)
     assert not (tmp_path / "a" / SUMMARY).exists()
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
     assert "resumed at step" in output
     assert_identical(whole, tmp_path / "a")
@@ -82,7 +83,7 @@ def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_p
     found = read_checkpoint(tmp_path / "a")
     assert found is not None
     assert 90 <= found[0].step < 300
-    code, again = run(["learn", "--resume", "a"], tmp_path)
+    code, again = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, again
     assert_identical(whole, tmp_path / "a")
     lines = again.splitlines()
@@ -99,7 +100,7 @@ def test_killed_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: 
     config = (whole / "config.toml").read_text()
     (tmp_path / "a" / "config.toml").write_text(config)
     (tmp_path / "a" / METRICS).write_text('{"epoch": 0, "torn')
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
     assert_identical(whole, tmp_path / "a")
 
@@ -123,7 +124,7 @@ def test_torn_checkpoint_is_passed_over_and_the_end_is_the_same(
 def test_another_seed_is_not_identical(whole: Path, tmp_path: Path) -> None:
     """The control: the comparison can fail."""
     write_network(tmp_path)
-    code, output = run([*LEARN[:-1], "4", "--out", "a"], tmp_path)
+    code, output = run_here([*LEARN[:-1], "4", "--out", "a"], tmp_path)
     assert code == 0, output
     with pytest.raises(AssertionError):
         assert_identical(whole, tmp_path / "a")

@@ -14,7 +14,7 @@ from tests.cli.commands import (
     LEARN,
     kill_all,
     on_small_disk,
-    run,
+    run_here,
     start,
     start_command,
     wait_for_epoch,
@@ -84,7 +84,7 @@ def test_a_second_process_is_refused_while_the_first_learns(tmp_path: Path) -> N
     with start([*forever, "--out", "a"], tmp_path) as first:
         wait_for_epoch(first, tmp_path / "a", 2)
         for words in (["learn", "--resume", "a"], [*LEARN, "--out", "a"]):
-            code, output = run(words, tmp_path)
+            code, output = run_here(words, tmp_path)
             assert code == 1, output
             named = f"by process {first.pid} on {socket.gethostname()}"
             assert f"a is being learnt already, {named}" in output

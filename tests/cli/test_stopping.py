@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from archlearn.training import read_checkpoint
-from tests.cli.commands import LEARN, run, start, wait_for_epoch, write_network
+from tests.cli.commands import LEARN, run, run_here, start, wait_for_epoch, write_network
 from tests.run_files import METRICS, SUMMARY, read_lines
 
 pytestmark = pytest.mark.slow
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 def test_loss_that_is_no_number_stops_the_run_with_a_way_on(tmp_path: Path) -> None:
     write_network(tmp_path)
-    code, output = run([*LEARN, "--learning-rate", "1e6", "--out", "a"], tmp_path)
+    code, output = run_here([*LEARN, "--learning-rate", "1e6", "--out", "a"], tmp_path)
     assert code == 3, output
     assert "stopped: the loss became" in output
     assert "archlearn learn --resume a --learning-rate 250000" in output
-    code, output = run(["learn", "--resume", "a", "--learning-rate", "0.02"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a", "--learning-rate", "0.02"], tmp_path)
     assert code == 0, output
     assert (tmp_path / "a" / SUMMARY).exists()
     assert "learning_rate = 0.02" in (tmp_path / "a" / "config.toml").read_text()
@@ -41,7 +41,7 @@ def test_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path: Path) -> None:
     found = read_checkpoint(tmp_path / "a")
     assert found is not None
     shutil.move(kept, metrics)
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
     assert read_lines(metrics)[-1]["epoch"] == 30
 
@@ -63,14 +63,14 @@ def test_broken_image_is_named_and_skipping_it_lets_the_same_command_go_on(
     photos: Path, tmp_path: Path
 ) -> None:
     learn = "learn --model mlp:8 --data folder:photos:8 --epochs 5 --no-report --out a"
-    code, output = run(learn.split(), tmp_path)
+    code, output = run_here(learn.split(), tmp_path)
     assert code == 1, output
     assert "dogs/7.png is broken" in output
     code, output = run([*learn.split(), "--skip-broken"], tmp_path)
     assert code == 0, output
     assert "dogs/7.png is broken" in output
     (photos / "dogs" / "7.png").unlink()
-    code, output = run([*learn.split()[:-1], "b"], tmp_path)
+    code, output = run_here([*learn.split()[:-1], "b"], tmp_path)
     assert code == 0, output
     assert (tmp_path / "b" / SUMMARY).exists()
 
@@ -80,7 +80,7 @@ def test_broken_image_is_named_and_skipping_it_lets_the_same_command_go_on(
 )
 @pytest.mark.usefixtures("photos")
 def test_every_command_that_advises_to_skip_broken_images_can(command: str, tmp_path: Path) -> None:
-    code, output = run(command.split(), tmp_path)
+    code, output = run_here(command.split(), tmp_path)
     assert code == 1, output
     assert "--skip-broken" in output
     code, output = run([*command.split(), "--skip-broken"], tmp_path)
@@ -91,12 +91,12 @@ def test_every_command_that_advises_to_skip_broken_images_can(command: str, tmp_
 @pytest.mark.usefixtures("photos")
 def test_a_model_is_measured_on_the_images_that_are_whole(tmp_path: Path) -> None:
     learn = "learn --model mlp:8 --data folder:photos:8 --epochs 2 --no-report --skip-broken"
-    code, output = run([*learn.split(), "--out", "a"], tmp_path)
+    code, output = run_here([*learn.split(), "--out", "a"], tmp_path)
     assert code == 0, output
     measure = "evaluate a/compact.safetensors --data folder:photos:8"
-    code, output = run(measure.split(), tmp_path)
+    code, output = run_here(measure.split(), tmp_path)
     assert code == 1, output
-    code, output = run([*measure.split(), "--skip-broken"], tmp_path)
+    code, output = run_here([*measure.split(), "--skip-broken"], tmp_path)
     assert code == 0, output
     assert "on 8 examples" in output
 
@@ -116,11 +116,11 @@ def test_data_that_changed_are_refused_when_a_run_goes_on(tmp_path: Path) -> Non
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     (tmp_path / "own_data.py").write_text(data.format(seed=2))
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 1, output
     assert "learnt from other data" in output
     (tmp_path / "own_data.py").write_text(data.format(seed=1))
-    code, output = run(["learn", "--resume", "a"], tmp_path)
+    code, output = run_here(["learn", "--resume", "a"], tmp_path)
     assert code == 0, output
 
 
@@ -129,7 +129,7 @@ def test_own_network_that_does_not_fit_the_data_is_refused_first(tmp_path: Path)
     (tmp_path / "seven.py").write_text(
         "from torch import nn\n\ndef build(input_shape, n_outputs):\n" + body + "    return net\n"
     )
-    code, output = run(
+    code, output = run_here(
         ["learn", "--model", "seven:build", "--data", "digits", "--out", "a"], tmp_path
     )
     assert code == 1, output
@@ -149,7 +149,7 @@ def test_a_run_that_never_began_leaves_its_folder_free(
     wrong: list[str], answer: str, tmp_path: Path
 ) -> None:
     write_network(tmp_path)
-    code, output = run([*LEARN, *wrong, "--out", "a"], tmp_path)
+    code, output = run_here([*LEARN, *wrong, "--out", "a"], tmp_path)
     assert code == 1, output
     assert answer in output
     assert not (tmp_path / "a").exists()

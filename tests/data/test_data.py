@@ -21,7 +21,7 @@ from archlearn.data import (
 )
 from archlearn.data.dataset import measure_channels
 from archlearn.data.file_cache import cache_folder, download
-from archlearn.data.standard import MNIST, PARTS, format_idx, load_idx_source, parse_idx
+from archlearn.data.standard_datasets import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A compact model of transformers is an ordinary folder where its config can say its sizes."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,33 @@ def test_other_widths_are_a_file_of_ours(tmp_path: Path) -> None:
     saved = save_pretrained(small, tmp_path / "small")
     assert not saved.is_pretrained
     assert "not equally wide: of 24, 18 stayed in one and 19 in 'encoder.layer.1" in str(saved)
-    loaded = al.load(tmp_path / "small" / "archlearn.safetensors").eval()
-    expected = small(input_ids=TOKENS).last_hidden_state
-    torch.testing.assert_close(loaded(input_ids=TOKENS)["last_hidden_state"], expected)
+    found = al.load(tmp_path / "small" / "archlearn.safetensors").eval()(input_ids=TOKENS)
+    expected = small(input_ids=TOKENS)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
+    assert found.hidden_states is None
+
+
+@pytest.mark.parametrize("name", ["ModelOutput", "dataclass", "BaseModelOutput", ""])
+def test_an_output_of_no_such_class_is_a_dict(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has not its fields, or is not there, as where transformers is not installed."""
+    path = tmp_path / "small.safetensors"
+    small = compact(bert(), "intermediate", 6, 5)
+    al.save(small, path)
+    expected = small(input_ids=TOKENS)
+    if name:
+        raw = path.read_bytes()
+        old, new = (f'\\"{each}\\"'.encode() for each in (type(expected).__name__, name))
+        assert old in raw
+        path.write_bytes(raw.replace(old, new.ljust(len(old))))
+    else:
+        monkeypatch.setitem(sys.modules, "transformers.modeling_outputs", None)
+    found = al.load(path).eval()(input_ids=TOKENS)
+    assert isinstance(found, dict)
+    assert type(found).__module__ == "collections"
+    assert found.keys() == expected.keys()
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

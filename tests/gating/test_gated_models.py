@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.gating.insertion import place_gates
 
 # torch's own warnings about torch's own code, while it compiles
 theirs = pytest.mark.filterwarnings(
@@ -243,3 +244,12 @@ def test_an_option_left_out_keeps_its_default_and_another_value_is_refused() -> 
         al.InputError, match=r"scale is 2.0, but the model was traced with 1.0; put"
     ):
         model(A, B, scale=2.0)
+
+
+def test_gates_are_on_weights_that_are_fewer_than_the_activations_of_a_usual_batch() -> None:
+    """Even if the example is small: the others were a seventh of a VGG's step on a GPU."""
+    net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 256, 3))
+    gated: Any = al.add_gates(net, torch.randn(1, 1, 8, 8))
+    n_weights, n_activations = 32 * 256 * 9, 32 * 8 * 8
+    assert 32 * n_activations < n_weights < 128 * n_activations
+    assert list(place_gates(gated.archlearn_gates.choice.blueprint, gated, 0)) == [0]

@@ -35,9 +35,7 @@ def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
     assert 0.75 * before[1] < 4 * after["multiply_adds"] <= 0.8 * before[1]
     gated = trainer.accelerator.unwrap_model(gated, keep_fp32_wrapper=False)  # no autocast
     torch.testing.assert_close(small.eval()(**example()).loss, gated.eval()(**example()).loss)
-    torch.testing.assert_close(
-        al.load(path).eval()(**example())["logits"], small(**example()).logits
-    )
+    torch.testing.assert_close(al.load(path).eval()(**example()).logits, small(**example()).logits)
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from archlearn import DataError, RunInterruptedError
-from archlearn.data.standard import load_digits
+from archlearn.data.standard_datasets import load_digits
 from archlearn.training import GateSettings, HardwareSettings, RunSettings
 from archlearn_paper.experiment import (
     FULL,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.commands import run, start_command
+from tests.cli.commands import run_here, start_command
 from tests.cli.test_processes import torchrun
 from tests.run_files import METRICS, SUMMARY, read_lines
 
@@ -43,7 +43,7 @@ def test_two_processes_learn_what_one_learns(photos: Path) -> None:
         "    return net\n"
     )
     arguments = [*LEARN, "--model", "still:build"]
-    code, output = run([*arguments, "--out", "one"], photos)
+    code, output = run_here([*arguments, "--out", "one"], photos)
     assert code == 0, output
     with start_command([*torchrun(2), *arguments, "--out", "two"], photos) as process:
         output, _ = process.communicate(timeout=200)

@@ -80,7 +80,8 @@ def test_a_captured_run_shrinks_as_an_ordinary_one(tmp_path: Path, compiled: boo
 
 
 def test_a_decision_does_not_wait_for_the_device(tmp_path: Path) -> None:
-    session = make_session(tmp_path, gate_rate=None, budget=("parameters=50%",))
+    asked: dict[str, Any] = {"gate_rate": None, "budget": ("parameters=50%",), "learn": "width"}
+    session = make_session(tmp_path, **asked)
     run_epoch(session)
     gates = session.work.gate_optimizer
     assert gates is not None

@@ -15,7 +15,7 @@ from archlearn.training import (
     learn,
     override,
 )
-from archlearn.training.config import (
+from archlearn.training.settings import (
     changed_fixed,
     check_ranges,
     flat_settings,

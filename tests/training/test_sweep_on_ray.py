@@ -14,7 +14,7 @@ import pytest
 from archlearn.cli import main
 from archlearn.errors import RunStoppedError, SettingsError
 from archlearn.training import RunSettings
-from archlearn.training.config import override
+from archlearn.training.settings import override
 from archlearn.training.sweep import SweepRun, list_runs, read_summary, run_sweep
 from tests.cli.commands import without_times
 from tests.run_files import LATEST, METRICS, read_lines

@@ -105,7 +105,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (2, 11),
+        (6, 11),
         (11,),
     ),
     kind(
@@ -122,7 +122,7 @@ KINDS: tuple[Kind, ...] = (
             head=linear(6, 3),
         ),
         TOKENS,
-        (2, 11),
+        (3, 11),
         (11,),
     ),
     kind(
@@ -149,9 +149,9 @@ KINDS: tuple[Kind, ...] = (
             head=linear(7, 3),
         ),
         TOKENS,
-        (2, 7, 8),
+        (7, 8),
         (7,),
-        note="an attention's channels stay",
+        note="of two heads, channels within are learnt, as many as in front",
     ),
     kind(
         "encoder_layer",
@@ -162,9 +162,9 @@ KINDS: tuple[Kind, ...] = (
             nn.Linear(7, 3),
         ),
         TOKENS,
-        (2, 11, 7),
+        (6, 11, 7),
         (11, 7),
-        note="torch's own layer is followed: its heads and hidden units are learnt",
+        note="torch's own layer is followed: channels of its heads and hidden units are learnt",
     ),
     kind(
         "swiglu",

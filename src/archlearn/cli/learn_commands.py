@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 from cyclopts import Group, Parameter, Token
 
 from archlearn.errors import SettingsError
-from archlearn.training.config import flat_settings
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, flat_settings
 
 _TITLES = {
     "": "Run",
@@ -120,7 +119,7 @@ def learn(
         return
     if out is None:
         raise SettingsError("say where the run's folder is to be: --out runs/a")
-    from archlearn.training.config import override, read_settings
+    from archlearn.training.settings import override, read_settings
 
     settings = override(read_settings(config) if config else RunSettings(), asked)
     from archlearn.cli.training_run import start_run

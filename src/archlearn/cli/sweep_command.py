@@ -48,7 +48,7 @@ def sweep(
         config: A TOML file of settings, like the config.toml of a run.
         options: Single settings; --budget takes several values, as multiply_adds=75%,50%.
     """
-    from archlearn.training.config import override, read_settings
+    from archlearn.training.settings import override, read_settings
     from archlearn.training.sweep import list_runs, run_sweep, summarise
 
     asked = given(options)

@@ -14,7 +14,6 @@ from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.file_cache import DownloadProgress
 from archlearn.errors import RunStoppedError
 from archlearn.training.callbacks import Callback, EpochLogger, Several
-from archlearn.training.config import override
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
     COMPACT,
@@ -23,7 +22,7 @@ from archlearn.training.run_directory import (
     how_to_go_on,
     read_run_settings,
 )
-from archlearn.training.settings import LoggerName, RunSettings
+from archlearn.training.settings import LoggerName, RunSettings, override
 
 
 def start_run(settings: RunSettings, folder: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from archlearn.data.dataset import Examples, Split, Task
 from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.image_cache import Reading
 from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
-from archlearn.data.standard import (
+from archlearn.data.standard_datasets import (
     FASHION_MNIST,
     MNIST,
     WINDOW_LENGTH,

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from archlearn.errors import FileError
 from archlearn.serialization.layer_registry import all_layers
 from archlearn.serialization.loading import is_chain
-from archlearn.serialization.op_registry import find_operation, name_operation
 from archlearn.serialization.saving import describe_model
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
-from archlearn.serialization.values import decode, is_identifier
+from archlearn.serialization.values import decode, find_operation, is_identifier, name_operation
 
 _LISTS = ("torch.nn.Sequential", "torch.nn.ModuleList")
 _SAME_FOR_ALL_DIMS = ("kernel_size", "stride", "padding", "dilation", "output_padding")

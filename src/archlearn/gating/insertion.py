@@ -46,7 +46,7 @@ from archlearn.tracing.symbolic_trace import Traces
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
 _BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce, pooling.variance)
 # A training batch is taken to be at least this large; example inputs are often a single one.
-ASSUMED_BATCH = 32
+ASSUMED_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)

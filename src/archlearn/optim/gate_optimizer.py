@@ -152,7 +152,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _set_times(self, total_steps: int, every: int) -> None:
         """Settle at which steps gates decide, and look whether a cut pays."""
         window = self.schedule
-        self._begin = max(1, round(window.begin * total_steps))
+        self._begin = min(max(1, round(window.begin * total_steps)), total_steps - 1)
         self._end = max(self._begin + 1, round(window.end * total_steps))
         self._end = math.ceil(self._end / every) * every
         interval = max(1, (self._end - self._begin) // window.decisions)
@@ -356,9 +356,8 @@ class GateOptimizer(torch.optim.Optimizer):
         Gates that stand still get no gradients any more: those take time.
         """
         self._take_costs()
-        for gate in self.param_groups[0]["params"] if self.param_groups[0]["frozen"] else ():
-            gate.requires_grad_(False)
-            gate.grad = None
+        if self.param_groups[0]["frozen"]:
+            self._stand_still()
         sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
@@ -372,6 +371,17 @@ class GateOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0]
         group["step"], group["frozen"] = step, step >= self._end
         self._remember()
+        if group["frozen"] and self._store.n_shrinks:  # as they do behind the last cut
+            self._stand_still()
+
+    def _stand_still(self) -> None:
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        known = {id(gate) for gate in gates}
+        if not any(p.requires_grad and id(p) not in known for p in self._owner.parameters()):
+            return  # where all weights are frozen, a backward pass needs at least the gates
+        for gate in gates:
+            gate.requires_grad_(False)
+            gate.grad = None
 
     def describe(self) -> dict[str, object]:
         """Return what each cost with a budget may be now, and the price; waits for the device.

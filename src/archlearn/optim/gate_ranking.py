@@ -4,7 +4,7 @@ What a channel earns is the mean square of its gate's gradient, and what it cost
 network would save without it. Channels and layers stand in one line by what they earn for what
 they cost, and go from its end. A residual branch goes as a whole: by what its own gate earns, or
 where the last channel inside would go. Everything here runs on the device, and reads nothing back
-from a GPU.
+but whether there is room to use.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archlearn.nn.functional import can_read
 from archlearn.optim.cost_function import CostFunction
 
 _AT_ONCE = 32
@@ -191,7 +190,7 @@ def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Rank
         leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
         is_last[: cost.n_width] = False
-        if can_read(is_last) and not is_last.any():
+        if not is_last.any():  # to wait for a GPU once is cheaper than what follows
             return ranking, count
         ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
         must_go = (is_last & (ranking.rank < fit(ranking, cost, limits))).any()

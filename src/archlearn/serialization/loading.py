@@ -1,8 +1,10 @@
 """`load`: build a model from its file, from allowed layers and calls alone."""
 
+import dataclasses
 import re
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +31,6 @@ from archlearn.serialization.limits import (
     MAX_MODULE_NAMES,
     MAX_RECURRENT_LAYERS,
 )
-from archlearn.serialization.op_registry import ATTRIBUTES, METHODS, find_operation
 from archlearn.serialization.schema import (
     Description,
     ModuleEntry,
@@ -37,7 +38,15 @@ from archlearn.serialization.schema import (
     TensorEntry,
     parse_json,
 )
-from archlearn.serialization.values import decode, is_identifier, shorten
+from archlearn.serialization.values import (
+    ATTRIBUTES,
+    METHODS,
+    MODEL_OUTPUTS,
+    decode,
+    find_operation,
+    is_identifier,
+    shorten,
+)
 from archlearn.tracing.generated_forward import generate_class
 
 _PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")
@@ -272,6 +281,8 @@ def _add_node(
 def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> Any:
     target = entry.target
     if entry.operation == "call_function":
+        if isinstance(target, dict) and "model_output" in target and not args:
+            return _find_model_output(cast(dict[str, object], target), entry.kwargs)
         return _check_function(target, args)
     if not isinstance(target, str):
         raise FileError(f"the call {entry.name!r} has the target {shorten(target)}")
@@ -317,6 +328,21 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
         if not fits:
             raise FileError(f"it reads the attribute {shorten(args[1:])}, which is not allowed")
     return find_operation(target)
+
+
+def _find_model_output(
+    target: dict[str, object], parts: Mapping[str, object]
+) -> Callable[..., Any]:
+    """Return the class of transformers that an output had; where there is none such, a dict's."""
+    try:
+        outputs: Any = import_module(MODEL_OUTPUTS)
+    except ImportError:
+        return OrderedDict
+    kind = vars(outputs).get(str(target["model_output"]))
+    if not (isinstance(kind, type) and issubclass(kind, dict) and dataclasses.is_dataclass(kind)):
+        return OrderedDict
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind if parts.keys() <= known else OrderedDict
 
 
 def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:

@@ -27,9 +27,8 @@ from archlearn.serialization.layer_registry import (
     read_parametrisations,
 )
 from archlearn.serialization.loading import check_nesting, rebuild
-from archlearn.serialization.op_registry import name_operation
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
-from archlearn.serialization.values import encode
+from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
 from archlearn.tracing.generated_forward import check_forwards
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
@@ -204,11 +203,11 @@ def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
 
 def _make_plain(kind: Any, args: Any, kwargs: Any) -> Any:
     """Return the dict, list or tuple that a file holds for a container of a class of one's own."""
-    if kind is OrderedDict or hasattr(kind, "_fields"):
+    if kind is OrderedDict or hasattr(kind, "_fields") or kind.__module__ == MODEL_OUTPUTS:
         return None
     if issubclass(kind, dict):
         given = dict(args[-1]) if args else dict(kwargs)
-        is_record = is_dataclass(kind)  # such as a ModelOutput, which has no keys for None
+        is_record = is_dataclass(kind)  # as the outputs of diffusers, which have no keys for None
         return {key: value for key, value in given.items() if not (is_record and value is None)}
     if issubclass(kind, list | tuple):
         return list(args[0]) if issubclass(kind, list) else tuple(args[0])
@@ -217,8 +216,10 @@ def _make_plain(kind: Any, args: Any, kwargs: Any) -> Any:
 
 def _describe_node(node: fx.Node, args: Any, kwargs: Any) -> NodeEntry:
     target, args = _describe_target(node, args, kwargs)
-    named = {} if isinstance(target, dict) else kwargs
-    encoded = {key: encode(value) for key, value in named.items()}
+    if isinstance(target, dict):
+        is_output = "model_output" in target  # which has None for what is left out
+        kwargs = {k: v for k, v in kwargs.items() if is_output and v is not None}
+    encoded = {key: encode(value) for key, value in kwargs.items()}
     operation: Any = node.op
     return NodeEntry(node.name, operation, target, [encode(value) for value in args], encoded)
 
@@ -229,6 +230,8 @@ def _describe_target(node: fx.Node, args: Any, kwargs: Any) -> tuple[object, Any
     kind: Any = node.target
     if not is_construction(kind) or kind is OrderedDict:
         return name_operation(kind), args
+    if kind.__module__ == MODEL_OUTPUTS:
+        return {"model_output": kind.__name__}, args
     fields = getattr(kind, "_fields", None)
     if fields is None:  # a dataclass or a namespace: read by names, as a named tuple is
         fields, args = list(kwargs), list(kwargs.values())

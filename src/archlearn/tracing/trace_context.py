@@ -4,6 +4,7 @@ A part that switches gradients off, or asks for autocast, is called as it is.
 """
 
 import builtins
+import inspect
 import sys
 import threading
 import warnings
@@ -33,7 +34,6 @@ OF_ITS_OWN = "it computes gradients of its own, which a trace cannot; do that ar
 _AUTOCAST = (
     "it asks for or sets autocast, which a trace does not hold; let the caller of the model set it"
 )
-_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore
 ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (
@@ -234,11 +234,16 @@ def check_gradients(target: object = None) -> None:
 
 
 def _running_function() -> str:
-    """Return the name of the torch.autograd.Function that is being applied, or ''."""
+    """Return the name of the torch.autograd.Function whose `forward` is running, or ''."""
+    names: dict[object, str] = {}
+    kinds: list[Any] = [torch.autograd.Function]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        names.setdefault(getattr(inspect.unwrap(kind.forward), "__code__", None), kind.__name__)
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _APPLY:
+    while frame is not None and frame.f_code not in names:
         frame = frame.f_back
-    return "" if frame is None else str(getattr(frame.f_locals.get("cls"), "__name__", "?"))
+    return "" if frame is None else names[frame.f_code]
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ from archlearn import lazy_names
 if TYPE_CHECKING:
     from archlearn.training.callbacks import RunStart, SilentCallback
     from archlearn.training.checkpoint import read_checkpoint
-    from archlearn.training.config import override
     from archlearn.training.metrics import evaluate
     from archlearn.training.objectives import objective_of
     from archlearn.training.run import Audience, learn, resume
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         RecordSettings,
         RunSettings,
         StrengthSettings,
+        override,
     )
 
 __all__ = [
@@ -48,14 +48,13 @@ __getattr__ = lazy_names(
     {
         "archlearn.training.callbacks": "RunStart SilentCallback",
         "archlearn.training.checkpoint": "read_checkpoint",
-        "archlearn.training.config": "override",
         "archlearn.training.metrics": "evaluate",
         "archlearn.training.objectives": "objective_of",
         "archlearn.training.run": "Audience learn resume",
         "archlearn.training.run_setup": "Session load_dataset load_gated_model prepare",
         "archlearn.training.settings": (
             "GateSettings HardwareSettings OptimiserSettings RecordSettings RunSettings "
-            "StrengthSettings"
+            "StrengthSettings override"
         ),
     },
 )

@@ -12,9 +12,8 @@ from typing import Any
 
 from archlearn.errors import ArchlearnError
 from archlearn.training.callbacks import SilentCallback
-from archlearn.training.config import override
 from archlearn.training.run import Audience, learn
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override
 
 
 def parse_value(text: str) -> Any:

@@ -21,7 +21,6 @@ from archlearn.training.checkpoint import (
     restore_random,
     restore_tensors_,
 )
-from archlearn.training.config import changed_fixed, override
 from archlearn.training.finalize import check_finish, finish
 from archlearn.training.metrics import costs_of
 from archlearn.training.run_directory import (
@@ -37,7 +36,7 @@ from archlearn.training.run_directory import (
     write_settings,
 )
 from archlearn.training.run_setup import Session, prepare
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, changed_fixed, override
 from archlearn.training.train_step import has_gates
 from archlearn.training.trainer import GracefulStop, TrainingLoop
 

@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 from archlearn.data.file_cache import sync, write_whole
 from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
-from archlearn.training.config import format_settings, read_settings
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, format_settings, read_settings
 
 try:
     import fcntl

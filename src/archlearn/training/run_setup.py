@@ -31,7 +31,6 @@ from archlearn.training.checkpoint import (
     restore_tensors_,
     seed_everything,
 )
-from archlearn.training.config import check_ranges
 from archlearn.training.cuda_graph import (
     MOST_STEPS_IN_A_GRAPH,
     can_capture,
@@ -56,7 +55,7 @@ from archlearn.training.initial_model import (
 )
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import LATENCY, read_run_settings, write_json
-from archlearn.training.settings import GateSettings, RunSettings
+from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}

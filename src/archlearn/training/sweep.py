@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from archlearn.errors import RunStoppedError, SettingsError
-from archlearn.training.config import format_settings
 from archlearn.training.run_directory import CONFIG, SUMMARY
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, format_settings
 
 PLAIN = "plain"
 _SECONDS = 0.2

@@ -16,21 +16,11 @@ from archlearn.errors import InputError
 from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
 
 
-def transform(x: Tensor) -> Tensor:
+def transform(x: Tensor, size: int) -> Tensor:
     """Return the Walsh-Hadamard transform along the last dimension, scaled to keep lengths.
 
-    So scaled, the transform is its own inverse.
-
-    Raises:
-        InputError: If the dimension is not a power of two.
+    So scaled, the transform is its own inverse. The size of the dimension is a power of two.
     """
-    size = x.shape[-1]
-    if size < 1 or size & (size - 1):
-        raise InputError(f"the last dimension is {size}; the transform needs a power of two")
-    return _transform(x, size)
-
-
-def _transform(x: Tensor, size: int) -> Tensor:
     step = 1
     while step < size:
         first, second = x.unflatten(-1, (size // (2 * step), 2, step)).unbind(-2)
@@ -84,9 +74,9 @@ class Fastfood(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of each row of `x`."""
         padded = nn.functional.pad(x, (0, self.size - self.n_in))
-        mixed = _transform(padded.unsqueeze(-2) * self.signs, self.size).flatten(-2)
+        mixed = transform(padded.unsqueeze(-2) * self.signs, self.size).flatten(-2)
         moved = mixed.index_select(-1, self.order.flatten())
-        spread = _transform(moved.unflatten(-1, self.signs.shape) * self.gauss, self.size)
+        spread = transform(moved.unflatten(-1, self.signs.shape) * self.gauss, self.size)
         features = spread.flatten(-2).narrow(-1, 0, self.n_features) * self.scale
         return features if self.bias is None else features + self.bias
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch import nn
 
 from archlearn.errors import InputError
 from archlearn.serialization import load, save
-from archlearn.training.settings import RunSettings
 from archlearn_paper.baselines.budget import BudgetError
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
@@ -61,15 +60,8 @@ LATER_SEEDS = (5, 6, 7, 8, 9)
 MOST_WORKERS, LEFT_ALONE = 14, 2
 """Processes that make networks, and processors that are left to the one that asks."""
 Make = Callable[[], nn.Module]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pending:
-    """A run whose network is still to be made."""
-
-    row: str
-    settings: RunSettings
-    make: Make
+Pending = tuple[Run, Make]
+"""A run, and what makes the network that it starts from."""
 
 
 @contextmanager
@@ -90,10 +82,10 @@ def naming(method: str) -> Generator[None]:
 
 def start_runs(pending: Sequence[Pending]) -> list[Run]:
     """Return the runs with their networks; one that cannot reach its budget is left out."""
-    networks = make_networks([each.make for each in pending])
+    networks = make_networks([make for _, make in pending])
     return [
-        Run(row=each.row, settings=each.settings, network=network)
-        for each, network in zip(pending, networks, strict=True)
+        replace(run, network=network)
+        for (run, _), network in zip(pending, networks, strict=True)
         if network is not None
     ]
 
@@ -202,11 +194,11 @@ class ComparisonStages:
                 pruned = isinstance(each, PruningMethod)
                 finished = first[LARGE if pruned else name_first(each, strength)]
                 factor = strength if pruned else 1.0
+                settings = setup.plain(CALIBRATION_SEED, setup.last_epochs, factor)
                 pending += [
-                    Pending(
-                        row=name_trial(each, strength, budget),
-                        settings=setup.plain(CALIBRATION_SEED, setup.last_epochs, factor),
-                        make=partial(_reduce, each.name, each.reduce, setup, finished, budget),
+                    (
+                        Run(row=name_trial(each, strength, budget), settings=settings),
+                        partial(_reduce, each.name, each.reduce, setup, finished, budget),
                     )
                     for budget in self._budgets
                 ]
@@ -231,11 +223,13 @@ class ComparisonStages:
         return _by_length(works + self._fresh(setup))
 
     def _fresh(self, setup: ComparisonSetup) -> list[RunTask]:
-        pending = [
-            Pending(
-                row=name_result(each.name, budget),
-                settings=setup.plain(seed, setup.scale.epochs),
-                make=partial(each.begin, setup, seed, budget),
+        pending: list[Pending] = [
+            (
+                Run(
+                    row=name_result(each.name, budget),
+                    settings=setup.plain(seed, setup.scale.epochs),
+                ),
+                partial(each.begin, setup, seed, budget),
             )
             for each in self._methods
             if isinstance(each, FromScratchMethod)
@@ -362,11 +356,9 @@ def _round(
     # The network of a first part that learns has more numbers than the large one.
     whole = finished.row.parameters
     target = round(whole * (budget / whole) ** (1 / (rounds - number)))
-    return Pending(
-        row=_name_round(setup, each, budget, number),
-        settings=setup.plain(finished.row.seed, ends[1] - ends[0], factor),
-        make=partial(_reduce, each.name, reduce, setup, finished, target),
-    )
+    settings = setup.plain(finished.row.seed, ends[1] - ends[0], factor)
+    run = Run(row=_name_round(setup, each, budget, number), settings=settings)
+    return run, partial(_reduce, each.name, reduce, setup, finished, target)
 
 
 def _count_rounds(setup: ComparisonSetup, each: LearningMethod | PruningMethod) -> int:

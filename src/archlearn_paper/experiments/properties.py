@@ -59,9 +59,13 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     rises: list[float] = []
     neurons = [(each, n) for each in hidden_layers(probed) for n in range(each.weight.shape[0])]
     for layer, neuron in neurons[:: 1 + (len(neurons) - 1) // MOST_REMOVALS]:
-        kept = _remove_(layer, neuron)
+        own = list(layer.parameters(recurse=False))
+        kept = [parameter[neuron].clone() for parameter in own]
+        for parameter in own:
+            parameter[neuron] = 0
         rises.append(evaluate(probed, split, objective).loss - loss)
-        _restore_(layer, neuron, kept)
+        for parameter, values in zip(own, kept, strict=True):
+            parameter[neuron] = values
     return {"loss": loss, "n_examples": len(split), "rises": rises}
 
 
@@ -69,25 +73,6 @@ def hidden_layers(network: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     """Return all layers with weights but the last."""
     layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     return layers[:-1]
-
-
-def _remove_(layer: nn.Linear | nn.Conv2d, neuron: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Set what makes a neuron to zero, and return what it was."""
-    bias = None if layer.bias is None else layer.bias[neuron].clone()
-    kept = layer.weight[neuron].clone(), bias
-    layer.weight[neuron] = 0
-    if layer.bias is not None:
-        layer.bias[neuron] = 0
-    return kept
-
-
-def _restore_(
-    layer: nn.Linear | nn.Conv2d, neuron: int, kept: tuple[torch.Tensor, torch.Tensor | None]
-) -> None:
-    weight, bias = kept
-    layer.weight[neuron] = weight
-    if layer.bias is not None and bias is not None:
-        layer.bias[neuron] = bias
 
 
 SHARE_BOUND = 0.95

@@ -33,17 +33,12 @@ def hadamard(size: int) -> Tensor:
 @pytest.mark.parametrize("size", [1, 2, 4, 32])
 def test_the_transform_is_the_hadamard_matrix(size: int) -> None:
     x = torch.randn(3, size, dtype=torch.float64)
-    torch.testing.assert_close(transform(x), x @ hadamard(size).T)
+    torch.testing.assert_close(transform(x, x.shape[-1]), x @ hadamard(size).T)
 
 
 def test_the_transform_worked_by_hand() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    torch.testing.assert_close(transform(x), torch.tensor([10.0, -2.0, -4.0, 0.0]) / 2)
-
-
-def test_the_transform_refuses_other_lengths() -> None:
-    with pytest.raises(al.InputError, match=r"the last dimension is 6; .* power of two"):
-        transform(torch.zeros(6))
+    torch.testing.assert_close(transform(x, x.shape[-1]), torch.tensor([10.0, -2.0, -4.0, 0.0]) / 2)
 
 
 @pytest.mark.parametrize(("n_in", "n_features"), [(8, 8), (5, 3), (5, 20), (1, 2)])
