@@ -581,11 +581,18 @@ def out_of_place(function: Any) -> Any:
     return _twins().get(function, function)
 
 
-def has_activation(module: nn.Module) -> bool:
-    """Return whether a layer and an activation are among a module's parts."""
+_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "heads", "nhead")
+
+
+def can_learn(module: nn.Module) -> bool:
+    """Return whether a layer and an activation are among a module's parts, or attention is."""
     parts = list(module.modules())
     has_layer = any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
-    return has_layer and any(_is_activation(part) for part in parts)
+    return has_layer and any(_is_activation(part) or _has_heads(part) for part in parts)
+
+
+def _has_heads(module: nn.Module) -> bool:
+    return any(isinstance(getattr(module, name, None), int) for name in _HEAD_COUNTS)
 
 
 def _is_activation(module: nn.Module) -> bool:

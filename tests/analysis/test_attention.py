@@ -230,6 +230,28 @@ class FusedAndSplit(Fused):
         return softmax_attention(q, k, v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
 
 
+class WithComputedBias(Fused):
+    """As in BEiT: keys have no bias, and one for all three is put together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = self.n_heads * SIZE
+        self.qkv = nn.Linear(WIDTH, 3 * width, bias=False)
+        self.q_bias, self.v_bias = (
+            nn.Parameter(torch.randn(width)),
+            nn.Parameter(torch.randn(width)),
+        )
+        self.k_bias = nn.Buffer(torch.zeros(width), persistent=False)
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        bias = torch.cat([self.q_bias, self.k_bias, self.v_bias])
+        qkv = F.linear(x, self.qkv.weight, bias=bias).view(n, length, 3, self.n_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
+
+
 class Biased(Attention):
     """A number for each head and distance is added to the scores."""
 
@@ -256,7 +278,7 @@ class Biased(Attention):
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
-    Biased: 4, BetweenChannels: 4,
+    Biased: 4, BetweenChannels: 4, WithComputedBias: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -512,6 +534,19 @@ def test_multihead_attention_of_two_heads_loses_channels_within(name: str) -> No
     assert small.attention.in_proj_weight.shape == (2 * (4 + 4 + 5), WIDTH)
     assert small.attention.out_proj.weight.shape == (WIDTH, 2 * 5)
     assert al.plan(gated).after == al.count_costs(small)
+
+
+class AskingForANumber(ByHand):
+    """As attention with relative positions does."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        places = torch.linspace(0, 1, int(2 * x.shape[1] - 1), dtype=x.dtype)[: x.shape[1], None]
+        return super().attend(x + places)
+
+
+def test_attention_that_asks_for_a_size_as_a_number_is_learnt() -> None:
+    gated = al.add_gates(nn.Sequential(AskingForANumber()).double(), draw(2, 6, 5))
+    assert {"0.stem", "0.query"} <= set(al.width_gates(gated))
 
 
 class Encoder(nn.Module):

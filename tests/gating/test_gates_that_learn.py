@@ -199,7 +199,7 @@ def bart(transformers: Any, layerdrop: float) -> tuple[nn.Module, dict[str, Tens
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("build", "layerdrop", "n_widths"), [(opt, 0.0, 4), (bart, 0.0, 5), (bart, 0.5, 3)]
+    ("build", "layerdrop", "n_widths"), [(opt, 0.0, 6), (bart, 0.0, 8), (bart, 0.5, 5)]
 )
 def test_gates_of_transformers_with_layer_drop_learn(
     build: Any, layerdrop: float, n_widths: int

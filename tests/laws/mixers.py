@@ -74,6 +74,42 @@ def transformer(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))
 
 
+class HeadedAttention(nn.Module):
+    """Several heads, written in the ways that people write them."""
+
+    def __init__(self, n: int, n_heads: int, size: int, way: str) -> None:
+        super().__init__()
+        self.n_heads, self.size, self.way = n_heads, size, way
+        self.qkv, self.project = nn.Linear(n, 3 * n_heads * size), nn.Linear(n_heads * size, n)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        sizes = (n, length, self.n_heads, self.size)
+        if self.way == "fused":
+            q, k, v = self.qkv(x).view(n, length, 3, *sizes[2:]).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            q, k, v = (y.view(sizes).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        if self.way == "normed":
+            q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
+        if self.way in ("fused", "sdpa"):
+            y = F.scaled_dot_product_attention(q, k, v)
+        else:
+            y = (q * self.size**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.project(y.transpose(1, 2).reshape(n, length, -1))
+
+
+def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A transformer's block with several heads: whole ones go, or channels within few."""
+    n = shape[0]
+    if len(shape) not in (2, 3):
+        return None
+    way = pick(("by hand", "sdpa", "fused", "normed"))
+    mix = HeadedAttention(n, pick((2, 4, 3, 5)), pick((2, 3, 4)), way)
+    mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
+    line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
+    return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))
+
+
 class FunctionalNorm(nn.Module):
     """A norm over the last dimension, called as a function or written by hand."""
 
@@ -177,6 +213,7 @@ class Stacked(nn.Module):
 MAKERS: dict[str, Maker] = {
     "tokens": tokens,
     "transformer": transformer,
+    "headed": headed,
     "stream": stream,
     "group_normed": group_normed,
     "stacked": stacked,

@@ -85,6 +85,24 @@ def test_a_norm_that_is_off_by_a_millionth_is_seen(kind: type[nn.Module]) -> Non
         checking.check_same(gated, small, x)
 
 
+@pytest.mark.parametrize("n_heads", [2, 4])
+def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(n_heads: int) -> None:
+    choices = (0, 0 if n_heads == 2 else 1, 1, *PLAIN[3:])
+    program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
+    gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
+    gate = next(gate for name, gate in al.width_gates(gated).items() if "qkv" in name)
+    assert len(gate) == (3 if n_heads == 2 else 4)  # channels of each head, or heads
+    gate.data[0] = 0.1
+    for branch in al.branch_gates(gated).values():
+        branch.data.fill_(1.0)
+    small = al.compact(gated)
+    checking.check_same(gated, small, x)
+    qkv = next(weight for name, weight in small.named_parameters() if "qkv.weight" in name)
+    qkv.data[0] *= 1 + 1e-6
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
 def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn.Module) -> None:
     x = checking.fresh(PROGRAM)
     checking.check_same(gated, small, x)

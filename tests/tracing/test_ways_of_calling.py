@@ -1,5 +1,7 @@
 """A layer may be called with its input by name, or with more than its input."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,68 @@ def test_a_list_that_is_changed_in_place_is_a_list() -> None:
     assert small.conv.out_channels == 4
     shorter = x[:, :, :1]
     torch.testing.assert_close(small(shorter), gated(shorter), rtol=1e-10, atol=1e-10)
+
+
+@fx.wrap
+def swap(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+@fx.wrap
+def count_up(x: Tensor) -> Tensor:
+    for place in range(int(x.sum() > 1e9) + 2):
+        x = x + place
+    return x
+
+
+@fx.wrap
+def mask_like(x: Tensor) -> Tensor:
+    mask = x.new_zeros(x.shape[0], x.shape[1])
+    mask[:, 0] = 1.0
+    return mask
+
+
+def swap_both(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted_swap = torch.jit.script(swap_both)
+
+
+class Hidden(nn.Module):
+    """Channels pass a function that torch.fx.wrap or torch.jit.script would hide."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(5, 8), nn.Linear(8, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        if self.function == "swap":
+            x = swap(x).transpose(1, 2)
+        elif self.function == "count_up":
+            x = count_up(x)
+        elif self.function == "mask_like":
+            x = x * mask_like(x)[..., None]
+        else:
+            x = scripted_swap(x).transpose(1, 2)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("function", ["swap", "scripted_swap", "mask_like"])
+def test_functions_that_fx_or_script_hide_are_followed(function: str) -> None:
+    torch.manual_seed(0)
+    net = Hidden(function)
+    model = check_exact(net, torch.randn(3, 4, 5).double(), torch.randn(2, 4, 5).double())
+    assert set(al.width_gates(model)) == {"first"}
+
+
+def test_a_wrapped_function_that_asks_for_numbers_is_one_call() -> None:
+    net = Hidden("count_up").double()
+    with pytest.raises(al.InputError, match="read by count_up"):
+        al.add_gates(net, torch.randn(3, 4, 5).double())
 
 
 class TensorOfASize(nn.Module):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -120,13 +121,15 @@ def opaque(step: OpCall, text: str | None = None, fix: str | None = None) -> Any
 
 
 def _is_read(step: OpCall, labels: Labels) -> bool:
-    """Return whether a leaf reads a tensor, and does not ask for its type alone.
+    """Return whether a leaf or a function reads a tensor, and does not ask for its type alone.
 
-    So do rotary embeddings of transformers, which have no weights. They give the same if the tensor
-    has one channel, and that is NaN.
+    So do rotary embeddings of transformers and masks of torchvision's Swin, which have no weights.
+    They give the same if the tensor has one channel, and that is NaN.
     """
     dims = varying(labels.ids)
-    if not step.is_module or any(True for _ in step.module.parameters()) or not dims:
+    has_weights = step.is_module and any(True for _ in step.module.parameters())
+    is_function = isinstance(step.node.target, FunctionType) and step.node.op == "call_function"
+    if has_weights or not dims or not (step.is_module or is_function):
         return True
     real = (step.real_args, step.real_kwargs)
     given = zip(leaves_of((step.args, step.kwargs)), leaves_of(real), strict=True)

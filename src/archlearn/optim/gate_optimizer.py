@@ -375,7 +375,11 @@ class GateOptimizer(torch.optim.Optimizer):
             self._stand_still()
 
     def _stand_still(self) -> None:
-        for gate in self.param_groups[0]["params"]:
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        known = {id(gate) for gate in gates}
+        if not any(p.requires_grad and id(p) not in known for p in self._owner.parameters()):
+            return  # where all weights are frozen, a backward pass needs at least the gates
+        for gate in gates:
             gate.requires_grad_(False)
             gate.grad = None
 

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx import _symbolic_trace
 
 from archlearn.tracing.fx_utils import is_ours, leaves_of
 from archlearn.tracing.rng import RECORDED
@@ -115,6 +117,8 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
         *[(torch, name, _recording(getattr(torch, name), tracer)) for name in _CREATORS],
         (builtins, "len", _length(tracer)),
+        (torch.jit.ScriptFunction, "__call__", _call_scripted),
+        (_symbolic_trace, "_create_wrapped_func", _following(tracer)),
     ]
     again: Any = sys.modules.get("torch.utils.checkpoint")
     if again is not None:
@@ -155,6 +159,41 @@ class _CalledOnce:
     def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
         """Call the function."""
         return function(*args)
+
+
+_run_scripted: Any = torch.jit.ScriptFunction.__call__
+
+
+def _call_scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call what `torch.jit.script` was given, if a traced value is among the arguments."""
+    inner = getattr(self, "_torchdynamo_inline", None)
+    is_traced = any(isinstance(leaf, fx.Proxy) for leaf in leaves_of((args, kwargs)))
+    if inner is None or not is_traced:
+        return _run_scripted(self, *args, **kwargs)
+    return inner(*args, **kwargs)
+
+
+def _following(tracer: Any) -> Callable[..., Any]:
+    """Return what stands for functions that `torch.fx.wrap` hides: follow those of tensors.
+
+    Functions of sizes are called as they are, and so take all sizes.
+    """
+    record: Any = _symbolic_trace._create_wrapped_func
+
+    def wrap(function: Any) -> Any:
+        recorded = record(function)
+        if not isinstance(function, FunctionType):
+            return recorded  # such as math.sqrt
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [each for each in leaves_of((args, kwargs)) if isinstance(each, fx.Proxy)]
+            if not any(issubclass(tracer.class_of(each), Tensor) for each in given):
+                return recorded(*args, **kwargs)
+            return tracer.try_to_follow(function, recorded, args, kwargs)
+
+        return call
+
+    return wrap
 
 
 def _length(tracer: Any) -> Callable[[Any], Any]:

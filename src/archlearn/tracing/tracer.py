@@ -1,5 +1,6 @@
 """`ArchTracer`: torch.fx tracer that asks the example where Python must decide."""
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
@@ -14,7 +16,7 @@ from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
 from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
-from archlearn.op_table import ACTIVATE, has_activation, spec_of_function
+from archlearn.op_table import ACTIVATE, can_learn, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes
 from archlearn.tracing.example_inputs import (
     Argument,
@@ -159,7 +161,22 @@ class ArchTracer(fx.Tracer):
         """Record a call, or make it if nothing is traced now."""
         if is_untraced() and kind == "call_function":
             return target(*args, **kwargs)
+        if target is F.linear and (parts := _split_linear(args, kwargs)) is not None:
+            x, weight, bias = parts
+            product = super().create_proxy("call_function", F.linear, (x, weight), {})
+            return super().create_proxy("call_function", operator.add, (product, bias), {})
         return super().create_proxy(kind, target, args, kwargs, *options, **more)
+
+    def try_to_follow(self, function: Any, record: Any, args: Any, kwargs: Any) -> Any:
+        """Follow a function, or record it as one call if that fails."""
+        before, answered = set(self.graph.nodes), dict(self.answered)
+        try:
+            return function(*args, **kwargs)
+        except (Exception, Refusal):
+            self.answered = answered
+            for node in reversed([node for node in self.graph.nodes if node not in before]):
+                self.graph.erase_node(node)
+            return record(*args, **kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Return a module's parameter or buffer as a traced value, or as it is."""
@@ -216,7 +233,7 @@ class ArchTracer(fx.Tracer):
             return True
         inner = find_module(self.root, next(reversed(self.module_stack.values()))[0])
         alike = [m for m in self.root.modules() if type(m) is type(inner)]
-        return any(map(has_activation, alike))  # one that is not looked into, none is
+        return any(map(can_learn, alike))  # one that is not looked into, none is
 
     def own_parameter(self, proxy: Any) -> nn.Parameter | None:
         """Return the parameter that a traced value is as it stands, whose sizes are known."""
@@ -382,6 +399,18 @@ class ArchTracer(fx.Tracer):
         if proxy.node.args:
             self.create_proxy("call_function", check_given, (proxy, name), {})
         return proxy
+
+
+def _split_linear(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Return input, weight and bias of `F.linear` if only the bias is computed (BEiT's attention).
+
+    So the weight is that of a layer, and the bias is added to what it returns.
+    """
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    weight, bias = given.get("weight"), given.get("bias")
+    is_own = isinstance(weight, fx.Proxy) and weight.node.op == "get_attr"
+    is_computed = isinstance(bias, fx.Proxy) and bias.node.op != "get_attr"
+    return (given["input"], weight, bias) if is_own and is_computed else None
 
 
 def _try_to_name(value: Any) -> Any:
