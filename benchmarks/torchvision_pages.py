@@ -108,7 +108,27 @@ def summary(rows: list[Row], names: list[str]) -> str:
             f"{side}: {len(side_rows)} of {len(names)} models measured, {runs} run, {exact} exact "
             f"(largest relative difference {worst:.1e}), {smaller} with fewer parameters"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _larger(rows, names)])
+
+
+def _larger(rows: list[Row], names: list[str]) -> str:
+    """Return where Torch-Pruning is exact, too, and leaves fewer parameters than archlearn."""
+    found = {(row["model"], row["side"]): row for row in rows if row["exact"]}
+    pairs = [
+        (name, found[name, "archlearn"], found[name, "torch-pruning"])
+        for name in names
+        if all((name, side) in found for side in SIDES)
+    ]
+    larger = [
+        f"{name} ({we['parameters_after'] / they['parameters_after']:.3f} times as many)"
+        for name, we, they in pairs
+        if we["parameters_after"] > they["parameters_after"]
+    ]
+    told = f": {', '.join(larger)}" if larger else ""
+    return (
+        f"Where both are exact ({len(pairs)} models), archlearn leaves more parameters than "
+        f"Torch-Pruning in {len(larger)}{told}."
+    )
 
 
 def _number(row: Row, key: str, form: str) -> str:
