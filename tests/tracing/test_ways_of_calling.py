@@ -315,3 +315,24 @@ def test_a_slice_without_elements_is_followed() -> None:
     torch.manual_seed(0)
     model = check_exact(EmptySlice(), torch.randn(2, 3, 5).double(), torch.randn(4, 6, 5).double())
     assert "first" in al.width_gates(model)
+
+
+class AsksLate(nn.Module):
+    """It asks how wide its input is behind more calls than Python's stack is deep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for _ in range(1100):
+            x = x.neg()
+        if x.shape[-1] != self.last.in_features:
+            raise ValueError("another width")
+        return self.last(x)
+
+
+def test_what_hangs_on_many_calls_can_be_asked() -> None:
+    """A ViT of 22 blocks had lost its streams and heads: Python's stack ended at a question."""
+    assert list(al.width_gates(al.add_gates(AsksLate(), torch.randn(2, 3)))) == ["first"]

@@ -49,6 +49,23 @@ def thaw(value: Any) -> Any:
     return value
 
 
+def is_made_of(node: fx.Node, is_source: Callable[[fx.Node], bool]) -> bool:
+    """Return whether a value is computed from such nodes alone.
+
+    Without recursion: the graph of a network of a hundred layers is deeper than Python's stack.
+    """
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        part = waiting.pop()
+        if part in seen or is_source(part):
+            continue
+        seen.add(part)
+        if not part.all_input_nodes:
+            return False
+        waiting += part.all_input_nodes
+    return True
+
+
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of nested tuples, lists, dicts and slices."""
     if isinstance(tree, slice):

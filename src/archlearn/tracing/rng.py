@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.fx_utils import is_made_of
 
 DRAWN = (
     "it draws random numbers that no tensor of the model has a part in, and a trace would keep "
@@ -104,10 +105,7 @@ def check_draws(before: RngState) -> None:
 
 def is_drawn(value: Any) -> bool:
     """Return whether a traced value is made of random numbers alone."""
-    if not isinstance(value, fx.Node):
-        return False
-    parts = value.all_input_nodes
-    return value.target in RECORDED or (bool(parts) and all(map(is_drawn, parts)))
+    return isinstance(value, fx.Node) and is_made_of(value, lambda n: n.target in RECORDED)
 
 
 def find_sure_answer(node: fx.Node) -> bool | None:

@@ -26,7 +26,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.op_table import works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
-from archlearn.tracing.fx_utils import asks_for_class, call_node, is_message, is_ours
+from archlearn.tracing.fx_utils import (
+    asks_for_class,
+    call_node,
+    is_made_of,
+    is_message,
+    is_ours,
+)
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import putting_back
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
@@ -259,9 +265,7 @@ def _is_sure_of_kind(node: fx.Node) -> bool:
 
 def is_own(node: fx.Node) -> bool:
     """Return whether a value hangs on the model alone, and not on its inputs."""
-    if node.op != "get_attr":
-        return bool(node.all_input_nodes) and all(is_own(part) for part in node.all_input_nodes)
-    return True
+    return is_made_of(node, lambda part: part.op == "get_attr")
 
 
 def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
