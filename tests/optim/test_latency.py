@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import archlearn as al
+from archlearn.optim.latency import LatencyCheck
 
 PARTS = {"calls": (1.0, 0.0, 0.0), "numbers": (0.0, 1.0, 0.0), "products": (0.0, 0.0, 1.0)}
 
@@ -134,6 +135,24 @@ def test_a_network_lands_on_its_budget_also_if_the_table_is_wrong(
                 al.shrink_(gated, optimizer, gates)
     assert 0.45 < al.plan(gated).after.multiply_adds / before <= 0.55
     assert gates.fits()
+
+
+def test_noise_of_the_clock_does_not_move_a_landed_network_over_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the clock of operations, 1 % slow whenever a whole network is timed beside another."""
+    counter = FlopCounterMode(display=False)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1e-9 * counter.get_total_flops())
+    share = LatencyCheck.share
+    monkeypatch.setattr(LatencyCheck, "share", lambda self: 1.01 * share(self))
+    net = nn.Sequential(nn.Linear(8, 400), nn.ReLU(), nn.Linear(400, 5))
+    gated = al.add_gates(net, torch.randn(2, 8))
+    with counter:
+        gates = al.GateOptimizer(gated, 60, budget={"latency": "50%"})
+        before = gates.costs()["latency"]
+        gates.finish()
+    assert gates.fits()
+    assert 0.49 * before < gates.costs()["latency"] <= 0.5 * before
 
 
 def test_what_cannot_be_reached_is_refused_before_training() -> None:

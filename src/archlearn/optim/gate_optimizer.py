@@ -264,7 +264,7 @@ class GateOptimizer(torch.optim.Optimizer):
         elif group["step"] // self._interval > before // self._interval:
             self._decide_(last=False)
             if self._latency_check and self.costs()[LATENCY] <= _FALLEN * self._checked_at:
-                self._check_latency_()
+                self._scale_latency_(self._time_network())
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -276,8 +276,10 @@ class GateOptimizer(torch.optim.Optimizer):
         if not self.param_groups[0]["frozen"]:
             self._decide_(last=True)
             for _ in range(_LAST_CHECKS if self._latency_check else 0):
-                if abs(self._check_latency_() - 1.0) <= _NEAR:
-                    break
+                off = self._time_network()
+                if abs(off - 1.0) <= _NEAR:
+                    break  # scaled by noise alone, the table would say that the budget was missed
+                self._scale_latency_(off)
                 self._decide_(last=True)
             self.param_groups[0]["frozen"] = True
             self._may_pay = True
@@ -465,16 +467,18 @@ class GateOptimizer(torch.optim.Optimizer):
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
 
-    def _check_latency_(self) -> float:
-        """Time the network that gates leave, scale the table by what it was off, return that."""
+    def _time_network(self) -> float:
+        """Time the network that gates leave; return how many times as long as by the table."""
         assert self._latency_check is not None
         opened, gone = self._state()
         expected = self._cost(opened[None], gone[None])[0, -1].item()
         off = self._latency_check.share() * self._whole_latency / expected
-        off = min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
+        return min(max(off, 1.0 / _MOST_OFF), _MOST_OFF)
+
+    def _scale_latency_(self, off: float) -> None:
+        """Scale the table of latencies by how far it was off."""
         self._cost.time_scale *= off
         self._checked_at = self.costs()[LATENCY]
-        return off
 
     def _find_holds(self, *, last: bool) -> Holds:
         """Return what must stay: branches that are growing are not judged yet."""
