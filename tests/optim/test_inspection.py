@@ -282,4 +282,4 @@ def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason
 
 
 def test_no_layer_is_named_where_all_are_learnt() -> None:
-    assert al.inspect(LeNet(), DIGITS).kept == {}
+    assert al.inspect(al.models.LeNet(), DIGITS).kept == {}
