@@ -26,7 +26,7 @@ INSPECT_EXAMPLES = """Examples:
 """
 
 
-def inspect(
+def inspect_command(
     model: str = "lenet",
     /,
     *,
@@ -90,7 +90,7 @@ COMPACT_EXAMPLES = """Examples:
 """
 
 
-def compact(
+def compact_command(
     run: Path,
     /,
     *,
@@ -134,7 +134,7 @@ EVALUATE_EXAMPLES = """Examples:
 """
 
 
-def evaluate(
+def evaluate_command(
     target: Path,
     /,
     *,

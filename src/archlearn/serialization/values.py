@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from archlearn.errors import FileError
-from archlearn.nn.functional import linear_by_columns
+from archlearn.nn.functional import linear_by_columns, with_items
 from archlearn.op_table import OPERATIONS, saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.tracing.example_inputs import (
@@ -85,6 +85,7 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.check_keywords": check_keywords,
         "archlearn.ones_if_left_out": ones_if_left_out,
         "archlearn.linear_by_columns": linear_by_columns,
+        "archlearn.with_items": with_items,
     }
     return listed | saved_calls("operator", "math", "F", "torch", "torch.linalg")
 

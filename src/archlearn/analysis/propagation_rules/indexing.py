@@ -18,6 +18,7 @@ from archlearn.analysis.channel_labels import (
     varying,
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.tracing.fx_utils import source_of
 
 
 def index_select(step: OpCall) -> Any:
@@ -78,6 +79,12 @@ def take(step: OpCall) -> Any:
         found = _at_one_place(found, 0)
         found = Labels(found.ids.select(0, 0), found.state.select(0, 0))
     return _spread(found, step.out)
+
+
+def assign(step: OpCall) -> Any:
+    """`x[index] = value`: what has no channels, such as a mask, has none behind it; others stay."""
+    text = f"items of it are set at {source_of(step.node)}"
+    return opaque(step, text, "write it as torch.where or torch.cat, or leave these channels")
 
 
 def _dim_of(step: OpCall, tensors: list[Labels]) -> int | None:
