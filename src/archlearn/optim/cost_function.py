@@ -8,7 +8,7 @@ need. Nothing is read back, so no device is waited for.
 import torch
 from torch import Tensor, nn
 
-from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
+from archlearn.gating.cost_kinds import COSTS, LATENCY, combine_costs, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.optim.cost_terms import CostTerms
 from archlearn.optim.latency import LatencyTable
@@ -18,7 +18,7 @@ Named = dict[str, float]
 
 
 class CostFunction:
-    """Parameters and multiply-adds (one run on the example inputs) for any state of the gates.
+    """All costs (of one run on the example inputs) for any state of the gates.
 
     With a table of measured times also the latency, in nanoseconds. It is the sum over the calls of
     the compact network; where layers merge it is estimated.
@@ -77,7 +77,7 @@ class CostFunction:
         gone = add_up(1.0 - opened[:, t["fold_gate"]], t["fold_layer"], len(t["fold_out"])) > 0
         new_bias = gone * present[:, t["fold_presence"]]
         sizes = dims[:, t["entry_dims"]].prod(-1) * present[:, t["entry_presence"]]
-        costs = t["fixed"] + sizes @ t["entry_weights"]
+        counts = t["fixed"] + sizes @ t["entry_weights"]
         parameters = (new_bias * dims[:, t["fold_out"]]).sum(1)
         parameters = parameters - self._left_out(t, sizes, is_linear, present)
         touched, saved = self._computed(t, dims, new_bias)
@@ -87,11 +87,12 @@ class CostFunction:
         if "seg_in" in t:
             is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
             changes = changes + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
+        costs = torch.stack(combine_costs(*(counts[:, :2] + changes).unbind(1)), 1)
         if LATENCY not in self.names:
-            return costs + changes
+            return costs
         times = (opened @ t["gate_times"].T * present[:, t["gate_times_presence"]]).sum(1)
-        times = (costs[:, -1] + times + t["merge_time"] * changes[:, 1]) * self.time_scale
-        return torch.cat([costs[:, :-1] + changes, times[:, None]], 1)
+        times = (counts[:, 2] + times + t["merge_time"] * changes[:, 1]) * self.time_scale
+        return torch.cat([costs, times[:, None]], 1)
 
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from archlearn.analysis.mergeable_layers import MergeablePair
+from archlearn.gating.cost_kinds import combine_costs
 from archlearn.module_utils import find_module
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
-from archlearn.surgery.merging import chain_links, count_bare, layers_of, merged_kernel
+from archlearn.surgery.merging import chain_links, count_bare, count_layer, layers_of, merged_kernel
 
 _IMPOSSIBLE = 2.0**50
 """What an impossible merge costs; sums of it stay exact in double precision."""
@@ -25,29 +26,30 @@ def merge_savings(
     is_linear: Tensor,
     made_plain: Tensor,
 ) -> Tensor:
-    """Return by how much merging changes the costs: the best partition of each chain.
+    """Return by how much merging changes parameters and multiply-adds: the best of partitions.
 
     `made_plain` is what a merge saves beside by making the computed weights of a layer plain.
     """
     padded = torch.cat([new_bias, new_bias.new_zeros(len(dims), 1)], 1)
     bias = torch.maximum(t["layer_bias"], padded[:, t["layer_fold"]])
     n_out = dims[:, t["layer_out"]]
-    weight = dims[:, t["layer_in"]] * n_out * t["layer_kernel"]
     norms = dims[:, t["norm_dims"]] if len(t["norm_dims"]) else dims[:, :0]
     norms = add_up(norms, t["norm_link"], len(t["link_site"]))
-    apart = torch.stack([weight + n_out * bias, weight * t["layer_applied"]], -1)
+    known = t["layer_kernel"], bias, t["layer_applied"]
+    apart = torch.stack(count_layer(dims[:, t["layer_in"]], n_out, *known), -1)
     inside = torch.stack([norms, torch.zeros_like(norms)], -1)
     old = _between(apart, t["seg_first"], t["seg_last"])
     old = old + _between(inside, t["seg_first"], t["seg_last"] - 1)
-    whole = dims[:, t["seg_in"]] * dims[:, t["seg_out"]] * t["seg_kernel"]
     has_bias = _between(bias[..., None], t["seg_first"], t["seg_last"])[..., 0] > 0
     has_bias = has_bias | t["seg_has_norm"]
-    parameters = whole + dims[:, t["seg_out"]] * has_bias
-    change = torch.stack([parameters, whole * t["seg_applied"]], -1) - old
+    known = t["seg_kernel"], has_bias, t["seg_applied"]
+    whole = count_layer(dims[:, t["seg_in"]], dims[:, t["seg_out"]], *known)
+    change = torch.stack(whole, -1) - old
     straight = is_linear[:, t["link_site"]]
     broken = _between(1.0 - straight[..., None], t["seg_first"], t["seg_last"] - 1)[..., 0] > 0
     barred = _between(padded[:, t["layer_fold"]][..., None], t["seg_first"], t["seg_bare"])
-    impossible = broken | (barred[..., 0] > 0) | (change > 0).any(-1)
+    raises = (torch.stack(combine_costs(*change.unbind(-1)), -1) > 0).any(-1)
+    impossible = broken | (barred[..., 0] > 0) | raises
     change = torch.where(impossible[..., None], _IMPOSSIBLE, change)
     beside = torch.cat([made_plain, made_plain.new_zeros(len(dims), 1)], 1)
     beside = beside[:, t["layer_computed"]][..., None]

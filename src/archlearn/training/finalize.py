@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import archlearn
-from archlearn.costs import count_costs, count_layer_costs
+from archlearn.costs import count_layer_costs
 from archlearn.data.dataset import Dataset
 from archlearn.errors import FileError, InputError
 from archlearn.gating.gate_container import find_store
@@ -27,7 +27,7 @@ from archlearn.training.checkpoint import Position, capture_random_states, resto
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware
 from archlearn.training.initial_model import start_network
-from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
+from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import (
     COMPACT,
@@ -182,9 +182,9 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
     example = in_format_of(network, session.example)
-    described: dict[str, Any] = asdict(per_example(count_costs(network, example), example))
+    described: dict[str, Any] = asdict(costs_of(network, session.example))
     described["layers"] = [
-        {"name": name, **asdict(per_example(costs, example))}
+        {"name": name, **asdict(costs.for_one_example(len(example)))}
         for name, costs in count_layer_costs(network, example).items()
     ]
     if session.settings.gates.learn != "nothing" and network is session.network:
