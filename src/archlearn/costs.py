@@ -11,7 +11,7 @@ from archlearn.errors import ArchlearnError, InputError, first_line
 from archlearn.gating.cost_kinds import Costs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import class_forwards
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights

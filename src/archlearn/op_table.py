@@ -20,10 +20,10 @@ from torch import Tensor, fx, nn
 
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 
-ACTIVATE, PRODUCT = "activations.activate", "linear.linear"
+ACTIVATE, PRODUCT = "elementwise.activate", "linear.linear"
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
 
 
@@ -345,10 +345,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "Tensor.new_empty",
         narrowed_by="new",
     ),
-    _op("torch.index_select Tensor.index_select", "indexing.index_select"),
-    _op("torch.gather Tensor.gather", "indexing.gather"),
+    _op("torch.index_select Tensor.index_select", "reshape.index_select"),
+    _op("torch.gather Tensor.gather", "reshape.gather"),
     *_alike(
-        "indexing.scatter",
+        "reshape.scatter",
         "torch.scatter_add Tensor.scatter_add Tensor.scatter_add_",
         "torch.scatter_reduce Tensor.scatter_reduce Tensor.scatter_reduce_",
         "torch.index_add Tensor.index_add Tensor.index_add_",
@@ -462,7 +462,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
-    _op("nn.Embedding F.embedding", "indexing.embedding"),
+    _op("nn.Embedding F.embedding", "reshape.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",

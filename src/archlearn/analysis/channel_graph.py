@@ -20,13 +20,13 @@ from archlearn.analysis.gate_sites import (
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
 from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules import rule_for
-from archlearn.analysis.propagation_rules.indexing import embedding
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
     local_response,
 )
 from archlearn.analysis.propagation_rules.pooling import mean, variance
+from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state

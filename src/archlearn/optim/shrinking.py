@@ -32,7 +32,7 @@ from archlearn.module_utils import (
     without_trials,
 )
 from archlearn.nn.functional import is_open, open_gates
-from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from archlearn.errors import FileError, InputError
-from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import Gate, TriState
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
