@@ -62,9 +62,9 @@ from archlearn.analysis.rule_api import (
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
+from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.fx_utils import leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
-from archlearn.tracing.symbolic_trace import ExampleInputs, values_for
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.original_channels import KEPT, read_kept
 from archlearn.errors import FileError
+from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -39,7 +40,6 @@ from archlearn.serialization.schema import (
     parse_json,
 )
 from archlearn.serialization.values import (
-    ATTRIBUTES,
     METHODS,
     MODEL_OUTPUTS,
     decode,
@@ -324,7 +324,7 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
         return _named_tuple(cast(dict[str, object], target))
     if target == "getattr":
         fits = len(args) == 2 and _starts(args) and isinstance(args[1], str)
-        fits = fits and args[1] in ATTRIBUTES
+        fits = fits and args[1] in ATTRIBUTES and ATTRIBUTES[args[1]].is_saved
         if not fits:
             raise FileError(f"it reads the attribute {shorten(args[1:])}, which is not allowed")
     return find_operation(target)

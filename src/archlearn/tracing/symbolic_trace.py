@@ -15,17 +15,13 @@ from torch import fx, nn
 from archlearn.errors import InputError, TracingError
 from archlearn.module_utils import check_made, evaluating, noticing_mode_reads, unnoticed
 from archlearn.tracing.block_hooks import BlockCall
-from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
-from archlearn.tracing.example_inputs import check_argument as check_argument
-from archlearn.tracing.example_inputs import values_for as values_for
+from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
-from archlearn.tracing.fx_utils import source_of as source_of
 from archlearn.tracing.module_state import look_at, preserve_state
 from archlearn.tracing.rng import check_draws, putting_back, watching_draws
 from archlearn.tracing.shape_guards import Refusal
 from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
-from archlearn.tracing.tracer import ArchTracer, UntraceableError
-from archlearn.tracing.tracer import Leaf as Leaf
+from archlearn.tracing.tracer import ArchTracer, Leaf, UntraceableError
 from archlearn.tracing.transformer_blocks import describe_fix
 
 Blocks = tuple[BlockCall, ...]

@@ -23,12 +23,8 @@ from archlearn.analysis.channel_labels import (
     varying,
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque, tree_map
+from archlearn.op_table import ATTRIBUTES
 from archlearn.tracing.fx_utils import leaves_of, map_leaves
-
-_CONSTANT_PADS = (
-    nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
-    nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
-)  # fmt: skip
 
 
 def move(step: OpCall) -> Any:
@@ -67,9 +63,10 @@ def attribute(step: OpCall) -> Any:
     holder, name = step.args[0], step.args[1]
     if not isinstance(holder, Labels):
         return fixed_out(step.out)
-    if name in ("shape", "dtype", "device", "ndim", "is_cuda", "is_nested", "requires_grad"):
+    known = ATTRIBUTES.get(name)
+    if known is not None and known.describes:
         return step.out
-    return move(step) if name in ("T", "mT", "data") else opaque(step)
+    return move(step) if known is not None and known.views else opaque(step)
 
 
 def number(step: OpCall) -> Any:
@@ -138,7 +135,7 @@ def _pad_channels(step: OpCall, x: Labels, amounts: Any, value: float, dim: int)
 def _pad_arguments(step: OpCall) -> tuple[Labels, tuple[int, ...], str, float]:
     if step.is_module:
         module: Any = step.module
-        is_constant = isinstance(module, _CONSTANT_PADS)
+        is_constant = isinstance(module, nn.modules.padding._ConstantPadNd)
         value = getattr(module, "value", 0.0)
         return step.x, tuple(module.padding), "constant" if is_constant else "other", value
     amounts = step.argument(1, "pad")
