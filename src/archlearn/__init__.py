@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from archlearn.gating.attach import add_gates
     from archlearn.gating.cost_kinds import Costs, Price
+    from archlearn.gating.learn import Learn
     from archlearn.gating.parameters import (
         branch_gates,
         clip_gates_,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         width_gates,
     )
     from archlearn.gating.penalties import Strengths, penalty
-    from archlearn.gating.selection import Learn
     from archlearn.nn.tristate_activation import Gate, TriState
     from archlearn.optim.distillation import distill
     from archlearn.optim.gate_optimizer import GateOptimizer
@@ -62,7 +62,7 @@ _HOMES = {
         "SurgeryError TracingError"
     ),
     "archlearn.gating.attach": "add_gates",
-    "archlearn.gating.selection": "Learn",
+    "archlearn.gating.learn": "Learn",
     "archlearn.gating.parameters": (
         "branch_gates clip_gates_ depth_gates parameter_groups weights width_gates"
     ),

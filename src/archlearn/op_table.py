@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from archlearn.module_utils import find_module
-from archlearn.nn.functional import linear_by_columns
+from archlearn.nn.functional import linear_by_columns, with_items
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 
@@ -95,6 +95,7 @@ HOMES: dict[str, Any] = {
         LocalResponse=LocalResponse,
         NarrowedLocalResponseNorm=NarrowedLocalResponseNorm,
         linear_by_columns=linear_by_columns,
+        with_items=with_items,
     ),
 }
 _LIBRARIES = ("torch", "_operator", "builtins", "torchvision", "timm", "archlearn")
@@ -512,6 +513,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     _op("torch.einsum", "products.einsum"),
     _op("F.scaled_dot_product_attention", "products.attention"),
+    _op("archlearn.with_items", "reshape.assign", copies=True),
     # No rule follows channels through these: all that they read stay. A file may hold them.
     *map(_op, _OTHERS.split()),
 )

@@ -1,5 +1,7 @@
 """What lies in the same memory changes together, and a label would not say so."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,3 +111,63 @@ def test_statements_that_change_a_tensor_are_followed() -> None:
     small = al.compact(model)
     torch.testing.assert_close(small(x), model(x), rtol=0, atol=1e-10)
     assert al.read_architecture(model).widths == (4, 3)
+
+
+class MaskByItems(Net):
+    """A mask of tokens is written item by item, as torchvision's Swin does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        mask = x.new_zeros(x.size(1))
+        for place in range(2):
+            mask[place : place + 2] = place + 1.0
+        return self.last(x * mask[:, None])
+
+
+class ItemsOfFeatures(Net):
+    """Two features are overwritten: their layer keeps what it writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x[..., :2] = 0.5
+        return self.last(torch.relu(x))
+
+
+class ItemsUnderAView(Net):
+    """A part that was taken before changes with the whole, which a trace does not show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        mask = x.new_zeros(x.size(1))
+        part = mask[:1]
+        mask[0] = 0.5
+        return self.last(x * mask[:, None]) + part
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, 4, 6, dtype=torch.float64)
+
+
+def test_a_mask_that_is_written_item_by_item_is_followed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = MaskByItems().double()
+    model = al.add_gates(net, tokens()).eval()
+    x = torch.randn(3, 7, 6, dtype=torch.float64)
+    torch.testing.assert_close(model(x), net(x), rtol=0, atol=1e-12)
+    with torch.no_grad():
+        al.width_gates(model)["first"][::2] = 0.1
+    small = al.compact(model)
+    assert al.read_architecture(model).widths == (4, 3)
+    al.save(small, tmp_path / "small.safetensors")
+    for found in (small, al.load(tmp_path / "small.safetensors")):
+        torch.testing.assert_close(found(x), model(x), rtol=0, atol=1e-10)
+
+
+def test_features_that_are_overwritten_stay() -> None:
+    with pytest.raises(al.InputError, match=r"items of it are set at .*; write it"):
+        al.add_gates(ItemsOfFeatures().double(), tokens())
+
+
+def test_items_that_change_under_a_view_are_refused() -> None:
+    with pytest.raises(al.TracingError, match="on a view of another tensor"):
+        al.add_gates(ItemsUnderAView().double(), tokens())

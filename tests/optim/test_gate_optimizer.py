@@ -227,7 +227,9 @@ def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
             "budget names 'parameter'; choose among parameters, multiply_adds, latency",
         ),
         ({"budget": {"parameters": 0.5}}, 'for a share write "50%"'),
-        ({"budget": {"parameters": "150%"}}, "give from 0% to 100%"),
+        ({"budget": {"parameters": "150%"}}, "give more than 0%, up to 100%"),
+        ({"budget": {"parameters": "0%"}}, "give more than 0%, up to 100%"),
+        ({"budget": {}}, "budget is empty; give a dict"),
         ({"budget": 0.5}, "budget is a float; give a dict"),
         (
             {"budget": {"parameters": "50%"}, "width_cost": 1.0},
@@ -361,6 +363,35 @@ def test_a_step_without_gradients_says_where_it_belongs(digits: Any) -> None:
     model.zero_grad()
     with pytest.raises(al.InputError, match=r"behind loss.backward\(\) and in front of zero_grad"):
         gates.step()
+
+
+def test_an_optimiser_that_clears_gates_is_told_to_take_the_weights(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    cross_entropy(model(digits[0][:8]), digits[1][:8]).backward()
+    optimiser.step()
+    optimiser.zero_grad()
+    with pytest.raises(al.InputError, match=r"archlearn.weights\(model\), for its zero_grad"):
+        gates.step()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_optimiser_of_the_network_that_was_copied_is_noticed(
+    digits: Any, caplog: pytest.LogCaptureFixture, own: bool
+) -> None:
+    net = chain()
+    model = al.add_gates(net, digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    weights = al.weights(model) if own else net.parameters()
+    optimiser = torch.optim.SGD(weights, lr=0.1)
+    for x, y in batches(digits, 40):
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        gates.step()
+        gates.zero_grad()
+    warned = [r.message for r in caplog.records if "no weight of the model" in r.message]
+    assert len(warned) == (0 if own else 1)
 
 
 def test_a_closure_is_evaluated_once(digits: Any) -> None:
@@ -597,3 +628,25 @@ def test_the_shortest_runs_land(digits: tuple[Tensor, Tensor], n_steps: int) -> 
     train(model, gates, digits, n_steps)
     assert gates.fits()
     assert gates.describe()["budget_path"]
+
+
+def test_a_shrink_without_the_gate_optimiser_is_named_at_the_next_step(digits: Any) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    gates.finish()
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    al.shrink_(model)
+    cross_entropy(model(digits[0][:8]), digits[1][:8]).backward()
+    with pytest.raises(al.InputError, match=r"shrink_\(model, optimizer, gates\)"):
+        gates.step()
+
+
+def test_a_budget_above_what_the_network_costs_is_told(
+    digits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    al.GateOptimizer(model, 10, budget={"parameters": "100%"})
+    al.GateOptimizer(model, 10, budget={"parameters": 10**6, "multiply_adds": "50%"})
+    assert not caplog.records
+    al.GateOptimizer(model, 10, budget={"multiply_adds": 10**6})
+    assert "the network has 6,640 multiply_adds, and the budget allows 1,000,000" in caplog.text

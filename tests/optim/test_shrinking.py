@@ -242,6 +242,10 @@ def test_a_state_dict_can_be_loaded_into_a_model_cut_alike() -> None:
     rule_again = torch.optim.Adam(al.weights(again), lr=0.01)
     with pytest.raises(al.InputError, match="like=state_dict"):
         again.load_state_dict(state)
+    early = torch.optim.Adam(al.weights(again), lr=0.01)
+    early.load_state_dict(rule_state)
+    with pytest.raises(al.InputError, match="load states of optimisers behind shrink_"):
+        al.shrink_(again, early, like=state)
     al.shrink_(again, rule_again, like=state)
     again.load_state_dict(state)
     rule_again.load_state_dict(rule_state)
@@ -306,6 +310,26 @@ def test_schedulers_and_scalers_need_nothing() -> None:
         schedule.step()
     assert rule.param_groups[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(0.4 * math.pi)))
     assert scaler.get_scale() == 2.0**16
+
+
+def test_a_scaler_steps_gates_that_stand_still_behind_the_last_cut() -> None:
+    model, x, y = make("chain")
+    model, x = model.float(), x.float()
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(4):
+        if number == 2:
+            gates.finish()
+            al.shrink_(model, rule, gates)
+            assert not any(gate.requires_grad for gate in gates.param_groups[0]["params"])
+        scaler.scale(cross_entropy(model(x), y)).backward()
+        scaler.unscale_(rule)
+        for each in (rule, gates):
+            scaler.step(each)
+            each.zero_grad()
+        scaler.update()
+    assert gates.param_groups[0]["step"] == 4
 
 
 @pytest.mark.parametrize("kind", ["Adafactor", "Muon"])

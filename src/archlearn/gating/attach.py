@@ -23,7 +23,8 @@ from archlearn.errors import (
 from archlearn.gating.gate_container import GateContainer, GateKind, add_store_, find_store
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
-from archlearn.gating.selection import Learn, LearnableSites, choose
+from archlearn.gating.learn import Learn
+from archlearn.gating.selection import LearnableSites, choose
 from archlearn.module_utils import copy_model, find_reference, noticing_calls
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState

@@ -335,5 +335,6 @@ def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> N
     )):  # fmt: skip
         raise InputError(
             "the state_dict is of a model that channels have been cut out of; call "
-            "archlearn.shrink_(model, like=state_dict) first, so that this one has the same"
+            "archlearn.shrink_(model, optimizer, gates, like=state_dict) first, with all the "
+            "optimisers there are, so that this one has the same; then load it, and their states"
         )

@@ -1,9 +1,8 @@
-"""`Learn`: match the `learn=` globs with sites of gates and branches; say what is not learnt."""
+"""Match the `learn=` globs with sites of gates and branches; explain what is not learnt."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Flag, auto
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,17 +24,10 @@ from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_links
 from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
 from archlearn.errors import InputError, SurgeryError
+from archlearn.gating.learn import Learn
 from archlearn.module_utils import find_module
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces
-
-
-class Learn(Flag):
-    """The two elements of the paper's "Layers Learnt" column."""
-
-    NOTHING = 0
-    WIDTH = auto()
-    DEPTH = auto()
 
 
 @dataclass(frozen=True, slots=True)

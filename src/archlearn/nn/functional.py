@@ -126,3 +126,10 @@ def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
 def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Apply a linear layer whose weight has a column for each output (transformers' `Conv1D`)."""
     return torch.addmm(bias, x, weight)
+
+
+def with_items(x: Tensor, index: Any, value: Any) -> Tensor:
+    """Return a copy in which `x[index] = value`, as a traced `forward` has it."""
+    x = x.clone()
+    x[index] = value
+    return x

@@ -1,6 +1,7 @@
 """Budgets and other limits: what is asked for, whether it can be reached, what must stay."""
 
 import fnmatch
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from archlearn.gating.selection import LearnableSites
 from archlearn.tracing.generated_forward import unwrap
 
 Budget = Mapping[str, "float | str"]
+_log = logging.getLogger(__name__)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -32,8 +34,9 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
         InputError: If it is not such a budget.
     """
     if not isinstance(budget, Mapping) or not budget:  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = "empty" if budget == {} else with_article(type(budget).__name__)
         raise InputError(
-            f"budget is {with_article(type(budget).__name__)}; give a dict, such as "
+            f"budget is {found}; give a dict, such as "
             '{"multiply_adds": "50%"} or {"parameters": 10_000}'
         )
     known = (*COSTS, LATENCY)
@@ -51,7 +54,7 @@ def _amount(name: str, value: Any, start: float, n_rows: int) -> float:
     if percent is not None:
         share = float(percent[1])
         if not 0 < share <= 100:
-            raise InputError(f"budget for {name} is {value!r}; give from 0% to 100%")
+            raise InputError(f"budget for {name} is {value!r}; give more than 0%, up to 100%")
         asked = start * share / 100
         return asked if name == LATENCY else float(math.floor(asked))
     try:
@@ -81,17 +84,32 @@ def check_reachable(
     """
     for name, limit in asked.items():
         if limit < least[name]:
-            costs = [
-                each / unit_of(name, n_examples) for each in (limit, least[name], present[name])
-            ]
-            asked_for, left, now = (
-                f"{cost:,.3g} ms" if name == LATENCY else f"{cost:,.0f}" for cost in costs
-            )
+            costs = (limit, least[name], present[name])
+            asked_for, left, now = (_write_cost(name, cost, n_examples) for cost in costs)
             raise InputError(
                 f"a budget of {asked_for} {name} cannot be reached: with every gate closed that "
                 f"may close, {left} are left of the present {now}; ask for more, protect less, or "
                 "see archlearn.inspect(model) for what is not learnt and why"
             )
+
+
+def warn_of_no_limit(
+    asked: Mapping[str, float], start: Mapping[str, float], n_examples: int
+) -> None:
+    """Say so if all budgets are above what the whole network costs: nothing would go."""
+    if all(limit > start[name] for name, limit in asked.items()):
+        name, limit = next(iter(asked.items()))
+        _log.warning(
+            "nothing will be closed: the network has %s %s, and the budget allows %s",
+            _write_cost(name, start[name], n_examples),
+            name,
+            _write_cost(name, limit, n_examples),
+        )
+
+
+def _write_cost(name: str, cost: float, n_examples: int) -> str:
+    cost /= unit_of(name, n_examples)
+    return f"{cost:,.3g} ms" if name == LATENCY else f"{cost:,.0f}"
 
 
 def find_gated(model: nn.Module) -> nn.Module:

@@ -8,6 +8,7 @@ what the network costs to what was asked for. `docs/how-gates-learn.md` has the 
 references and the ablation.
 """
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn.errors import InputError
 from archlearn.gating.cost_kinds import COSTS, LATENCY, unit_of
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.nn.functional import THRESHOLD
@@ -33,6 +35,7 @@ from archlearn.optim.gate_limits import (
     find_protected,
     least_widths,
     read_budget,
+    warn_of_no_limit,
     width_steps,
 )
 from archlearn.optim.gate_ranking import (
@@ -65,6 +68,9 @@ _GPU_MULTIPLE = 8
 _FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
 """A network is timed whenever its latency has fallen to this part, and at the end until the table
 is as near as this, at most so often. A single time is not believed further than the last."""
+_WEIGHTS_MOVE_BY = 20
+"""The step by which an optimiser has moved the weights, whatever accumulates or skips steps."""
+_log = logging.getLogger(__name__)
 
 
 class GateOptimizer(torch.optim.Optimizer):
@@ -147,6 +153,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._may_pay, self._shrinks = False, True
         self._written: list[Tensor] = []
         self._has_warned = False
+        self._weight_sum = self._sum_weights()
         self._remember()
 
     def _set_times(self, total_steps: int, every: int) -> None:
@@ -164,8 +171,14 @@ class GateOptimizer(torch.optim.Optimizer):
         """The table that a budget on latency goes by."""
         return self._latency
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Let a `GradScaler` step gates that stand still, which have no gradient to unscale."""
+        return not any(gate.requires_grad for gate in self.param_groups[0]["params"])
+
     def _take_costs(self) -> None:
         """Learn what the network costs, and which channels can be cut out while it is trained."""
+        self._choice = self._store.choice
         blueprint = self._store.choice.blueprint
         scale = self._cost.time_scale if hasattr(self, "_cost") else 1.0
         self._cost = CostFunction(self._owner, self._store.choice, self._latency)
@@ -202,6 +215,7 @@ class GateOptimizer(torch.optim.Optimizer):
         if budget is not None:
             store.budget = read_budget(budget, start, self._n_examples)
             check_reachable(store.budget, least, present, self._n_examples)
+            warn_of_no_limit(store.budget, start, self._n_examples)
             limits |= store.budget
         self._has_default_budget = budget is None and self._width_cost is None
         self._cheapest = least
@@ -236,9 +250,14 @@ class GateOptimizer(torch.optim.Optimizer):
         """Add this step's gradients to what is known of each gate; a CUDA graph may hold this.
 
         Raises:
-            InputError: If there are none.
+            InputError: If there are none, or `shrink_` was not given this optimiser.
         """
         group, gates = self.param_groups[0], self.param_groups[0]["params"]
+        if self._choice is not self._store.choice:
+            raise InputError(
+                "channels were cut out of the model by a shrink_ that was not given this "
+                "GateOptimizer; give it all optimisers: archlearn.shrink_(model, optimizer, gates)"
+            )
         if group["frozen"]:
             return
         if self._rates is not None and self._rates.device != gates[0].device:
@@ -251,6 +270,8 @@ class GateOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0]
         before, group["step"] = group["step"], group["step"] + n_steps
         self._put_back_()
+        if before < max(_WEIGHTS_MOVE_BY, self._begin) <= group["step"]:
+            self._check_weights()
         if group["step"].bit_length() > before.bit_length():
             # From half of the time on before which no gate may close.
             may_judge = 2 * group["step"] >= self._begin
@@ -550,6 +571,23 @@ class GateOptimizer(torch.optim.Optimizer):
         shaped = [piece.view(gate.shape) for piece, gate in zip(pieces, gates, strict=True)]
         torch._foreach_copy_(gates, shaped)
         self._remember()
+
+    def _sum_weights(self) -> float:
+        """Return a number that changes when the weights do."""
+        gates = {id(gate) for gate in self.param_groups[0]["params"]}
+        weights = [p for p in self._owner.parameters() if p.requires_grad and id(p) not in gates]
+        sums = [weight.detach().sum(dtype=torch.float64) for weight in weights]
+        return float(torch.stack(sums).sum()) if sums else math.nan
+
+    def _check_weights(self) -> None:
+        """Say so if no weight has moved: the likeliest mistake is an optimiser of other ones."""
+        if self._sum_weights() == self._weight_sum:
+            _log.warning(
+                "no weight of the model has changed in %d steps: give your optimiser "
+                "archlearn.weights(model); parameters of the network that add_gates copied are "
+                "others",
+                self.param_groups[0]["step"],
+            )
 
     def _remember(self) -> None:
         """Remember the gates as they are, so that it is noticed when somebody else moves them."""

@@ -32,8 +32,10 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
     seen = [gate for gate in gates if gate.grad is not None]
     if not seen:
         raise InputError(
-            "gates have no gradient: call gates.step() behind loss.backward() and in front of "
-            "zero_grad(), of the model's as well as of gates"
+            "gates have no gradient: compute the loss by the gated model, not by the network that "
+            "add_gates copied; give the other optimiser archlearn.weights(model), for its "
+            "zero_grad() clears gates if it has model.parameters(); and call gates.step() behind "
+            "loss.backward() and in front of zero_grad(), of the model's as well as of gates"
         )
     for gate in seen:
         if "mean" not in state[gate]:

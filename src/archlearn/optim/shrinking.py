@@ -102,7 +102,7 @@ def shrink_(
     with class_forwards(owner):
         cut = _prepare(owner, store, stays, left_out, is_same=like is None)
     _check_optimizers(owner, cut, inner)
-    sliced = [_slice_states(owner, cut, optimizer) for optimizer in inner]
+    sliced = [_slice_states(owner, cut, each, is_loading=like is not None) for each in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
     _note_cut_(owner, cut, like)
     for follower in followers:
@@ -315,7 +315,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
 
 
 def _slice_states(
-    owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer
+    owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer, *, is_loading: bool
 ) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
     """Return what an optimiser keeps for parameters that lose something, and the slices of it.
 
@@ -335,7 +335,11 @@ def _slice_states(
                 raise InputError(
                     f"cannot shrink with {type(optimizer).__name__}: its {key!r} for {name!r} is "
                     f"{shape}, not {tuple(parameter.shape)}, so it cannot be cut index by index; "
-                    "use an optimiser such as SGD or AdamW, or train on without shrink_"
+                    + (
+                        "load states of optimisers behind shrink_(..., like=state_dict)"
+                        if is_loading
+                        else "use an optimiser such as SGD or AdamW, or train on without shrink_"
+                    )
                 )
         found.append((state, new))
     return found

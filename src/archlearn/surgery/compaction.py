@@ -125,8 +125,8 @@ def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: Example
         if found > limit:
             n_rows = unit_of(name, count_examples(inputs))
             logger.warning(
-                "a budget of %s %s was asked for, but the compact model has %s; call "
-                "gates.finish() before compact where a run ends before its total_steps",
+                "a budget of %s %s was asked for, but the compact model has %s; call gates.step() "
+                "total_steps times, or gates.finish() before compact where a run ends earlier",
                 f"{limit / n_rows:,.0f}",
                 name,
                 f"{found / n_rows:,.0f}",

@@ -24,6 +24,7 @@ from torch.fx.proxy import Attribute
 from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.module_utils import evaluating, find_module, unnoticed
+from archlearn.nn.functional import with_items
 from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.tracing.fx_utils import (
@@ -115,6 +116,11 @@ class GuardedProxy(Asking, fx.Proxy):
             raise AttributeError(k)
         own = self.tracer.own_parameter(self) if k in _SIZES else None
         return AskingAttribute(self, k) if own is None else getattr(own, k)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Let whoever reads the tensor by its name read the result; a view of it is not told."""
+        made = self.tracer.create_proxy("call_function", with_items, (self, index, value), {})
+        self.node = made.node
 
 
 class AskingAttribute(Asking, Attribute):

@@ -185,9 +185,12 @@ def _following(tracer: Any) -> Callable[..., Any]:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = [each for each in leaves_of((args, kwargs)) if isinstance(each, fx.Proxy)]
-            if not any(issubclass(tracer.class_of(each), Tensor) for each in given):
-                return recorded(*args, **kwargs)
-            return tracer.try_to_follow(function, recorded, args, kwargs)
+            if any(
+                each.node.op == "get_attr" or issubclass(tracer.class_of(each), Tensor)
+                for each in given
+            ):
+                return tracer.try_to_follow(function, recorded, args, kwargs)
+            return recorded(*args, **kwargs)
 
         return call
 

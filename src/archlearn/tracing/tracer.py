@@ -56,6 +56,7 @@ from archlearn.tracing.transformer_blocks import (
 )
 
 Leaf = str | type[nn.Module]
+_EMPTY, _ZEROS = torch.empty, torch.zeros  # while a model is traced, torch has others
 
 
 class UntraceableError(Exception):
@@ -161,6 +162,8 @@ class ArchTracer(fx.Tracer):
         """Record a call, or make it if nothing is traced now."""
         if is_untraced() and kind == "call_function":
             return target(*args, **kwargs)
+        if target is _EMPTY:  # no file may show what was in memory
+            target, kwargs = _ZEROS, {k: v for k, v in kwargs.items() if k != "memory_format"}
         if target is F.linear and (parts := _split_linear(args, kwargs)) is not None:
             x, weight, bias = parts
             product = super().create_proxy("call_function", F.linear, (x, weight), {})

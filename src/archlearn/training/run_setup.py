@@ -19,9 +19,9 @@ from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
 from archlearn.gating.cost_kinds import Price
 from archlearn.gating.gate_container import find_store
+from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalties import Strengths
-from archlearn.gating.selection import Learn
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.optim.latency import LatencyTable

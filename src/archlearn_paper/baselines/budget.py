@@ -15,8 +15,8 @@ from archlearn.analysis.cost_model import marginal_costs
 from archlearn.errors import InputError
 from archlearn.gating.attach import add_gates
 from archlearn.gating.gate_container import find_store
+from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.gating.selection import Learn
 from archlearn.surgery.compaction import compact
 
 TOLERANCE = 0.05

@@ -24,7 +24,7 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, fixed_out, opaque, tree_map
 from archlearn.op_table import ATTRIBUTES
-from archlearn.tracing.fx_utils import leaves_of, map_leaves
+from archlearn.tracing.fx_utils import leaves_of, map_leaves, source_of
 
 
 def move(step: OpCall) -> Any:
@@ -237,6 +237,12 @@ def take(step: OpCall) -> Any:
         found = _at_one_place(found, 0)
         found = Labels(found.ids.select(0, 0), found.state.select(0, 0))
     return _spread(found, step.out)
+
+
+def assign(step: OpCall) -> Any:
+    """`x[index] = value`: what has no channels, such as a mask, has none behind it; others stay."""
+    text = f"items of it are set at {source_of(step.node)}"
+    return opaque(step, text, "write it as torch.where or torch.cat, or leave these channels")
 
 
 def _dim_of(step: OpCall, tensors: list[Labels]) -> int | None:
