@@ -30,7 +30,7 @@ from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
 
 
@@ -236,7 +236,7 @@ def build_channel_graph(
     and `whole_groups` are known already.
     """
     traces = traces or trace(net, inputs, leaves)
-    with evaluating(net), preserve_state(net), putting_back(inputs):
+    with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
         search = _Search(net, inputs, traces, sites, may_gate, whole_groups or {}, with_streams)
         asked, gated, found = search.run()

@@ -137,7 +137,7 @@ def _make(
     model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
 ) -> nn.Module:
     """Return the compact model with its `forward`, its certificate and its example."""
-    small, graphs, changed = carry_out(model, decision, plan)
+    small, graphs, changed = apply_plan(model, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
     blueprint = decision.choice.blueprint
     traces = replace(
@@ -169,7 +169,7 @@ def _compact_scaled(
     return small
 
 
-def carry_out(
+def apply_plan(
     gated: nn.Module, decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
     """Return the compact model, its graphs, and whether they changed.

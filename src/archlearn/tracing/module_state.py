@@ -156,7 +156,7 @@ class _Holding:
                 add(contents)
 
 
-def look_at(net: nn.Module) -> ModuleState:
+def capture_state(net: nn.Module) -> ModuleState:
     """Return what all modules of a network hold."""
     return ModuleState(net.modules())
 
@@ -164,7 +164,7 @@ def look_at(net: nn.Module) -> ModuleState:
 @contextmanager
 def preserve_state(net: nn.Module, before: ModuleState | None = None) -> Generator[ModuleState]:
     """Put back whatever calls leave behind, also where what modules hold is known already."""
-    known = look_at(net) if before is None else before
+    known = capture_state(net) if before is None else before
     try:
         yield known
     finally:

@@ -35,7 +35,7 @@ from archlearn.tracing.fx_utils import (
     is_ours,
 )
 from archlearn.tracing.module_state import preserve_state
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
 _OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
@@ -318,7 +318,7 @@ class ExampleRuns:
             with ExitStack() as stack:
                 for context in (untraced(), unnoticed(), evaluating(self.net), torch.no_grad()):
                     stack.enter_context(context)
-                stack.enter_context(putting_back(self.inputs))
+                stack.enter_context(preserve_rng(self.inputs))
                 self.answers[node, what] = self._find(node, what)
                 for run in (self._run, *self._others):
                     run.forget(live)

@@ -13,7 +13,7 @@ from archlearn.data.dataset import Split
 from archlearn.gating.cost_kinds import Costs
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
-from archlearn.module_utils import evaluating, without_trials
+from archlearn.module_utils import evaluating, without_cudnn_benchmark
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -56,7 +56,7 @@ def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) 
 
 
 @torch.no_grad()
-@without_trials()
+@without_cudnn_benchmark()
 def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor:
     """Return loss sum, score sum and number of examples, in evaluation mode.
 
