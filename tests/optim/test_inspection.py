@@ -256,3 +256,27 @@ def test_every_width_gate_of_gmlp_could_be_closed() -> None:
         al.width_gates(model)["stem.proj"][::2] = 0.1
     small: Any = al.compact(model)
     assert small.certificate.difference < 1e-10
+
+
+class MixedLater(nn.Module):
+    """Nothing is learnt in the second layer, and no activation would list it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.third, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cummax(self.second(F.relu(self.first(x))), dim=1)[0]
+        return self.last(F.relu(self.third(x)))
+
+
+def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason() -> None:
+    for model in (MixedLater(), al.add_gates(MixedLater(), torch.randn(2, 4))):
+        found = al.inspect(model, torch.randn(2, 4))
+        assert list(found.kept) == ["second"]
+        assert "\nnot learnt: second: read by cummax() at test_inspection.py:" in str(found)
+
+
+def test_no_layer_is_named_where_all_are_learnt() -> None:
+    assert al.inspect(LeNet(), DIGITS).kept == {}

@@ -117,6 +117,7 @@ def _is_unknown(n: fx.Node, net: nn.Module, rule: Rule | None) -> bool:
     return rule is opaque or (rule is linear and read_linear_op(n, net) is None)
 
 
+OUTPUT = "part of the model's output"
 _VIEWING = (move, pick, attribute, expand_as, keep)
 
 
@@ -300,9 +301,7 @@ class _Follower(_Interpreter):
         step = self._step(n, out)
         if n.op == "output":
             for labels in step.labels:
-                self.constraints.block(
-                    labels.ids, "part of the model's output", "the output is never narrowed"
-                )
+                self.constraints.block(labels.ids, OUTPUT, "the output is never narrowed")
             return None
         if not step.labels:
             return fixed_out(out)
