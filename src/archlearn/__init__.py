@@ -98,7 +98,14 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+_ROOMS = ("data", "models", "reporting", "serialization", "training")
+_find_name = lazy_names(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a package such as `archlearn.models`, when it is first used."""
+    return import_module(f"{__name__}.{name}") if name in _ROOMS else _find_name(name)
+
 
 __all__ = [
     "Architecture",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard, cast
 
+from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
 from archlearn.errors import InputError
 from archlearn.gating.cost_kinds import COSTS
 
@@ -165,10 +166,6 @@ class RunRecord:
     def score_name(self) -> str:
         """The word for the figure of merit."""
         return "squared error" if self.regression else "accuracy"
-
-
-CONFIG, METRICS, GATES, SUMMARY = "config.toml", "metrics.jsonl", "gates.jsonl", "summary.json"
-SPEED = "speed.json"
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
+from archlearn.data.file_cache import GATES, METRICS
 from archlearn.errors import RunInterruptedError, RunStoppedError
 from archlearn.optim.shrinking import try_shrink_
 from archlearn.training.callbacks import Callback, EpochEnd
@@ -37,14 +38,7 @@ from archlearn.training.metrics import (
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import (
-    GATES,
-    METRICS,
-    append_line,
-    how_to_go_on,
-    read_lines,
-    sync_lines,
-)
+from archlearn.training.run_directory import append_line, how_to_go_on, read_lines, sync_lines
 from archlearn.training.run_setup import Session
 
 
