@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
 
 import torch
@@ -161,8 +161,7 @@ def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> di
         "linear": snapshot.linear,
         "binarisation_gap": snapshot.gap,
         "binarised_share": snapshot.binary_share,
-        "parameters": snapshot.costs.parameters,
-        "multiply_adds": snapshot.costs.multiply_adds,
+        **asdict(snapshot.costs),
         "learning_rate": session.work.schedule.weight_rate(last),
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,
