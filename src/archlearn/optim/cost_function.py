@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.gating.selection import LearnableSites
+from archlearn.nn.functional import can_read
 from archlearn.optim.cost_terms import CostTerms
 from archlearn.optim.latency import LatencyTable
 from archlearn.optim.merge_costs import add_up, merge_savings, merge_tables
@@ -84,7 +85,7 @@ class CostFunction:
         saved = saved * present[:, t["computed_presence"]]
         parameters = parameters + (saved * touched).sum(1)
         changes = torch.stack([parameters, torch.zeros_like(parameters)], 1)
-        if "seg_in" in t:
+        if "seg_in" in t and not (can_read(is_linear) and not is_linear.any()):
             is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
             changes = changes + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
         if LATENCY not in self.names:
