@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 import archlearn as al
 from benchmarks.circumstances import as_markdown, describe
-from benchmarks.torchvision_sides import drop_half_
-from benchmarks.torchvision_subjects import build
+from benchmarks.torchvision_sides import build, drop_half_
 
 COLUMNS = ("gates", "surgery", "uncertified", "certified", "torch-pruning")
 Times = dict[str, float]

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.data.file_cache import no_progress
+from archlearn.data.file_cache import GATES, no_progress
 from archlearn.gating.gate_container import find_store
 from archlearn.models.cifar_networks import ResNet, draw_weights_
 from archlearn.models.model_registry import build_network
-from archlearn.training.__main__ import main as train
+from archlearn.training.__main__ import learn_by_words as train
 from archlearn.training.__main__ import parse_value
 from archlearn.training.initial_model import start_network
 from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import COMPACT, GATES, read_lines
+from archlearn.training.run_directory import COMPACT, read_lines
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings, override
 

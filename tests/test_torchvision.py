@@ -9,8 +9,14 @@ import torch
 
 import archlearn as al
 from benchmarks.torchvision_import import classification_models, import_models
-from benchmarks.torchvision_sides import drop_half_, n_parameters
-from benchmarks.torchvision_subjects import build, example, relative_difference, spread
+from benchmarks.torchvision_sides import (
+    build,
+    drop_half_,
+    example,
+    n_parameters,
+    relative_difference,
+    spread,
+)
 
 pytestmark = [
     pytest.mark.slow,

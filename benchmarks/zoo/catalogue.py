@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.torchvision_import import import_models
-from benchmarks.torchvision_subjects import calibrate_, disturb_constants_
+from benchmarks.torchvision_sides import calibrate_, disturb_constants_
 
 N_TOKENS = 50
 _LIST = Path(__file__).with_name("models.toml")

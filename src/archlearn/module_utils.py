@@ -37,7 +37,7 @@ def evaluating(*models: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def without_trials() -> Generator[None]:
+def without_cudnn_benchmark() -> Generator[None]:
     """Let cuDNN take convolutions as they come: trying several is for shapes met very often."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False

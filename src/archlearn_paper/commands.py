@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from archlearn.errors import ArchlearnError, RunInterruptedError, SettingsError
 from archlearn_paper.comparison import (
@@ -19,15 +18,14 @@ from archlearn_paper.comparison import (
 )
 from archlearn_paper.comparison.methods import SCRATCH, ComparisonSetup, Method, check_setup
 from archlearn_paper.comparison.ranking import UNTUNED, read_result
-from archlearn_paper.experiment import FULL, QUICK, Experiment, Row, parse_seeds
+from archlearn_paper.experiment import FULL, QUICK, Experiment, Scale, parse_seeds
 from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.results import Results, join_results, read_results, write_results
-from archlearn_paper.runner import RunRequest, run_stages
+from archlearn_paper.runner import ProgressLines, RunRequest, run_stages
 from archlearn_paper.tables import ResultsFound, describe_results, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +79,7 @@ def make_page(asked: PagesAsked, name: str) -> bool:
     scale = replace(QUICK if asked.quick else full, data=asked.data)
     if asked.seeds is not None:
         scale = replace(scale, seeds=parse_seeds(asked.seeds))
-    return _run(
-        asked,
-        RunRequest(experiment=experiment, scale=scale, folder=asked.folder, command=asked.command),
-    )
+    return _run(request_runs(asked, experiment, scale))
 
 
 def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]) -> bool:
@@ -94,7 +89,7 @@ def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence
     page is there, as `make_page` does.
     """
     if not asked.draw:
-        return _run(asked, request_comparison(setup, methods, asked.folder, asked.command))
+        return _run(request_comparison(asked, setup, methods))
     name = name_comparison(setup.model, setup.scale.data)
     found = {e.name: (e, results) for e, results in find_comparisons(asked.folder)}
     if name not in found:
@@ -151,9 +146,6 @@ def find_results(folder: Path) -> list[ResultsFound]:
 
 
 def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
-    if asked.draw:
-        found = find_results(asked.folder)
-        return {e.name: partial(draw_anew, e, made, asked.folder) for e, made in found if made}
     pages: Pages = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
@@ -166,15 +158,25 @@ def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
     return pages
 
 
-def _run(asked: PagesAsked, request: RunRequest) -> bool:
-    """Make the missing runs of an experiment, then write and show what came of them."""
-    request = replace(
-        request,
+def request_runs(
+    asked: PagesAsked, experiment: Experiment, scale: Scale, includes: Callable[[str], bool] = bool
+) -> RunRequest:
+    """Return what is to be made of an experiment."""
+    return RunRequest(
+        experiment=experiment,
+        scale=scale,
+        folder=asked.folder,
+        command=asked.command,
         side_by_side=asked.side_by_side,
         force=asked.force,
+        includes=includes,
         rows=tuple(part.strip() for part in (asked.rows or "*").split(";")),
         until=asked.until,
     )
+
+
+def _run(request: RunRequest) -> bool:
+    """Make the missing runs of an experiment, then write and show what came of them."""
     results = run_stages(request, ProgressLines(sys.stdout))
     if results is None:
         sys.stdout.write(
@@ -202,7 +204,7 @@ def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> 
 
 
 def request_comparison(
-    setup: ComparisonSetup, methods: Sequence[Method], folder: Path, command: str
+    asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]
 ) -> RunRequest:
     """Return what a comparison of some methods asks for.
 
@@ -217,13 +219,8 @@ def request_comparison(
         result = read_result(row)
         return result is None or (result[0] in names and result[1] in setup.budgets)
 
-    return RunRequest(
-        experiment=make_experiment(setup.model, setup.scale.data, setup.budgets, methods),
-        scale=setup.scale,
-        folder=folder,
-        command=command,
-        includes=includes,
-    )
+    experiment = make_experiment(setup.model, setup.scale.data, setup.budgets, methods)
+    return request_runs(asked, experiment, setup.scale, includes)
 
 
 def _show(experiment: Experiment, results: Results, folder: Path) -> bool:
@@ -241,39 +238,3 @@ def _show(experiment: Experiment, results: Results, folder: Path) -> bool:
     for path in (folder / f"{experiment.name}.json", page, *drawn):
         sys.stdout.write(f"{path}\n")
     return True
-
-
-class ProgressLines:
-    """Writes a line for each run that has ended, and now and then how far the others are."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._started = self._said = time.monotonic()
-
-    def began(self, n_runs: int, n_known: int) -> None:
-        """Say what is to be done."""
-        self._started = self._said = time.monotonic()
-        known = f", {n_known} are there already" if n_known else ""
-        if n_runs or n_known:
-            self._write(f"{n_runs} runs to make{known}")
-
-    def advanced(self, done: int, of: int) -> None:
-        """Say how far the runs are, not too often."""
-        now = time.monotonic()
-        if now - self._said < _SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        left = (now - self._started) / done * (of - done)
-        self._write(f"  {done / of:4.0%} of the epochs, {left:.0f} s left")
-
-    def finished(self, row: Row) -> None:
-        """Say what a run came to."""
-        self._said = time.monotonic()
-        self._write(
-            f"  {row.row}, seed {row.seed}: {row.architecture}, {row.parameters:,} parameters, "
-            f"test {row.accuracy:.2f} %"
-        )
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()

@@ -118,7 +118,7 @@ def widths_of(network: nn.Module) -> dict[str, int]:
     }
 
 
-N_BATCHES, BATCH_SIZE = 30, 100
+_N_BATCHES, _BATCH_SIZE = 30, 100
 """What a channel is worth is measured on many small batches: the square of a batch's gradient says
 more of it the smaller the batch is."""
 
@@ -127,8 +127,8 @@ def list_losses(settings: RunSettings, model: nn.Module) -> Iterator[Tensor]:
     """Yield the losses of a model on some batches of the train data of a run."""
     dataset = find_dataset(settings)
     objective, train = objective_of(dataset), dataset.train
-    for place in range(min(N_BATCHES, max(1, len(train.inputs) // BATCH_SIZE))):
-        part = slice(place * BATCH_SIZE, (place + 1) * BATCH_SIZE)
+    for place in range(min(_N_BATCHES, max(1, len(train.inputs) // _BATCH_SIZE))):
+        part = slice(place * _BATCH_SIZE, (place + 1) * _BATCH_SIZE)
         yield objective.loss(model(objective.inputs(train.inputs[part])), train.targets[part])
 
 

@@ -93,7 +93,7 @@ def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> Spread:
     return measure_spread([number(row) for row in rows])
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what a table states of the seeds of one row."""
     return {
         "seeds": [row.seed for row in rows],
@@ -260,11 +260,9 @@ def check_at_least(
     what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
 ) -> Check:
     """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
+    measured = write_with_error(found, "−", digits) + unit
     return Check(
-        what=what,
-        measured=write_with_error(found, "−", digits) + unit,
-        bound=f"≥ {bound:g}{unit}",
-        met=reaches(found, bound),
+        what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=reaches(found, bound)
     )
 
 
@@ -272,12 +270,9 @@ def check_at_most(
     what: str, found: Mapping[str, Any], bound: float, *, unit: str = " %", digits: int = 3
 ) -> Check:
     """Return whether a mean plus one error of it stays within a bound; of one run nobody knows."""
-    return Check(
-        what=what,
-        measured=write_with_error(found, "+", digits) + unit,
-        bound=f"≤ {bound:g}{unit}",
-        met=found["error"] is not None and found["mean"] + found["error"] <= bound,
-    )
+    measured = write_with_error(found, "+", digits) + unit
+    met = found["error"] is not None and found["mean"] + found["error"] <= bound
+    return Check(what=what, measured=measured, bound=f"≤ {bound:g}{unit}", met=met)
 
 
 def reaches(found: Mapping[str, Any], bound: float) -> bool:

@@ -24,7 +24,7 @@ from archlearn.reporting.formatting import format_short_count
 WIDTH = 6.9
 """Inches: the width of a page of text."""
 HEIGHT = 3.1
-FONT_SIZE = 9.0
+_FONT_SIZE = 9.0
 MARKERS = ("o", "s", "D", "^", "v", "P")
 PAPER_MARKER = "X"
 
@@ -38,7 +38,7 @@ def new_panels(
     n_columns = n_panels // n_rows
     panels = [figure.add_subplot(n_rows, n_columns, place + 1) for place in range(n_panels)]
     for axes in panels:
-        axes.tick_params(colors=INK.light, labelsize=FONT_SIZE, length=3, color=MUTED.light)
+        axes.tick_params(colors=INK.light, labelsize=_FONT_SIZE, length=3, color=MUTED.light)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         for side in ("left", "bottom"):
@@ -50,10 +50,10 @@ def new_panels(
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     """Write what runs along the axes, and what the panel shows."""
-    axes.set_xlabel(x, color=INK.light, fontsize=FONT_SIZE)
-    axes.set_ylabel(y, color=INK.light, fontsize=FONT_SIZE)
+    axes.set_xlabel(x, color=INK.light, fontsize=_FONT_SIZE)
+    axes.set_ylabel(y, color=INK.light, fontsize=_FONT_SIZE)
     if title:
-        axes.set_title(title, loc="left", color=INK.light, fontsize=FONT_SIZE + 0.5)
+        axes.set_title(title, loc="left", color=INK.light, fontsize=_FONT_SIZE + 0.5)
 
 
 def style_of(place: int) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def mark_paper(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
 
 def add_legend(axes: Axes, **options: Any) -> None:
     """Say which series is which."""
-    sizes = {"fontsize": FONT_SIZE - 1, "title_fontsize": FONT_SIZE - 1}
+    sizes = {"fontsize": _FONT_SIZE - 1, "title_fontsize": _FONT_SIZE - 1}
     settings: dict[str, Any] = {"frameon": False, **sizes, **options}
     axes.legend(**settings)
 
@@ -118,7 +118,7 @@ def write_beside(axes: Axes, x: float, y: float, text: str, **options: Any) -> N
     settings: dict[str, Any] = {
         "xytext": (5, 4),
         "textcoords": "offset points",
-        "fontsize": FONT_SIZE - 1,
+        "fontsize": _FONT_SIZE - 1,
         "color": INK.light,
         **options,
     }
@@ -349,8 +349,8 @@ def _finish_(axes: Axes, counts: Sequence[float]) -> None:
     name_axes(axes, "parameters (logarithmic)", "test accuracy, %")
 
 
-LEARNT, WHOLE = "AL-", "reference"
-BELOW = ("AL-fc",)
+_LEARNT, _WHOLE = "AL-", "reference"
+_BELOW = ("AL-fc",)
 """Names that are written below their marks, since AL-conv-fc is about as large."""
 
 
@@ -362,9 +362,9 @@ def draw_table_4(derived: FigureNumbers) -> Figure:
     figure, (axes,) = new_panels(1, height=3.4)
     rows = derived["rows"]
     kinds = {
-        "learnt (AL)": [row for row in rows if row.startswith(LEARNT)],
-        "compared methods": [r for r in rows if not r.startswith((LEARNT, WHOLE))],
-        "reference": [row for row in rows if row.startswith(WHOLE)],
+        "learnt (AL)": [row for row in rows if row.startswith(_LEARNT)],
+        "compared methods": [r for r in rows if not r.startswith((_LEARNT, _WHOLE))],
+        "reference": [row for row in rows if row.startswith(_WHOLE)],
     }
     for place, (label, names) in enumerate(kinds.items()):
         draw_marks(axes, [rows[name] for name in names], place, label)
@@ -373,7 +373,7 @@ def draw_table_4(derived: FigureNumbers) -> Figure:
             # Names of large networks would leave the picture on the right.
             left = x > 3e7
             side = "right" if left else "left"
-            place_of_name = (-6 if left else 6, -12 if name in BELOW else 4)
+            place_of_name = (-6 if left else 6, -12 if name in _BELOW else 4)
             write_beside(axes, x, y, name, xytext=place_of_name, horizontalalignment=side)
     axes.set_xscale("log")
     tick_logarithmic_(axes.xaxis, [row["parameters"]["mean"] for row in rows.values()])
@@ -392,7 +392,7 @@ def draw_figure_4(derived: FigureNumbers) -> Figure:
         _draw_searches(place, panel)
     handles, labels = axes[-1].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=FONT_SIZE - 1
+        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=_FONT_SIZE - 1
     )
     return figure
 
@@ -415,7 +415,7 @@ def _draw_searches(axes: Axes, panel: Mapping[str, Any]) -> None:
     name_axes(axes, "trainings", "loss + λ x neurons", title)
 
 
-LEADING = ("archlearn",)
+_LEADING = ("archlearn",)
 """Methods whose line is thick."""
 _LEAST_ERROR = 0.01
 _MOST_TIMES = 3
@@ -433,7 +433,7 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     every = [_find_error(point) for points in curves.values() for point in points]
     most = _MOST_TIMES * min(every)
     for place, (method, points) in enumerate(curves.items()):
-        thick, errors = method in LEADING, [_find_error(point) for point in points]
+        thick, errors = method in _LEADING, [_find_error(point) for point in points]
         axes.errorbar(
             [point["parameters"]["mean"] for point in points],
             errors,
@@ -454,7 +454,7 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     tick_at_counts_(axes.xaxis, [int(budget) for budget in derived["ranks"]])
     tick_logarithmic_(axes.yaxis, shown)
     name_axes(axes, "parameters (logarithmic)", "test error, % (logarithmic)")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=FONT_SIZE - 1.5)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=_FONT_SIZE - 1.5)
     return figure
 
 

@@ -13,7 +13,7 @@ from archlearn.data.file_cache import write_whole
 from archlearn.errors import DataError
 from archlearn_paper.experiment import Row, read_row
 
-FORMAT = 1
+_FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,7 @@ def write_results(folder: Path, results: Results) -> Path:
     """
     path = results_path(folder, results.experiment, unfinished=not results.complete)
     names = [item.name for item in fields(results) if item.name != "rows"]
-    table = {"format": FORMAT} | {name: getattr(results, name) for name in names}
+    table = {"format": _FORMAT} | {name: getattr(results, name) for name in names}
     write_whole(path, _write_lines(table, results.rows).encode())
     if results.complete:
         results_path(folder, results.experiment, unfinished=True).unlink(missing_ok=True)

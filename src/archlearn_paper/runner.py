@@ -4,23 +4,20 @@ import datetime
 import hashlib
 import json
 import math
-import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TextIO
 
-import torch
 from torch import nn
 
-import archlearn
 from archlearn.data.dataset_registry import load_examples
 from archlearn.errors import DataError, RunInterruptedError, SettingsError
 from archlearn.serialization import save
-from archlearn.training.hardware import describe_hardware, start_fabric
+from archlearn.training.hardware import describe_hardware, describe_versions, start_fabric
+from archlearn.training.run_directory import check_writable
 from archlearn.training.settings import HardwareSettings, to_table
 from archlearn_paper.evaluation import evaluate_work
 from archlearn_paper.experiment import (
@@ -79,19 +76,6 @@ def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, before the first run and not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            f"results cannot be written into {folder} ({error.strerror}); choose another folder "
-            "with --out"
-        ) from error
-
-
 def check_data(scale: Scale) -> None:
     """Refuse to call results MNIST's that are those of the digits that stand in for it."""
     if scale.data == "mnist" and load_examples("mnist").name != "mnist":
@@ -102,20 +86,43 @@ def check_data(scale: Scale) -> None:
         )
 
 
-class ProgressCallback(Protocol):
-    """Hears how an experiment gets on."""
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressLines:
+    """Writes a line for each run that has ended, and now and then how far the others are."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._started = self._said = time.monotonic()
 
     def began(self, n_runs: int, n_known: int) -> None:
-        """Take note of a stage: so many runs are to be made, so many are there already."""
-        ...
+        """Say what is to be done."""
+        self._started = self._said = time.monotonic()
+        known = f", {n_known} are there already" if n_known else ""
+        if n_runs or n_known:
+            self._write(f"{n_runs} runs to make{known}")
 
     def advanced(self, done: int, of: int) -> None:
-        """Take note of epochs done by the runs of the stage together."""
-        ...
+        """Say how far the runs are, not too often."""
+        now = time.monotonic()
+        if now - self._said < _SECONDS_BETWEEN_LINES:
+            return
+        self._said = now
+        left = (now - self._started) / done * (of - done)
+        self._write(f"  {done / of:4.0%} of the epochs, {left:.0f} s left")
 
     def finished(self, row: Row) -> None:
-        """Take note of a run that has ended."""
-        ...
+        """Say what a run came to."""
+        self._said = time.monotonic()
+        self._write(
+            f"  {row.row}, seed {row.seed}: {row.architecture}, {row.parameters:,} parameters, "
+            f"test {row.accuracy:.2f} %"
+        )
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +192,7 @@ def _name_data(data: str | None) -> str | None:
     return kind if kind in ("tiny-imagenet", "imagenet") else data
 
 
-def run_stages(request: RunRequest, callback: ProgressCallback) -> Results | None:
+def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
     """Make all runs that are missing and return the results, which are on the disk by then.
 
     Every finished run is written down at once, so that an interrupted experiment goes on where
@@ -199,7 +206,7 @@ def run_stages(request: RunRequest, callback: ProgressCallback) -> Results | Non
     """
     check_earlier(request)
     check_data(request.scale)
-    check_folder(request.folder)
+    check_writable(results_path(request.folder, request.experiment.name))
     try:
         return _StageRunner(request, callback).run()
     except KeyboardInterrupt as error:
@@ -212,7 +219,7 @@ def run_stages(request: RunRequest, callback: ProgressCallback) -> Results | Non
 class _StageRunner:
     """Keeps what is done while an experiment goes on."""
 
-    def __init__(self, request: RunRequest, callback: ProgressCallback) -> None:
+    def __init__(self, request: RunRequest, callback: ProgressLines) -> None:
         self._request = request
         self._callback = callback
         self._known = _read_known(request)
@@ -330,11 +337,7 @@ class _StageRunner:
             command=request.command,
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             hardware=self._hardware,
-            versions={
-                "archlearn": archlearn.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=describe_versions(),
             seeds=request.scale.seeds,
             quick=request.scale.name == "quick",
             scale=asdict(request.scale),

@@ -80,7 +80,7 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
     return ResultTable(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
 
 
-QUICK_NOTICE = (
+_QUICK_NOTICE = (
     "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
     "of the points. It shows that everything works, not what the method reaches: the bounds below "
     "are those of the full run."
@@ -101,14 +101,14 @@ def describe_results(experiment: Experiment, results: Results) -> str:
 def describe_scale(results: Results) -> str:
     """Return what is small about a quick version."""
     scale = results.scale
-    return QUICK_NOTICE.format(
+    return _QUICK_NOTICE.format(
         limit=f"{scale['limit']:,}" if scale["limit"] else "all",
         epochs=scale["epochs"],
         seeds=len(results.seeds),
     )
 
 
-DIGESTS = " The JSON beside holds the SHA-256 digest of the file of every network."
+_DIGESTS = " The JSON beside holds the SHA-256 digest of the file of every network."
 
 
 def describe_circumstances(results: Results) -> str:
@@ -123,7 +123,7 @@ def describe_circumstances(results: Results) -> str:
         f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
         f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
         "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
-        "less one error of it meets it." + DIGESTS * all(row.digest for row in results.rows)
+        "less one error of it meets it." + _DIGESTS * all(row.digest for row in results.rows)
     )
 
 
@@ -177,9 +177,9 @@ def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:
     return path
 
 
-RESULTS_PAGE = "results.md"
-FIGURES = "figures"
-OPENING = """# Results
+_RESULTS_PAGE = "results.md"
+_FIGURES = "figures"
+_OPENING = """# Results
 
 Every table and figure of the paper is one command; `archlearn paper` lists them. This page is
 written by `archlearn paper --docs` from the files in `results/`, which hold every single run with
@@ -210,17 +210,17 @@ def write_documentation(found: Sequence[ResultsFound], folder: Path, docs: Path)
         )
     there = [(e, r) for e, r in found if r is not None and r.complete and not r.quick]
     missing = [e.name for e, r in found if r is None or not r.complete or r.quick]
-    parts = [OPENING, _compose_failures(there)] if there else [OPENING]
+    parts = [_OPENING, _compose_failures(there)] if there else [_OPENING]
     if missing:
         parts.append(f"No full results are there yet of {', '.join(missing)}.")
     for experiment, results in there:
         parts.append(f"## {experiment.name}: {experiment.title}")
-        figure = f"{FIGURES}/{experiment.name}.svg"
+        figure = f"{_FIGURES}/{experiment.name}.svg"
         parts += compose_body(experiment, results, folder, figure=figure)
         if (folder / f"{experiment.name}.svg").is_file():
             (docs / figure).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / f"{experiment.name}.svg", docs / figure)
-    path = docs / RESULTS_PAGE
+    path = docs / _RESULTS_PAGE
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     tables = {e.name: e.tabulate(r.derived)[0] for e, r in there}
     for page in sorted(docs.glob("*.md")):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import MobileNetStage, MobileNetV2, PreActivationResNet, ResNet
 
 
 def close_(model: nn.Module, step: int = 2) -> None:
@@ -88,8 +87,8 @@ def test_a_closed_channel_of_a_stream_has_the_gradient_that_opening_it_would_use
 
 def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
     torch.manual_seed(0)
-    stages = (MobileNetStage(1, 5, 1, 1), MobileNetStage(2, 8, 2, 2))
-    net = MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
+    stages = (al.models.MobileNetStage(1, 5, 1, 1), al.models.MobileNetStage(2, 8, 2, 2))
+    net = al.models.MobileNetV2(n_outputs=4, stages=stages, first=6, last=10)
     learnt = set(al.width_gates(al.add_gates(net, torch.randn(1, 3, 8, 8))))
     assert {"features.3.layers.3", "features.4.layers.6"} <= learnt
     small = check_exact(net, draw(2, 3, 8, 8), draw(3, 3, 8, 8))
@@ -97,7 +96,9 @@ def test_linear_bottlenecks_of_mobilenet_are_learnt() -> None:
     assert kept < 0.4 * sum(p.numel() for p in net.parameters())
 
 
-@pytest.mark.parametrize("net", [ResNet(1, widths=(4, 6, 8)), PreActivationResNet(1)])
+@pytest.mark.parametrize(
+    "net", [al.models.ResNet(1, widths=(4, 6, 8)), al.models.PreActivationResNet(1)]
+)
 def test_streams_that_pass_an_activation_are_gated_behind_it_as_before(net: nn.Module) -> None:
     model = al.add_gates(net, torch.randn(1, 3, 16, 16))
     assert all(row.activation == "relu" for row in al.inspect(model).rows)

@@ -93,6 +93,13 @@ def run(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+def exit_code(arguments: Sequence[str]) -> object:
+    """Run a command in this process, where it is, and return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
+
+
 def run_here(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
     """Run a command in this process, which has imported torch already; return the same."""
     said = io.StringIO()

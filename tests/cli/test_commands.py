@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli import main
+from tests.cli.commands import exit_code
 from tests.run_files import COMPACT, METRICS, read_lines
 
 
@@ -30,9 +30,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(arguments: list[str], out: Path | None = None) -> None:
     words = arguments if out is None else [*arguments, "--out", str(out)]
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0
+    assert exit_code(words) == 0
 
 
 def test_a_run_leaves_everything_in_its_folder(run_folder: Path) -> None:
@@ -115,9 +113,9 @@ def test_before_is_measured_on_the_same_part_and_the_report_keeps_that_of_test_d
 def test_a_checkpoint_is_answered_with_the_run_to_measure(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", str(run_folder / "checkpoint.safetensors"), "--data", "digits"])
-    assert ended.value.code == 1
+    assert (
+        exit_code(["evaluate", str(run_folder / "checkpoint.safetensors"), "--data", "digits"]) == 1
+    )
     assert f"to measure the run: archlearn evaluate {run_folder}" in capsys.readouterr().err
 
 
@@ -139,9 +137,7 @@ def test_what_is_wrong_is_answered_with_what_to_do(
     half.mkdir()
     (half / "config.toml").write_text('data = "digits"\n')
     names = {"RUN": str(run_folder), "HALF": str(half)}
-    with pytest.raises(SystemExit) as ended:
-        main([names.get(word, word) for word in words.split()])
-    assert ended.value.code == 1
+    assert exit_code([names.get(word, word) for word in words.split()]) == 1
     assert answer.replace("HALF", str(half)) in capsys.readouterr().err
 
 
@@ -188,17 +184,14 @@ def test_regression_beats_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_folder_that_holds_a_run_is_not_overwritten(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["learn", "--data", "digits", "--model", "mlp", "--out", str(run_folder)])
-    assert ended.value.code == 1
+    assert exit_code(["learn", "--data", "digits", "--model", "mlp", "--out", str(run_folder)]) == 1
     assert f"go on with it by --resume {run_folder}" in capsys.readouterr().err
 
 
 def test_wrong_name_leaves_the_folder_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["learn", "--data", "digist", "--out", str(tmp_path / "a")])
+    exit_code(["learn", "--data", "digist", "--out", str(tmp_path / "a")])
     assert "did you mean 'digits'" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from archlearn_paper.comparison import FULL_COMPARISON, QUICK_COMPARISON
 from tests.cli.commands import assert_refused, run_here
 
 SMALL = [
@@ -76,11 +75,6 @@ def test_a_method_that_a_network_is_not_for_is_named(method: str, tmp_path: Path
     assert "name the others with --methods" in output
     code, output = run_here([*words, "--methods", "svd; neuron pruning", "--epochs", "2"], tmp_path)
     assert code == 0, output
-
-
-def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
-    _, output = run_here(["compare", "--help"], tmp_path)
-    assert f"[default: {FULL_COMPARISON.epochs}, or {QUICK_COMPARISON.epochs} if quick]" in output
 
 
 def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli import main
 from archlearn.cli.display import in_a_line
+from tests.cli.commands import exit_code
 
 
 def test_architecture_that_is_no_chain_is_said_in_one_line() -> None:
@@ -21,8 +21,7 @@ def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learn = "learn --model mlp:30-20 --data digits --epochs 6 --depth-share 100 --width-cost 1"
-    with pytest.raises(SystemExit):
-        main([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
+    exit_code([*learn.split(), "--threads", "1", "--out", str(tmp_path / "a")])
     shown = capsys.readouterr().out
     assert "after    10 (layers.0, layers.2 merged; 1 layer left)  650 parameters" in shown
     page = (tmp_path / "a" / "report.html").read_text()

@@ -50,7 +50,7 @@ def stop():
     sys.stdout.write("not written yet")
     raise RunStoppedError("go on later")
 
-application.main(["stop"])
+application.run_app(["stop"])
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.training import read_checkpoint
+import archlearn as al
 from tests.cli.commands import kill_all, run_here, start_command, wait_for_epoch, without_times
 from tests.run_files import METRICS, SUMMARY, read_lines
 
@@ -63,7 +63,7 @@ def test_two_processes_learn_what_one_learns_and_resume(tmp_path: Path) -> None:
         assert two["penalty"] == pytest.approx(one["penalty"], rel=1e-3)
     assert twos[-1]["widths"] == ones[-1]["widths"]
     assert ones[-1]["widths"] != ones[0]["widths"]
-    found = read_checkpoint(tmp_path / "two")
+    found = al.training.read_checkpoint(tmp_path / "two")
     assert found is not None
     assert any(name.startswith("random/1/") for name in found[1])
 

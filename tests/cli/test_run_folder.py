@@ -1,5 +1,6 @@
 """A run's folder: nothing is left of a refused run, and one process at a time learns in it."""
 
+import fcntl
 import signal
 import socket
 import sys
@@ -8,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli import main
-from archlearn.training.run_directory import lock_run
 from tests.cli.commands import (
     LEARN,
+    exit_code,
     kill_all,
     on_small_disk,
     run_here,
@@ -40,9 +40,7 @@ def with_negative_class():
 
 
 def code_of(arguments: list[str]) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code
+    return exit_code(arguments)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +88,8 @@ def test_a_second_process_is_refused_while_the_first_learns(tmp_path: Path) -> N
             assert f"a is being learnt already, {named}" in output
         assert first.poll() is None
         kill_all(first)
-    assert (tmp_path / "a" / LOCK).exists()
-    with lock_run(tmp_path / "a"):
-        pass
-    assert not (tmp_path / "a" / LOCK).exists()
+    with (tmp_path / "a" / LOCK).open() as left:
+        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock has ended with its process
 
 
 def test_interrupting_before_the_first_step_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import archlearn as al
-from archlearn.cli import main
+from tests.cli.commands import exit_code
 
 NETWORKS = """
 import torch
@@ -41,9 +41,7 @@ def saving_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def code_of(words: str, out: Path) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--out", str(out)])
-    return ended.value.code
+    return exit_code([*words.split(), "--out", str(out)])
 
 
 COMMAND = "learn --data digits --epochs 1 --threads 1 --no-report --model saving_networks:"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import archlearn as al
-from archlearn.cli import main
 from archlearn.training import RunSettings
 from archlearn.training.sweep import PLAIN, Point, SweepRun, choose, list_runs
+from tests.cli.commands import exit_code
 
 WORDS = [
     "sweep", "--model", "mlp:24-16", "--data", "digits", "--limit", "600", "--epochs", "6",
@@ -17,9 +17,7 @@ WORDS = [
 
 
 def call(*words: str) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([*WORDS, *words])
-    return ended.value.code
+    return exit_code([*WORDS, *words])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli import main
+from tests.cli.commands import exit_code
 
 CODE = """
 import torch
@@ -63,9 +63,9 @@ def wrong_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def code_of(words: str, out: Path) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--epochs", "1", "--threads", "1", "--no-report", "--out", str(out)])
-    return ended.value.code
+    return exit_code(
+        [*words.split(), "--epochs", "1", "--threads", "1", "--no-report", "--out", str(out)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,11 @@ def test_a_network_that_no_memory_holds_is_refused(
 def test_inspect_says_which_option_has_the_shape(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", f"wrong_inputs:{name}"])
-    assert ended.value.code == 1
+    assert exit_code(["inspect", f"wrong_inputs:{name}"]) == 1
     wrong = "does not take examples of shape (1, 28, 28): mat1 and mat2"
     assert wrong in (said := capsys.readouterr().err)
     assert "choose another with --shape, or take it from --data" in said
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", f"wrong_inputs:{name}", "--shape", "64"])
-    assert ended.value.code == 0
+    assert exit_code(["inspect", f"wrong_inputs:{name}", "--shape", "64"]) == 0
     assert "learnt" in capsys.readouterr().out
 
 

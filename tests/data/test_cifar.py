@@ -29,7 +29,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     """Six small batches behind a mirror of their own, an empty cache, and no npm."""
     generator = torch.Generator().manual_seed(0)
     made: dict[str, bytes] = {}
-    for name in standard_datasets.DIGESTS:
+    for name in standard_datasets.CIFAR_DIGESTS:
         rows = torch.randint(0, 256, (N_ROWS, 3073), generator=generator, dtype=torch.uint8)
         rows[:, 0] %= 10
         made[name] = rows.numpy().tobytes()
@@ -44,7 +44,9 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     threading.Thread(target=server.serve_forever).start()
     mirror = f"http://127.0.0.1:{server.server_address[1]}/cifar.tar.gz"
     monkeypatch.setattr(standard_datasets, "CIFAR_MIRROR", mirror)
-    monkeypatch.setattr(standard_datasets, "DIGESTS", {name: digest(made[name]) for name in made})
+    monkeypatch.setattr(
+        standard_datasets, "CIFAR_DIGESTS", {name: digest(made[name]) for name in made}
+    )
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     yield made
@@ -81,7 +83,9 @@ def test_a_batch_with_another_digest_is_taken_from_nowhere(
     (cache_folder("cifar-10") / "test_batch.bin").write_bytes(changed)
     assert standard_datasets.load_cifar(no_progress).source == standard_datasets.CIFAR_MIRROR
     monkeypatch.setattr(
-        standard_datasets, "DIGESTS", {**standard_datasets.DIGESTS, "test_batch.bin": "0" * 64}
+        standard_datasets,
+        "CIFAR_DIGESTS",
+        {**standard_datasets.CIFAR_DIGESTS, "test_batch.bin": "0" * 64},
     )
     with pytest.raises(DataError, match="no place gave the files of cifar-10 whole") as caught:
         standard_datasets.load_cifar(no_progress)

@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from archlearn.data import (
     no_progress,
 )
 from archlearn.data.dataset import measure_channels
-from archlearn.data.file_cache import cache_folder, download
+from archlearn.data.file_cache import cache_folder, download, write_whole
 from archlearn.data.standard_datasets import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 
 
@@ -276,3 +277,41 @@ def test_download_that_breaks_off_is_refused(server: str) -> None:
 def test_mirror_that_is_not_there_is_given_up_on() -> None:
     with pytest.raises(DataError, match="cannot download"):
         download("http://127.0.0.1:9/file", no_progress)
+
+
+def test_a_file_has_its_name_only_once_the_disk_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def record_sync(handle: int) -> None:
+        written = os.fstat(handle)
+        is_folder = os.path.samestat(written, tmp_path.stat())
+        events.append("sync folder" if is_folder else f"sync {written.st_size} bytes")
+        sync(handle)
+
+    def record_replace(old: Path, new: Path) -> None:
+        events.append(f"name {new.name}")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    write_whole(tmp_path / "a", b"12345")
+    assert events == ["sync 5 bytes", "name a", "sync folder"]
+    assert (tmp_path / "a").read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    write_whole(tmp_path / "a", b"old")
+    monkeypatch.setattr(os, broken, fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_whole(tmp_path / "a", b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+import archlearn as al
 from archlearn import DataError
-from archlearn.data import Split, build_dataset, image_cache, load_examples
 
 SIDE = 6
 
@@ -19,8 +19,8 @@ SIDE = 6
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, which even few images go through, by two processes."""
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1)
-    monkeypatch.setattr(image_cache, "_CHUNK", 8)
+    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", 1)
+    monkeypatch.setattr(al.data.image_cache, "_CHUNK", 8)
     return tmp_path / "cache" / "images"
 
 
@@ -38,12 +38,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def reds(split: Split) -> list[int]:
+def reds(split: al.data.Split) -> list[int]:
     return split.inputs[:, 0, 0, 0].tolist()
 
 
-def load(folder: Path, *, skip_broken: bool = False) -> tuple[Split, Split]:
-    examples = load_examples(f"folder:{folder}:{SIDE}", skip_broken=skip_broken)
+def load(folder: Path, *, skip_broken: bool = False) -> tuple[al.data.Split, al.data.Split]:
+    examples = al.data.load_examples(f"folder:{folder}:{SIDE}", skip_broken=skip_broken)
     return examples.train, examples.test
 
 
@@ -62,15 +62,15 @@ def test_cached_images_are_those_that_are_decoded_in_memory(
     noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "cats" / "noise.jpg", quality=80)
     cached = [split.inputs for split in load(folder)]
-    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", 1000)
+    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", 1000)
     direct = [split.inputs for split in load(folder)]
     both = [torch.cat(each).flatten(1).tolist() for each in (cached, direct)]
     assert sorted(both[0]) == sorted(both[1])
 
 
 def test_images_are_mapped_and_parts_of_them_are_slices(folder: Path) -> None:
-    examples = load_examples(f"folder:{folder}:{SIDE}")
-    dataset = build_dataset(examples, validation_share=0.25, limit=10)
+    examples = al.data.load_examples(f"folder:{folder}:{SIDE}")
+    dataset = al.data.build_dataset(examples, validation_share=0.25, limit=10)
     whole = examples.train.inputs.untyped_storage().data_ptr()
     parts = dataset.train, dataset.validation, dataset.test
     assert all(part.inputs.untyped_storage().data_ptr() == whole for part in parts)
@@ -80,7 +80,7 @@ def test_images_are_mapped_and_parts_of_them_are_slices(folder: Path) -> None:
 
 def test_second_reading_decodes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
-    monkeypatch.setattr(image_cache, "decode_all", None)
+    monkeypatch.setattr(al.data.image_cache, "decode_all", None)
     second = load(folder)
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(first, second, strict=True))
     assert torch.equal(first[0].targets, second[0].targets)
@@ -92,7 +92,7 @@ def test_changed_file_and_another_side_are_decoded_anew(folder: Path, cache: Pat
     os.utime(folder / "cats" / "003.png", ns=(1, 1))
     train, test = load(folder)
     assert 250 in reds(train) + reds(test)
-    load_examples(f"folder:{folder}:3")
+    al.data.load_examples(f"folder:{folder}:3")
     assert len(list(cache.iterdir())) == 3
 
 
@@ -103,7 +103,7 @@ def test_writing_to_the_images_does_not_change_the_cache(folder: Path) -> None:
 
 def test_progress_is_told_until_all_images_are_done(folder: Path) -> None:
     heard: list[tuple[str, int, int | None]] = []
-    load_examples(f"folder:{folder}:{SIDE}", lambda *told: heard.append(told))
+    al.data.load_examples(f"folder:{folder}:{SIDE}", lambda *told: heard.append(told))
     assert heard[-1] == ("images", 20, 20)
 
 
@@ -118,7 +118,7 @@ def test_broken_image_is_named_and_nothing_is_kept(folder: Path, cache: Path) ->
 def test_broken_images_are_left_out_and_named_if_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fewest: int
 ) -> None:
-    monkeypatch.setattr(image_cache, "FEWEST_TO_CACHE", fewest)
+    monkeypatch.setattr(al.data.image_cache, "FEWEST_TO_CACHE", fewest)
     for path in [*folder.rglob("*[13579].png"), folder / "dogs" / "104.png"]:
         path.write_bytes(path.read_bytes()[:-30])
     train, test = load(folder, skip_broken=True)
@@ -132,7 +132,7 @@ def test_full_disk_is_said_before_anything_is_decoded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(al.data.image_cache.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DataError, match=r"20 images of 6 x 6 need .* GiB .* ARCHLEARN_CACHE"):
         load(folder)
 
@@ -142,7 +142,7 @@ def die(*_: object) -> None:
 
 
 def test_worker_that_is_killed_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "decode_into", die)
+    monkeypatch.setattr(al.data.image_cache, "decode_into", die)
     with pytest.raises(DataError, match="a process that decodes images ended early"):
         load(folder)
 
@@ -165,7 +165,7 @@ def imagenet(tmp_path: Path) -> Path:
 
 
 def test_imagenets_validation_has_the_labels_of_the_kit(imagenet: Path) -> None:
-    examples = load_examples(f"imagenet:{imagenet}:{SIDE}")
+    examples = al.data.load_examples(f"imagenet:{imagenet}:{SIDE}")
     assert len(examples.train) == 12
     found = dict(zip(reds(examples.test), examples.test.targets.tolist(), strict=True))
     # In the order of their names n01, n02, n03 are 0, 1, 2; the kit calls them 2, 3, 1.
@@ -179,7 +179,7 @@ def test_imagenets_validation_has_the_labels_of_the_kit(imagenet: Path) -> None:
 def test_imagenets_validation_may_have_one_folder_a_class(imagenet: Path) -> None:
     for number, name in enumerate(("n01", "n02", "n03")):
         write_images(imagenet / "val" / name, 2, first=50 + 10 * number)
-    test = load_examples(f"imagenet:{imagenet}:{SIDE}").test
+    test = al.data.load_examples(f"imagenet:{imagenet}:{SIDE}").test
     assert sorted(zip(reds(test), test.targets.tolist(), strict=True)) == [
         (50, 0), (51, 0), (60, 1), (61, 1), (70, 2), (71, 2),
     ]  # fmt: skip
@@ -189,18 +189,18 @@ def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -
     labels = next(imagenet.rglob("*ground_truth.txt"))
     labels.write_text("1\n2\n")
     with pytest.raises(DataError, match=r"holds 5 images, but .* has 2 labels"):
-        load_examples(f"imagenet:{imagenet}")
+        al.data.load_examples(f"imagenet:{imagenet}")
     labels.write_text("1\n2\n4\n1\n2\n")
     with pytest.raises(DataError, match=r"class 4 is 'n04', which .* does not have"):
-        load_examples(f"imagenet:{imagenet}")
+        al.data.load_examples(f"imagenet:{imagenet}")
     (labels.parent / "meta.mat").write_bytes(b"no table")
     with pytest.raises(DataError, match=r"meta.mat is not the table"):
-        load_examples(f"imagenet:{imagenet}")
+        al.data.load_examples(f"imagenet:{imagenet}")
     labels.unlink()
     with pytest.raises(DataError, match="unpack the development kit"):
-        load_examples(f"imagenet:{imagenet}")
+        al.data.load_examples(f"imagenet:{imagenet}")
     with pytest.raises(DataError, match="is not a folder"):
-        load_examples(f"imagenet:{tmp_path / 'nowhere'}")
+        al.data.load_examples(f"imagenet:{tmp_path / 'nowhere'}")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -
 def test_labels_of_imagenet_that_are_no_numbers_are_refused(imagenet: Path, body: bytes) -> None:
     next(imagenet.rglob("*ground_truth.txt")).write_bytes(body)
     with pytest.raises(DataError, match=r"ground_truth.txt holds .*unpack it anew"):
-        load_examples(f"imagenet:{imagenet}")
+        al.data.load_examples(f"imagenet:{imagenet}")
 
 
 def test_every_other_image_is_a_slice_too(folder: Path) -> None:

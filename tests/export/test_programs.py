@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.cli import main
 from archlearn.export import programs
 from archlearn.export.programs import export_model
+from tests.cli.commands import exit_code
 
 needs_onnx = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -74,9 +74,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def call(*arguments: Any) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return ended.value.code
+    return exit_code([str(argument) for argument in arguments])
 
 
 def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

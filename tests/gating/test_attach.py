@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import LeNet
 
 
 class Net(nn.Module):
@@ -232,7 +231,7 @@ def test_there_is_nothing_to_clip_in_a_model_without_gates() -> None:
 
 
 def test_the_names_of_lenet() -> None:
-    gated = al.add_gates(LeNet(), torch.zeros(1, 1, 28, 28))
+    gated = al.add_gates(al.models.LeNet(), torch.zeros(1, 1, 28, 28))
     sizes = {name: len(gate) for name, gate in al.width_gates(gated).items()}
     assert sizes == {"conv1": 20, "conv2": 50, "fc1": 500}
     assert list(al.depth_gates(gated)) == ["fc1"]

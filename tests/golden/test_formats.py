@@ -10,7 +10,7 @@ from torch import nn
 import archlearn as al
 from archlearn.serialization import file_format
 from archlearn_paper.experiment import FULL
-from archlearn_paper.experiments.frontier import learn_rows
+from archlearn_paper.experiments import find_experiment
 from archlearn_paper.runner import run_key
 from tests.golden.formats import FOLDER, KEYS, KINDS, list_keys, make_gated
 
@@ -47,7 +47,7 @@ def test_a_file_of_an_older_format_is_migrated(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_runs_of_the_frontier_are_among_the_results() -> None:
     results = json.loads((Path(__file__).parents[2] / "results" / "frontier.json").read_text())
-    assert {run_key(work) for work in learn_rows(FULL, [])} <= {
+    assert {run_key(work) for work in find_experiment("frontier").stages[0](FULL, [])} <= {
         row["asked"] for row in results["rows"]
     }
 

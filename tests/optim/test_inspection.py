@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.models import LeNet
 from benchmarks.torchvision_import import import_models
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -61,7 +60,7 @@ def line_of(cls: type, text: str) -> str:
 
 
 def test_rows_of_lenet() -> None:
-    rows = al.inspect(LeNet(), DIGITS).rows
+    rows = al.inspect(al.models.LeNet(), DIGITS).rows
     assert [(r.name, r.activation, r.channels, r.width, r.depth) for r in rows] == [
         ("conv1", "relu", 20, True, False),
         ("conv2", "relu", 50, True, False),
@@ -73,11 +72,13 @@ def test_rows_of_lenet() -> None:
 
 
 def test_a_gated_model_is_inspected_like_the_plain_one() -> None:
-    assert al.inspect(al.add_gates(LeNet(), DIGITS)) == al.inspect(LeNet(), DIGITS)
+    assert al.inspect(al.add_gates(al.models.LeNet(), DIGITS)) == al.inspect(
+        al.models.LeNet(), DIGITS
+    )
 
 
 def test_what_was_not_asked_for_is_not_learnt() -> None:
-    rows = al.inspect(al.add_gates(LeNet(), DIGITS, learn={"fc1": al.Learn.WIDTH})).rows
+    rows = al.inspect(al.add_gates(al.models.LeNet(), DIGITS, learn={"fc1": al.Learn.WIDTH})).rows
     assert [(row.name, row.width, row.depth) for row in rows] == [
         ("conv1", False, False),
         ("conv2", False, False),
@@ -89,7 +90,7 @@ def test_what_was_not_asked_for_is_not_learnt() -> None:
 
 
 def test_the_table_of_lenet() -> None:
-    head, *lines, costs = str(al.inspect(LeNet(), DIGITS)).splitlines()
+    head, *lines, costs = str(al.inspect(al.models.LeNet(), DIGITS)).splitlines()
     assert head.split("  ")[0] == "site"
     # The smallest network: one channel of each convolution, and the linear layers as one.
     assert costs == (
@@ -138,7 +139,9 @@ def test_source_lines_of_a_gated_model_are_those_of_the_users_code() -> None:
 
 
 def test_source_lines_of_our_own_models_are_theirs() -> None:
-    assert all(row.source.startswith("lenet.py:") for row in al.inspect(LeNet(), DIGITS).rows)
+    assert all(
+        row.source.startswith("lenet.py:") for row in al.inspect(al.models.LeNet(), DIGITS).rows
+    )
 
 
 def test_a_part_that_cannot_be_followed_is_named() -> None:
@@ -176,7 +179,7 @@ def test_gates_placed_by_hand_are_sites() -> None:
 
 def test_a_plain_model_needs_inputs() -> None:
     with pytest.raises(al.InputError, match="LeNet does not know its inputs; give example_inputs"):
-        al.inspect(LeNet())
+        al.inspect(al.models.LeNet())
 
 
 def test_a_layer_with_a_hook_is_named_with_what_to_do() -> None:
@@ -198,12 +201,12 @@ def test_a_site_of_a_plain_sequence_is_where_the_users_code_calls_for_it() -> No
 
 
 def test_leaves_are_those_of_add_gates() -> None:
-    net = nn.Sequential(LeNet(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
+    net = nn.Sequential(al.models.LeNet(), nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 2))
     names = [row.name for row in al.inspect(net, DIGITS).rows]
     assert names == ["0.conv1", "0.conv2", "0.fc1", "1", "0.fc2"]
     for found in (
-        al.inspect(net, DIGITS, leaves=[LeNet]),
-        al.inspect(al.add_gates(net, DIGITS, leaves=[LeNet])),
+        al.inspect(net, DIGITS, leaves=[al.models.LeNet]),
+        al.inspect(al.add_gates(net, DIGITS, leaves=[al.models.LeNet])),
     ):
         assert [(row.name, row.width) for row in found.rows] == [("1", True)]
     with pytest.raises(al.InputError, match="LeNet2"):
@@ -256,3 +259,27 @@ def test_every_width_gate_of_gmlp_could_be_closed() -> None:
         al.width_gates(model)["stem.proj"][::2] = 0.1
     small: Any = al.compact(model)
     assert small.certificate.difference < 1e-10
+
+
+class MixedLater(nn.Module):
+    """Nothing is learnt in the second layer, and no activation would list it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.third, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cummax(self.second(F.relu(self.first(x))), dim=1)[0]
+        return self.last(F.relu(self.third(x)))
+
+
+def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason() -> None:
+    for model in (MixedLater(), al.add_gates(MixedLater(), torch.randn(2, 4))):
+        found = al.inspect(model, torch.randn(2, 4))
+        assert list(found.kept) == ["second"]
+        assert "\nnot learnt: second: read by cummax() at test_inspection.py:" in str(found)
+
+
+def test_no_layer_is_named_where_all_are_learnt() -> None:
+    assert al.inspect(al.models.LeNet(), DIGITS).kept == {}

@@ -1,21 +1,18 @@
 """Rows with numbers chosen by hand, and a watcher that counts rows."""
 
+from io import StringIO
 from typing import Any
 
 from archlearn_paper.experiment import Row
+from archlearn_paper.runner import ProgressLines
 
 
-class Counter:
+class Counter(ProgressLines):
     """Counts the runs that were made."""
 
     def __init__(self) -> None:
+        super().__init__(StringIO())
         self.n = 0
-
-    def began(self, n_runs: int, n_known: int) -> None:
-        pass
-
-    def advanced(self, done: int, of: int) -> None:
-        pass
 
     def finished(self, row: Row) -> None:
         self.n += 1

@@ -1,18 +1,35 @@
 """The comparison from its first run to its page, very small, and again from its results."""
 
+import os
+import signal
+import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from archlearn_paper.baselines.budget import is_within
+from archlearn import save
+from archlearn_paper.baselines.budget import BudgetError, is_within
 from archlearn_paper.comparison import find_comparisons, find_methods, make_experiment
-from archlearn_paper.comparison.methods import CALIBRATION_SEED, OURS, SCRATCH
+from archlearn_paper.comparison.methods import (
+    CALIBRATION_SEED,
+    METHODS,
+    OURS,
+    SCRATCH,
+    ComparisonSetup,
+    PruningMethod,
+)
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
-from archlearn_paper.experiment import Scale, group
+from archlearn_paper.comparison.stages import _reduce, make_networks
+from archlearn_paper.experiment import FinishedRun, Scale, group
 from archlearn_paper.results import Results
 from archlearn_paper.runner import RunRequest, run_stages
 from archlearn_paper.tables import describe_results
-from tests.paper.making import Counter
+from tests.cli.commands import start_command
+from tests.paper.making import Counter, make_row
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +39,14 @@ TINY = Scale(
     name="quick", seeds=(0,), epochs=4, limit=600, validation=1 / 6, points=1, batch_size=50,
     data="digits:28",
 )  # fmt: skip
-METHODS = (
+NAMES = (
     OURS, "l0 gates", "l1 diagonal", "torch-pruning, sparse learning, iterative",
     "torch-pruning, iterative", "taylor", "svd", "fastfood", "even widths from scratch",
 )  # fmt: skip
 
 
 def carry_out(folder: Path) -> tuple[Results, int, str]:
-    contenders = find_methods(";".join(METHODS))
+    contenders = find_methods(";".join(NAMES))
     experiment = make_experiment("lenet", TINY.data, (BUDGET,), contenders)
     counter = Counter()
     order = RunRequest(experiment=experiment, scale=TINY, folder=folder, command="compare")
@@ -51,9 +68,9 @@ def test_every_method_is_at_its_budget_after_the_same_epochs(
     first: tuple[Results, int, str],
 ) -> None:
     groups = group([row for row in first[0].rows if row.seed != CALIBRATION_SEED])
-    reached = [m for m in (*METHODS, SCRATCH, UNTUNED) if name_result(m, BUDGET) in groups]
+    reached = [m for m in (*NAMES, SCRATCH, UNTUNED) if name_result(m, BUDGET) in groups]
     # Fastfood leaves the convolutions' 25,570 parameters alone
-    assert set(METHODS) - set(reached) == {"fastfood"}
+    assert set(NAMES) - set(reached) == {"fastfood"}
     for method in reached:
         (row,) = groups[name_result(method, BUDGET)]
         assert is_within(row.parameters, BUDGET), method
@@ -78,7 +95,7 @@ def test_strengths_were_tried_on_another_seed(first: tuple[Results, int, str]) -
 
 
 def test_the_table_names_all(first: tuple[Results, int, str]) -> None:
-    for method in METHODS[:-2]:
+    for method in NAMES[:-2]:
         assert method in first[2]
 
 
@@ -97,3 +114,92 @@ def test_a_comparison_is_found_and_judged_by_its_file(
     assert experiment.title.startswith("lenet on digits:28")
     # Fastfood reached no budget, and is asked about all the same
     assert describe_results(experiment, results) == first[2]
+
+
+SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
+CONTEST = ComparisonSetup(model="lenet", budgets=(10_000,), scale=SCALE)
+
+
+def refuse(budget: int) -> nn.Module:
+    raise BudgetError(f"{budget} cannot be reached")
+
+
+def fail() -> nn.Module:
+    raise RuntimeError("out of memory")
+
+
+@torch.no_grad()
+def who() -> nn.Module:
+    """Return a network whose weights say where it was made."""
+    layer, hidden = nn.Linear(3, 1).double(), os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    layer.weight.copy_(torch.tensor([[os.getpid(), torch.get_num_threads(), hidden]]))
+    return layer
+
+
+def test_workers_are_other_processes_without_a_gpu() -> None:
+    for network in make_networks([who] * 4, 2):
+        assert network is not None
+        process, n_threads, hidden = network.get_parameter("weight").flatten().tolist()
+        assert process != os.getpid()
+        assert n_threads == hidden == 1
+    for network in make_networks([who] * 2, 0):
+        assert network is not None
+        assert network.get_parameter("weight")[0, 0] == os.getpid()
+
+
+def test_workers_make_the_same_networks(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    save(CONTEST.fresh_network(0), path)
+    large = FinishedRun(row=make_row("large network", parameters=431_080), path=path)
+    pruned = {each.name: each for each in METHODS if isinstance(each, PruningMethod)}
+    makes = [
+        partial(_reduce, "taylor", pruned["taylor"].reduce, CONTEST, large, 10_000),
+        partial(refuse, 10),
+        partial(_reduce, "svd", pruned["svd"].reduce, CONTEST, large, 10_000),
+    ]
+    alone, helped = make_networks(makes, 0), make_networks(makes, 2)
+    assert alone[1] is None
+    assert helped[1] is None
+    for one, two in ((alone[0], helped[0]), (alone[2], helped[2])):
+        assert one is not None
+        assert two is not None
+        torch.testing.assert_close(dict(two.named_parameters()), dict(one.named_parameters()))
+
+
+WORK = """
+import time
+from pathlib import Path
+
+def work(file):
+    Path(file).touch()
+    time.sleep(3600)
+"""
+WAIT_FOR_CTRL_C = """
+from functools import partial
+from own_work import work
+from archlearn_paper.comparison.stages import make_networks
+try:
+    make_networks([partial(work, "one"), partial(work, "two")], 2)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals go to a group of processes")
+def test_ctrl_c_ends_workers_at_once_and_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "own_work.py").write_text(WORK)
+    with start_command([sys.executable, "-c", WAIT_FOR_CTRL_C], tmp_path) as asking:
+        for _ in range(1200):
+            if (tmp_path / "one").exists() and (tmp_path / "two").exists():
+                break
+            time.sleep(0.1)
+        os.killpg(asking.pid, signal.SIGINT)
+        try:
+            assert asking.communicate(timeout=60)[0] == "interrupted\n"
+        finally:
+            asking.kill()
+
+
+def test_what_goes_wrong_is_heard_of() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        make_networks([fail, fail], 2)

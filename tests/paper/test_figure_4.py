@@ -10,16 +10,11 @@ import pytest
 import archlearn as al
 from archlearn_paper.experiment import FULL, FinishedRun, Row
 from archlearn_paper.experiments.figure_4 import (
-    BATCH_SIZE,
-    EPOCHS,
+    EXPERIMENT,
     PANELS,
     Panel,
-    check,
-    derive,
-    learn_rows,
     propose,
     propose_widths,
-    tabulate,
 )
 from archlearn_paper.plots import draw_figure_4
 from tests.paper.making import make_row
@@ -48,26 +43,34 @@ def rows_of(objectives: list[float], learnt: float, seed: int = 0) -> list[Row]:
 
 
 def test_objectives_and_times_by_hand() -> None:
-    curve = derive(rows_of([0.9, 0.5, 0.7, 0.2], learnt=0.5))["panels"][LAST.key]["curves"][0]
+    curve = EXPERIMENT.derive(rows_of([0.9, 0.5, 0.7, 0.2], learnt=0.5))["panels"][LAST.key][
+        "curves"
+    ][0]
     assert curve["learnt"]["objective"] == pytest.approx(0.5)
     assert curve["best"] == pytest.approx([0.9, 0.5, 0.5, 0.2])
     assert curve["seconds"] == pytest.approx([3.5, 7.0, 10.5, 14.0])
 
 
 def test_how_many_trainings_it_took() -> None:
-    derived = derive(rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.9, 0.8], 0.5, seed=1))
+    derived = EXPERIMENT.derive(
+        rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.9, 0.8], 0.5, seed=1)
+    )
     curves = derived["panels"][ALL.key]["curves"]
     assert [curve["trainings_to_match"] for curve in curves] == [2, None]
     assert curves[0]["seconds_to_match"] == pytest.approx(7.0)
-    found = check(derived)
+    found = EXPERIMENT.check(derived)
     assert [each.measured for each in found] == ["2, not in 2", "2, not in 2"]
     assert not any(each.met for each in found)
-    late = derive(rows_of([0.9] * 19 + [0.4], learnt=0.5) + rows_of([0.9] * 20, 0.5, seed=1))
-    assert all(each.met for each in check(late))
-    assert not check(derive(rows_of([0.9] * 18 + [0.4, 0.4], learnt=0.5)))[0].met
+    late = EXPERIMENT.derive(
+        rows_of([0.9] * 19 + [0.4], learnt=0.5) + rows_of([0.9] * 20, 0.5, seed=1)
+    )
+    assert all(each.met for each in EXPERIMENT.check(late))
+    assert not EXPERIMENT.check(EXPERIMENT.derive(rows_of([0.9] * 18 + [0.4, 0.4], learnt=0.5)))[
+        0
+    ].met
     # a search that was cut short shows nothing
-    assert not check(derive(rows_of([0.9] * 19, learnt=0.5)))[0].met
-    assert tabulate(derived)[0].rows[0][-1] == "2, not in 2"
+    assert not EXPERIMENT.check(EXPERIMENT.derive(rows_of([0.9] * 19, learnt=0.5)))[0].met
+    assert EXPERIMENT.tabulate(derived)[0].rows[0][-1] == "2, not in 2"
 
 
 def test_rows_become_trainings_of_their_own_panel() -> None:
@@ -77,7 +80,9 @@ def test_rows_become_trainings_of_their_own_panel() -> None:
 
 
 def test_every_search_is_drawn_by_itself_beside_its_run() -> None:
-    derived = derive(rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.7, 0.8], 0.6, seed=1))
+    derived = EXPERIMENT.derive(
+        rows_of([0.9, 0.45, 0.2], learnt=0.5) + rows_of([0.7, 0.8], 0.6, seed=1)
+    )
     first, second = draw_figure_4(derived).axes
     assert [list(line.get_ydata()) for line in first.get_lines()] == [
         pytest.approx([0.9, 0.45, 0.2]), pytest.approx([0.5, 0.5]),
@@ -95,10 +100,10 @@ def test_searches_are_in_the_logarithm_of_the_widths() -> None:
 
 def test_both_ways_have_the_same_epochs_and_batches() -> None:
     done = [FinishedRun(row=row, path=Path("none")) for row in rows_of([0.9], learnt=0.5)]
-    works = [*learn_rows(FULL, []), *propose(FULL, done, number=1)]
+    works = [*EXPERIMENT.stages[0](FULL, []), *propose(FULL, done, number=1)]
     assert len(works) == 2 * 2 * 3 * 3
     for work in works:
-        assert (work.settings.epochs, work.settings.batch_size) == (EPOCHS, BATCH_SIZE)
+        assert (work.settings.epochs, work.settings.batch_size) == (20, 500)
         assert work.settings.validation == 0.0
         assert work.settings.optimiser == works[0].settings.optimiser
     assert works[-1].settings.model.startswith("lenet:")

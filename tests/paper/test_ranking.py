@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from archlearn import InputError
-from archlearn_paper.comparison import choose_setup, find_methods
+from archlearn_paper.comparison import FULL_COMPARISON, QUICK_COMPARISON, choose_setup, find_methods
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
     METHODS,
@@ -23,6 +23,7 @@ from archlearn_paper.comparison.ranking import LARGE, MethodRanking, name_result
 from archlearn_paper.comparison.stages import LATER_SEEDS, ComparisonStages
 from archlearn_paper.experiment import Check, FinishedRun, Row, Scale
 from archlearn_paper.plots import draw_comparison
+from tests.cli.commands import run_here
 from tests.paper.making import make_row
 
 BUDGET = 1000
@@ -171,7 +172,7 @@ def test_ours_lands_on_its_budget_in_one_run_of_all_epochs() -> None:
     stages = ComparisonStages("lenet", (BUDGET, 2000), [BY_NAME[OURS]])
     row = make_row(name_trial(BY_NAME[OURS], 0.5, BUDGET), CALIBRATION_SEED, validation_accuracy=1)
     done = [FinishedRun(row=row, path=Path("none"))]
-    runs = {run.row: run for run in stages.begin(replace(SCALE, seeds=(3,)), done)}
+    runs = {run.row: run for run in stages.stages()[2](replace(SCALE, seeds=(3,)), done)}
     assert set(runs) == {f"{OURS} @ 1000", f"{OURS} @ 2000"}
     settings = runs[f"{OURS} @ 1000"].settings
     assert settings.gates.budget == ("parameters=1000",)
@@ -252,3 +253,8 @@ def test_the_spread_of_what_is_not_shown_does_not_cross_the_figure() -> None:
 def test_the_figure_is_ticked_at_the_budgets() -> None:
     derived = VERDICT.derive(results(OURS, [99.0]) + results(OURS, [99.5], 2000))
     assert draw_comparison(derived).axes[0].get_xticks().tolist() == [1000, 2000]
+
+
+def test_the_help_states_the_epochs_that_are_run(tmp_path: Path) -> None:
+    _, output = run_here(["compare", "--help"], tmp_path)
+    assert f"[default: {FULL_COMPARISON.epochs}, or {QUICK_COMPARISON.epochs} if quick]" in output

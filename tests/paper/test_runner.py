@@ -4,18 +4,21 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import nn
 
-from archlearn import DataError, RunInterruptedError
+from archlearn import DataError, RunInterruptedError, SettingsError
 from archlearn.data.standard_datasets import load_digits
 from archlearn.training import GateSettings, HardwareSettings, RunSettings
+from archlearn_paper.commands import PagesAsked, request_comparison
+from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import (
     FULL,
+    QUICK,
     Evaluation,
     Experiment,
     FinishedRun,
@@ -24,9 +27,18 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
 )
+from archlearn_paper.experiments import find_experiment
 from archlearn_paper.recipes import Given, Holder
-from archlearn_paper.results import find_commit, join_results, read_results, results_path
-from archlearn_paper.runner import RunRequest, run_key, run_stages
+from archlearn_paper.results import (
+    Results,
+    find_commit,
+    join_results,
+    read_results,
+    results_path,
+    write_results,
+)
+from archlearn_paper.runner import RunRequest, check_earlier, run_key, run_stages
+from tests.paper.making import make_row
 
 SCALE = replace(FULL, seeds=(0, 1), epochs=2, limit=200, data="digits")
 
@@ -326,3 +338,74 @@ def test_runs_of_several_folders_are_joined(tmp_path: Path) -> None:
     assert [row.seed for row in joined.rows] == [1, 0]
     assert joined.seeds == [0, 1]
     assert join_results([tmp_path / "2"], "trial") is None
+
+
+COMPARISON = "compare-lenet-digits-28"
+ROWS = (
+    "archlearn, strength 0.1 on neurons", "archlearn @ 5000", "svd @ 5000", "svd @ 10000",
+    "svd, not fine-tuned @ 5000", "its architecture from scratch @ 5000",
+    "neuron pruning @ 5000, round 1",
+)  # fmt: skip
+ALL_METHODS = "archlearn; svd; neuron pruning"
+EARLIER = replace(FULL, seeds=(0, 1), data="digits:28", epochs=30)
+
+
+def write_earlier(folder: Path, name: str, *, quick: bool = False) -> None:
+    results = Results(
+        experiment=name, command="", date="", hardware={}, versions={}, seeds=EARLIER.seeds,
+        quick=quick, scale=asdict(EARLIER),
+        rows=[make_row(row, settings={"model": "lenet"}) for row in ROWS],
+    )  # fmt: skip
+    write_results(folder, results)
+
+
+def ask(folder: Path, scale: Scale) -> RunRequest:
+    experiment = find_experiment("table-3")
+    return RunRequest(experiment=experiment, scale=scale, folder=folder, command="")
+
+
+@pytest.mark.parametrize(
+    ("scale", "lost"),
+    [
+        (replace(EARLIER, seeds=(0, 2)), "seed 1"),
+        (replace(EARLIER, data="mnist"), "data digits:28"),
+        (replace(EARLIER, name=QUICK.name), "the full version"),
+        (replace(EARLIER, epochs=5), "epochs 30"),
+    ],
+)
+def test_fewer_results_are_refused_unless_forced(scale: Scale, lost: str, tmp_path: Path) -> None:
+    write_earlier(tmp_path, "table-3")
+    with pytest.raises(SettingsError, match=rf"table-3.json holds .* lost \({lost}\).*--force"):
+        check_earlier(ask(tmp_path, scale))
+    check_earlier(replace(ask(tmp_path, scale), force=True))
+
+
+def test_more_results_are_not_refused(tmp_path: Path) -> None:
+    check_earlier(ask(tmp_path, EARLIER))
+    write_earlier(tmp_path, "table-3")
+    check_earlier(ask(tmp_path, replace(EARLIER, seeds=(0, 1, 2))))
+    write_earlier(tmp_path, "table-3", quick=True)
+    check_earlier(ask(tmp_path, replace(EARLIER, seeds=(7,), epochs=60)))
+
+
+@pytest.mark.parametrize(
+    ("methods", "budgets", "lost"),
+    [
+        ("archlearn; neuron pruning", "5000,10000", "svd @ 5000, svd @ 10000"),
+        (ALL_METHODS, "5000", "svd @ 10000"),
+        (ALL_METHODS, "5000,10000", None),
+    ],
+)
+def test_a_comparison_of_fewer_methods_or_budgets_is_refused(
+    methods: str, budgets: str, lost: str | None, tmp_path: Path
+) -> None:
+    write_earlier(tmp_path, COMPARISON)
+    contest = choose_setup(model="lenet", data="digits:28", budgets=budgets, seeds="0,1", epochs=30)
+    request = request_comparison(
+        PagesAsked(out=tmp_path, command=""), contest, find_methods(methods)
+    )
+    if lost is None:
+        check_earlier(request)
+        return
+    with pytest.raises(SettingsError, match=rf"lost \({lost}\); ask for them too"):
+        check_earlier(request)

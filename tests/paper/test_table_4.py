@@ -12,12 +12,11 @@ from PIL import Image
 import archlearn as al
 from archlearn import SettingsError
 from archlearn.models.caffenet import CaffeNet, CaffeNetSizes
-from archlearn_paper.commands import ProgressLines
 from archlearn_paper.experiment import FULL, QUICK, Check, Row
 from archlearn_paper.experiments import find_experiment, table_4
 from archlearn_paper.experiments.table_4 import SHARES, CaseStudy, RelaxDropout
 from archlearn_paper.results import Results, model_path
-from archlearn_paper.runner import RunRequest, run_stages
+from archlearn_paper.runner import ProgressLines, RunRequest, run_stages
 from tests.paper.making import make_row
 
 RIVALS = ["taylor", "torch-pruning", "svd", "neuron pruning"]
@@ -91,7 +90,7 @@ def find_lost(
             make_row(f"{row} at 0.1", seed, parameters=parameters, test_accuracy=part)
             for row in SHARES
         ]
-    return table_4.check(table_4.derive(rows))
+    return table_4.EXPERIMENT.check(table_4.EXPERIMENT.derive(rows))
 
 
 def test_checks_hold_sizes_and_points_against_the_reference_trained_as_long() -> None:
@@ -116,7 +115,7 @@ def test_an_error_too_wide_or_a_single_run_shows_nothing(
 
 def test_tables_state_the_paper_beside_ours() -> None:
     rows = [candidate("reference", 1000, 0.5), candidate("SVD-quarter-F", 420, 0.5)]
-    table, *_ = table_4.tabulate(table_4.derive(rows))
+    table, *_ = table_4.EXPERIMENT.tabulate(table_4.EXPERIMENT.derive(rows))
     line = next(row for row in table.rows if row[0] == "SVD-quarter-F")
     assert line[1:4] == ("25.6", "56.19", "58")
     assert line[6] == "58.0"

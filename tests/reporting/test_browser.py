@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.reporting import write_report
+import archlearn as al
 from tests.reporting.browsers import CHROMIUM, Browser, run_browser
 from tests.reporting.run_folders import LENET, write_run
 
@@ -51,9 +51,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     half = write_run(folder / "half", finished=False)
     other = write_run(folder / "b", replace(LENET, name="b", score=0.99, costs=((9, 9), (5, 5))))
     return {
-        "one": write_report([run], folder / "one.html"),
-        "unfinished": write_report([half], folder / "unfinished.html"),
-        "several": write_report([run, half, other], folder / "several.html"),
+        "one": al.reporting.write_report([run], folder / "one.html"),
+        "unfinished": al.reporting.write_report([half], folder / "unfinished.html"),
+        "several": al.reporting.write_report([run, half, other], folder / "several.html"),
     }
 
 
@@ -100,7 +100,7 @@ def test_long_names_do_not_run_into_the_bars(browser: Browser, tmp_path: Path) -
     before = {"features.stage.1.convolution": 512, "features.stage.2.convolution": 512, "out": 10}
     after = {"features.stage.2.convolution": 128, "out": 10}
     run = write_run(tmp_path / "a", replace(LENET, before=before, after=after))
-    show(browser, write_report([run], tmp_path / "long.html"))
+    show(browser, al.reporting.write_report([run], tmp_path / "long.html"))
     assert browser.evaluate("document.querySelectorAll('#architecture text').length") == 6
     assert browser.evaluate(COVERED) == []
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from archlearn.cli import main
-from archlearn.reporting import write_report
+import archlearn as al
+from tests.cli.commands import exit_code
 from tests.reporting.run_folders import LENET, write_run
 
 LAYERS = {"before": {"conv_1": (520, 288000), "bn": (40, 0), "fc1": (430520, 2005000)},
@@ -32,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["report", *words])
-    assert ended.value.code == 0
+    assert exit_code(["report", *words]) == 0
     return capsys.readouterr().out.replace("\u00a0", " ")
 
 
@@ -67,8 +65,7 @@ def test_several_runs_have_one_row_each(folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex found")
 def test_latex_compiles_with_booktabs(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["report", str(folder), "--to", "latex", "--out", str(tmp_path / "table.tex")])
+    exit_code(["report", str(folder), "--to", "latex", "--out", str(tmp_path / "table.tex")])
     document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}"
     (tmp_path / "paper.tex").write_text(document + r"\end{document}")
     made = subprocess.run(
@@ -95,7 +92,7 @@ def test_latex_escapes_what_means_something_in_it(
 
 
 def test_the_page_has_them_to_copy(folder: Path) -> None:
-    page = write_report([folder], folder / "report.html").read_text("utf-8")
+    page = al.reporting.write_report([folder], folder / "report.html").read_text("utf-8")
     assert "\\begin{tabular}{lrrrr}" in page
     assert "| conv_1 | 520 | 260 |" in page
     assert "Costs by layer" in page

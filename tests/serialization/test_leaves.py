@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import archlearn as al
-from archlearn.serialization import file_format
 from tests.serialization.networks import IMAGES, Residual
 
 
@@ -142,7 +141,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(file_format.os, "replace", fail)
+    monkeypatch.setattr(al.serialization.file_format.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         al.save(nn.Sequential(nn.Linear(3, 3)), path)
     assert path.read_bytes() == before

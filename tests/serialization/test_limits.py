@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.serialization import limits
 from benchmarks.hostile_files import (
     File,
     build_model,
@@ -213,7 +212,7 @@ def test_save_holds_a_model_to_the_limits_of_load(tmp_path: Path) -> None:
     al.save(net, path, torch.ones(1, 2))
     assert len(list(al.load(path).named_modules(remove_duplicate=False))) == 15
     long = nn.Sequential()
-    long.add_module("a" * (limits.MAX_NAME_LENGTH.most + 1), nn.Identity())
+    long.add_module("a" * (al.serialization.limits.MAX_NAME_LENGTH.most + 1), nn.Identity())
     with pytest.raises(al.FileError, match=r"cannot save Sequential .*1,001 characters in a name"):
         al.save(long, tmp_path / "long.safetensors", torch.ones(1))
     assert not (tmp_path / "long.safetensors").exists()
@@ -281,8 +280,12 @@ def test_a_foreign_name_of_torchvision_imports_nothing(tmp_path: Path) -> None:
 
 def test_the_documentation_has_every_limit() -> None:
     page = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text()
-    known = [value for value in vars(limits).values() if isinstance(value, limits.Limit)]
+    known = [
+        value
+        for value in vars(al.serialization.limits).values()
+        if isinstance(value, al.serialization.limits.Limit)
+    ]
     assert len(known) == page.count("| `MAX_")
     for limit in known:
-        assert getattr(limits, limit.name) is limit
+        assert getattr(al.serialization.limits, limit.name) is limit
         assert f"| `{limit.name}` | {limit.most:,} |" in page

@@ -14,7 +14,7 @@ from torch import nn
 
 import archlearn as al
 from archlearn import RunInterruptedError
-from archlearn.cli.display import describe_start
+from archlearn.cli.display import describe_run_start
 from archlearn.data import no_progress
 from archlearn.models import CaffeNet, CaffeNetSizes
 from archlearn.training import (
@@ -225,7 +225,7 @@ class Heading(SilentCallback):
     text = ""
 
     def started(self, start: RunStart) -> None:
-        self.text = describe_start(start)
+        self.text = describe_run_start(start)
 
 
 def test_heading_and_summary_name_the_network_that_a_run_starts_from(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from archlearn.cli import main
 from archlearn.errors import SettingsError
 from archlearn.training import RunSettings
 from archlearn.training.callbacks import EpochEnd, EpochLogger, RunStart
 from benchmarks.torchvision_import import import_models
+from tests.cli.commands import exit_code
 from tests.run_files import METRICS, read_lines
 
 
@@ -19,9 +19,7 @@ def learn(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the metrics of a short run with a logger."""
     words = ["learn", "--model", "mlp:8", "--data", "digits", "--limit", "200", "--epochs", "3",
              "--accelerator", "cpu", "--threads", "1", "--no-report"]  # fmt: skip
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--logger", kind, "--out", str(folder)])
-    assert ended.value.code == 0
+    assert exit_code([*words, "--logger", kind, "--out", str(folder)]) == 0
     return read_lines(folder / METRICS)
 
 

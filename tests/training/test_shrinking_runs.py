@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
+import archlearn as al
 from archlearn import RunInterruptedError
-from archlearn.reporting import write_report
-from archlearn.training import (
-    Audience,
-    RunSettings,
-    learn,
-    override,
-    read_checkpoint,
-    resume,
-)
 from tests.run_files import COMPACT, GATES, METRICS, read_lines
 from tests.training.test_run import Impatient
 
@@ -33,7 +25,9 @@ ASKED = {
 
 
 def run(folder: Path, **given: Any) -> dict[str, Any]:
-    return dict(learn(override(RunSettings(), ASKED | given), folder))
+    return dict(
+        al.training.learn(al.training.override(al.training.RunSettings(), ASKED | given), folder)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +63,14 @@ def test_a_run_is_the_same_with_and_without_shrinking(whole: Path, tmp_path: Pat
 
 
 def test_the_report_tells_when_channels_were_cut_out(whole: Path, tmp_path: Path) -> None:
-    page = write_report([whole], tmp_path / "report.html").read_text()
+    page = al.reporting.write_report([whole], tmp_path / "report.html").read_text()
     assert "Channels cut out" in page
     assert "multiply-adds in training" in page
 
 
 def assert_same_end(whole: Path, folder: Path) -> None:
     """Compare weights, gates, optimisers, random states, gates over time and the compact model."""
-    expected, ended = read_checkpoint(whole), read_checkpoint(folder)
+    expected, ended = al.training.read_checkpoint(whole), al.training.read_checkpoint(folder)
     assert expected is not None
     assert ended is not None
     assert expected[1].keys() == ended[1].keys()
@@ -92,8 +86,12 @@ def test_resumed_before_between_and_after_cuts_it_ends_the_same(
 ) -> None:
     folder = tmp_path / "a"
     with pytest.raises(RunInterruptedError):
-        learn(override(RunSettings(), ASKED), folder, Audience(observer=Impatient(at_step)))
-    resume(folder)
+        al.training.learn(
+            al.training.override(al.training.RunSettings(), ASKED),
+            folder,
+            al.training.Audience(observer=Impatient(at_step)),
+        )
+    al.training.resume(folder)
     assert_same_end(whole, folder)
 
 
@@ -129,5 +127,5 @@ def test_killed_during_a_cut_and_resumed_it_ends_the_same(
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    resume(tmp_path / "a")
+    al.training.resume(tmp_path / "a")
     assert_same_end(whole, tmp_path / "a")

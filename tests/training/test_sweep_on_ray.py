@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from archlearn.cli import main
 from archlearn.errors import RunStoppedError, SettingsError
 from archlearn.training import RunSettings
 from archlearn.training.settings import override
 from archlearn.training.sweep import SweepRun, list_runs, read_summary, run_sweep
-from tests.cli.commands import without_times
+from tests.cli.commands import exit_code, without_times
 from tests.run_files import LATEST, METRICS, read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own warnings
@@ -85,9 +84,7 @@ def test_the_command_hands_its_runs_to_ray(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = "sweep --model mlp:24-16 --data digits --limit 600 --epochs 2 --accelerator cpu"
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--budget", "parameters=60%", "--ray", "--out", "s"])
-    assert ended.value.code == 0
+    assert exit_code([*words.split(), "--budget", "parameters=60%", "--ray", "--out", "s"]) == 0
     summary = read_summary(tmp_path / "s" / "parameters-60-seed-0")
     assert summary is not None
     assert summary["command"].startswith("archlearn learn --config")

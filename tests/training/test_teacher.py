@@ -11,32 +11,23 @@ import torch
 
 import archlearn as al
 from archlearn import RunInterruptedError, SettingsError
-from archlearn.training import (
-    Audience,
-    GateSettings,
-    HardwareSettings,
-    RunSettings,
-    SilentCallback,
-    learn,
-    resume,
-)
 from tests.run_files import COMPACT, METRICS
 
-QUIET = Audience(observer=SilentCallback(), command="test")
-PLAIN = RunSettings(
+QUIET = al.training.Audience(observer=al.training.SilentCallback(), command="test")
+PLAIN = al.training.RunSettings(
     model="mlp:32",
     data="digits",
     epochs=12,
-    hardware=HardwareSettings(accelerator="cpu"),
-    gates=GateSettings(learn="nothing"),
+    hardware=al.training.HardwareSettings(accelerator="cpu"),
+    gates=al.training.GateSettings(learn="nothing"),
 )
-LEARNT = replace(PLAIN, epochs=6, gates=GateSettings(budget=("parameters=60%",)))
+LEARNT = replace(PLAIN, epochs=6, gates=al.training.GateSettings(budget=("parameters=60%",)))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    learn(PLAIN, folder, QUIET)
+    al.training.learn(PLAIN, folder, QUIET)
     return str(folder / COMPACT)
 
 
@@ -46,9 +37,9 @@ def train_loss(folder: Path) -> float:
 
 def test_the_original_teaches_and_is_the_same_as_its_own_file(trained: str, tmp_path: Path) -> None:
     asked = replace(LEARNT, start_from=trained, teacher="original")
-    learn(asked, tmp_path / "original", QUIET)
-    learn(replace(asked, teacher=trained), tmp_path / "file", QUIET)
-    learn(replace(asked, teacher=None), tmp_path / "none", QUIET)
+    al.training.learn(asked, tmp_path / "original", QUIET)
+    al.training.learn(replace(asked, teacher=trained), tmp_path / "file", QUIET)
+    al.training.learn(replace(asked, teacher=None), tmp_path / "none", QUIET)
     assert train_loss(tmp_path / "original") == train_loss(tmp_path / "file")
     assert train_loss(tmp_path / "original") != train_loss(tmp_path / "none")
     small, taught, original = (
@@ -64,7 +55,7 @@ def test_the_original_teaches_and_is_the_same_as_its_own_file(trained: str, tmp_
         assert al.distill(taught(x), original(x)) < al.distill(small(x), original(x))
 
 
-class StopsAt(SilentCallback):
+class StopsAt(al.training.SilentCallback):
     """Asks the run to stop, as Ctrl-C does, at a step."""
 
     def __init__(self, step: int) -> None:
@@ -77,18 +68,18 @@ class StopsAt(SilentCallback):
 
 def test_a_resumed_run_goes_on_with_its_teacher(trained: str, tmp_path: Path) -> None:
     asked = replace(LEARNT, start_from=trained, teacher="original")
-    learn(asked, tmp_path / "whole", QUIET)
+    al.training.learn(asked, tmp_path / "whole", QUIET)
     with pytest.raises(RunInterruptedError):
-        learn(asked, tmp_path / "cut", replace(QUIET, observer=StopsAt(20)))
-    resume(tmp_path / "cut", audience=QUIET)
+        al.training.learn(asked, tmp_path / "cut", replace(QUIET, observer=StopsAt(20)))
+    al.training.resume(tmp_path / "cut", audience=QUIET)
     assert train_loss(tmp_path / "cut") == train_loss(tmp_path / "whole")
 
 
 def test_fresh_weights_and_numbers_teach_nothing(trained: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--teacher original was given, but the run starts"):
-        learn(replace(LEARNT, teacher="original"), tmp_path / "a", QUIET)
+        al.training.learn(replace(LEARNT, teacher="original"), tmp_path / "a", QUIET)
     asked = replace(LEARNT, data="diabetes", teacher=trained)
     with pytest.raises(SettingsError, match="has numbers to predict"):
-        learn(asked, tmp_path / "b", QUIET)
+        al.training.learn(asked, tmp_path / "b", QUIET)
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()

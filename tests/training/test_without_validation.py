@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import archlearn as al
 from archlearn import SettingsError
-from archlearn.cli import main
-from archlearn.reporting import write_report
-from archlearn.training import RunSettings, learn, override
+from tests.cli.commands import exit_code
 from tests.run_files import METRICS, SUMMARY, read_lines
 
 ASKED = {
@@ -29,16 +28,14 @@ def option(name: str, value: object) -> list[str]:
 
 
 def call(*words: str) -> object:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return ended.value.code
+    return exit_code(words)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that set nothing apart."""
     folder = tmp_path_factory.mktemp("run") / "a"
-    learn(override(RunSettings(), ASKED), folder)
+    al.training.learn(al.training.override(al.training.RunSettings(), ASKED), folder)
     return folder
 
 
@@ -63,14 +60,17 @@ def test_run_says_that_it_is_measured_at_the_end_only(
 
 def test_all_train_examples_are_learnt_from(tmp_path: Path) -> None:
     every = ASKED | {"limit": 5000, "epochs": 1, "batch_size": 1438}
-    learn(override(RunSettings(), every), tmp_path / "a")
+    al.training.learn(al.training.override(al.training.RunSettings(), every), tmp_path / "a")
     assert json.loads((tmp_path / "a" / SUMMARY).read_text())["steps"] == 1
     with pytest.raises(SettingsError, match="there are 1437 train examples"):
-        learn(override(RunSettings(), every | {"validation": 0.001}), tmp_path / "b")
+        al.training.learn(
+            al.training.override(al.training.RunSettings(), every | {"validation": 0.001}),
+            tmp_path / "b",
+        )
 
 
 def test_report_says_so_and_leaves_the_figure_out(folder: Path, tmp_path: Path) -> None:
-    page = write_report([folder], tmp_path / "page.html").read_text()
+    page = al.reporting.write_report([folder], tmp_path / "page.html").read_text()
     assert "no validation part" in page
     assert "On validation data." not in page
 

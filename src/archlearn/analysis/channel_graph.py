@@ -17,20 +17,20 @@ from archlearn.analysis.gate_sites import (
     find_sites,
     find_trained,
 )
-from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.analysis.propagation import PropagationResult, follow
+from archlearn.analysis.linear_ops import find_linear_ops, is_linear_op, layer_of
+from archlearn.analysis.propagation import OUTPUT, PropagationResult, follow
 from archlearn.analysis.propagation_rules import rule_for
-from archlearn.analysis.propagation_rules.indexing import embedding
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
     local_response,
 )
 from archlearn.analysis.propagation_rules.pooling import mean, variance
+from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
 
 
@@ -151,6 +151,7 @@ class ChannelGraph:
         group_of: The place of each channel's group among those, or -1.
         reasons: Why each other channel must stay.
         fixed: Why each atom at a site must stay that is tied to something fixed.
+        kept: Why layers keep all their channels at which no site stands.
         sharing: Layers with a parameter that another module holds, too.
         whole_groups: Of each call with groups, whether it loses whole ones or parts of each.
     """
@@ -169,6 +170,7 @@ class ChannelGraph:
     group_of: Tensor
     reasons: dict[int, Reason]
     fixed: dict[int, Reason]
+    kept: dict[str, Reason]
     sharing: frozenset[str]
     whole_groups: dict[str, bool]
 
@@ -236,7 +238,7 @@ def build_channel_graph(
     and `whole_groups` are known already.
     """
     traces = traces or trace(net, inputs, leaves)
-    with evaluating(net), preserve_state(net), putting_back(inputs):
+    with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
         search = _Search(net, inputs, traces, sites, may_gate, whole_groups or {}, with_streams)
         asked, gated, found = search.run()
@@ -267,6 +269,7 @@ def build_channel_graph(
         group_of=group_of,
         reasons=reasons,
         fixed=_find_fixed(found),
+        kept=_find_kept(found, group_of),
         sharing=found.constraints.sharing,
         whole_groups=found.constraints.whole_groups,
     )
@@ -548,15 +551,44 @@ def _find_reasons(
     return reasons
 
 
-def _find_fixed(found: _Findings) -> dict[int, Reason]:
-    """Return why each atom at a site stays that is tied to something fixed.
+def _find_kept(found: _Findings, group_of: Tensor) -> dict[str, Reason]:
+    """Return why layers keep all channels that they write, where no site has them.
 
-    Whatever is tied to that is one channel, so the reasons of all its atoms would be one, too.
+    Those that make the model's output are left out: they are never narrowed.
     """
-    constraints, root = found.constraints, found.root
+    constraints, root, evaluation = found.constraints, found.root, found.followed[0]
+    is_listed = _mark(root, (site.ids for site in evaluation.sites.values()))
+    for stream in found.streams:
+        is_listed[stream.channels] = True
+    is_listed[FIXED] = False
+    atoms = {
+        op.layer: constraints.dims[constraints.canonical(op.weight), op.out_dim]
+        for _, op in find_linear_ops(found.traces.graphs[0], found.net)
+        if (constraints.canonical(op.weight), op.out_dim) in constraints.dims
+    }
+    first = {
+        layer: int(ids[0])
+        for layer, ids in atoms.items()
+        if bool((group_of[root[ids]] < 0).all()) and not bool(is_listed[root[ids]].any())
+    }
+    reasons = _reasons_of_atoms(constraints, torch.tensor(list(first.values()), dtype=torch.long))
+    return {layer: reasons[atom] for layer, atom in first.items() if reasons[atom].text != OUTPUT}
+
+
+def _find_fixed(found: _Findings) -> dict[int, Reason]:
+    """Return why each atom at a site stays that is tied to something fixed."""
     sites = [site.ids for each in found.followed for site in each.sites.values()]
-    atoms = torch.cat([root[:0], *sites])
-    atoms = torch.unique(atoms[root[atoms] == FIXED])
+    atoms = torch.cat([found.root[:0], *sites])
+    fixed = torch.unique(atoms[found.root[atoms] == FIXED])
+    return _reasons_of_atoms(found.constraints, fixed)
+
+
+def _reasons_of_atoms(constraints: ChannelConstraints, atoms: Tensor) -> dict[int, Reason]:
+    """Return why each of these atoms stays.
+
+    Whatever is tied to something fixed is one channel, so the reasons of all its atoms would be
+    one, too.
+    """
     if not len(atoms):
         return {}
     own = constraints.roots(with_fixed=False)

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from archlearn.cli import app
 
-        app.main(arguments)
+        app.run_app(arguments)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:

@@ -25,12 +25,18 @@ app = App(
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
-app.command(learn_commands.learn, help_epilogue=learn_commands.LEARN_EXAMPLES)
-app.command(model_commands.inspect, help_epilogue=model_commands.INSPECT_EXAMPLES)
-app.command(model_commands.compact, help_epilogue=model_commands.COMPACT_EXAMPLES)
-app.command(model_commands.evaluate, help_epilogue=model_commands.EVALUATE_EXAMPLES)
+app.command(learn_commands.learn_command, name="learn", help_epilogue=learn_commands.LEARN_EXAMPLES)
+app.command(
+    model_commands.inspect_command, name="inspect", help_epilogue=model_commands.INSPECT_EXAMPLES
+)
+app.command(
+    model_commands.compact_command, name="compact", help_epilogue=model_commands.COMPACT_EXAMPLES
+)
+app.command(
+    model_commands.evaluate_command, name="evaluate", help_epilogue=model_commands.EVALUATE_EXAMPLES
+)
 app.command(model_commands.export, help_epilogue=model_commands.EXPORT_EXAMPLES)
-app.command(sweep_command.sweep, help_epilogue=sweep_command.EXAMPLES)
+app.command(sweep_command.sweep, help_epilogue=sweep_command.SWEEP_EXAMPLES)
 app.command(learn_commands.report, help_epilogue=learn_commands.REPORT_EXAMPLES)
 app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
 app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
@@ -38,7 +44,7 @@ app.command(model_commands.data, help_epilogue=model_commands.DATA_EXAMPLES)
 app.command(learn_commands.demo, help_epilogue=learn_commands.DEMO_EXAMPLES)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run_app(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code.
 
     0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed;

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.data.file_cache import DownloadProgress
+from archlearn.gating.cost_kinds import COSTS, write_costs
 from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
@@ -95,14 +96,14 @@ class PlainDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what."""
-        _write(describe_start(start))
+        _write(describe_run_start(start))
 
     def epoch_ended(self, end: EpochEnd) -> None:
         """Say how far the run is."""
         row = end.row
         widths = "-".join(str(width) for width in row["widths"].values())
         _write(
-            f"epoch {row['epoch']:3d}  loss {number(row['train_loss'])}  {describe_score(row)}  "
+            f"epoch {row['epoch']:3d}  loss {_number(row['train_loss'])}  {describe_score(row)}  "
             f"{widths}  gap {row['binarisation_gap']:.3f}  {_sizes(end)}  "
             f"left {duration(end.seconds_left)}"
         )
@@ -125,7 +126,7 @@ class LiveDisplay(Callback):
 
     def started(self, start: RunStart) -> None:
         """Say what is learnt from what, and begin to show it."""
-        self._console.print(describe_start(start), highlight=False)
+        self._console.print(describe_run_start(start), highlight=False)
         self._start = start
         self._step = start.first_step
         self._live.start()
@@ -165,7 +166,7 @@ def _headline(end: EpochEnd, start: RunStart) -> Text:
     row = end.row
     return Text(
         # Rich's bar does not end its line.
-        f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {number(row['train_loss'])}   "
+        f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {_number(row['train_loss'])}   "
         f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
         f"gates: {row['binarisation_gap']:.3f} from binary, "
         f"{row['binarised_share']:.0%} settled   {_sizes(end)}"
@@ -202,7 +203,7 @@ def _widths(row: Mapping[str, Any], first: Mapping[str, int]) -> Table:
     return table
 
 
-def describe_start(start: RunStart) -> str:
+def describe_run_start(start: RunStart) -> str:
     """Return what a run starts from, in a line or two."""
     settings = start.settings
     before = f"{in_a_line(start.architecture)}, " if start.architecture else ""
@@ -246,10 +247,9 @@ def describe_end(summary: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"before   {in_a_line(before.get('architecture', ''))}  "
-            f"{before['parameters']:,} parameters, {before['multiply_adds']:,} multiply-adds",
+            f"{write_costs({name: before[name] for name in COSTS})}",
             f"after    {in_a_line(after.get('architecture', ''))}{_describe_merged(summary)}  "
-            f"{after['parameters']:,} parameters ({share:.1%}), "
-            f"{after['multiply_adds']:,} multiply-adds",
+            f"{write_costs({name: after[name] for name in COSTS}, share)}",
             f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]
@@ -282,7 +282,7 @@ def describe_score(row: Mapping[str, Any]) -> str:
     return f"validation error {row['validation_error']:.4g}"
 
 
-def number(value: float | None) -> str:
+def _number(value: float | None) -> str:
     """Return a number with four digits, or a dash."""
     return "     –" if value is None else f"{value:.4f}"
 

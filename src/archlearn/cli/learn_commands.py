@@ -89,7 +89,7 @@ LEARN_EXAMPLES = """Examples:
 """
 
 
-def learn(
+def learn_command(
     *,
     out: Path | None = None,
     config: Path | None = None,
@@ -145,7 +145,7 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     # Threads that wait without spinning leave a busy machine to those that work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from archlearn.cli.training_run import resume_run, start_run
-    from archlearn.training.run_directory import CONFIG, SUMMARY
+    from archlearn.data.file_cache import CONFIG, SUMMARY
     from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 
     if (out / SUMMARY).exists():
@@ -177,7 +177,8 @@ def report(
         out: The file. A page of one run is report.html in the run's folder unless said otherwise,
             one of several report.html here; a table is printed.
     """
-    from archlearn.training.run_directory import CONFIG, REPORT
+    from archlearn.data.file_cache import CONFIG
+    from archlearn.training.run_directory import REPORT
 
     if not runs:
         raise SettingsError("say which runs: archlearn report runs/a runs/b")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.penalty_prices import CostName
+from archlearn.gating.cost_kinds import CostName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +23,7 @@ INSPECT_EXAMPLES = """Examples:
 """
 
 
-def inspect(
+def inspect_command(
     model: str = "lenet",
     /,
     *,
@@ -87,7 +87,7 @@ COMPACT_EXAMPLES = """Examples:
 """
 
 
-def compact(
+def compact_command(
     run: Path,
     /,
     *,
@@ -131,7 +131,7 @@ EVALUATE_EXAMPLES = """Examples:
 """
 
 
-def evaluate(
+def evaluate_command(
     target: Path,
     /,
     *,

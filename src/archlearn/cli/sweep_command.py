@@ -15,7 +15,7 @@ from archlearn.training.settings import RunSettings
 if TYPE_CHECKING:
     from archlearn.training.sweep import Point, SweepRun
 
-EXAMPLES = """Examples:
+SWEEP_EXAMPLES = """Examples:
   archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
   RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray --jobs 8 --out /nfs/s
   archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s

@@ -113,23 +113,21 @@ def carve_validation(examples: Split, share: float) -> tuple[Split, Split]:
 
     A share of 0 leaves the validation part empty; any other has one example at least.
     """
-    n_validation = max(1, round(len(examples) * share)) if share else 0
-    if examples.mixed:
-        validation, train = examples.cut(n_validation)
-        return train, validation
-    generator = torch.Generator().manual_seed(SPLIT_SEED)
-    order = torch.randperm(len(examples), generator=generator)
-    return examples.take(order[n_validation:]), examples.take(order[:n_validation])
+    return _carve(examples, max(1, round(len(examples) * share)) if share else 0, SPLIT_SEED)
 
 
 def carve_test(examples: Split, share: float) -> tuple[Split, Split]:
     """Return a part to learn from and a test part, for data that come in one piece."""
-    n_test = max(1, round(len(examples) * share))
+    return _carve(examples, max(1, round(len(examples) * share)), SPLIT_SEED + 1)
+
+
+def _carve(examples: Split, n_apart: int, seed: int) -> tuple[Split, Split]:
+    """Return what is left and the examples set apart: drawn, or the first of a mixed split."""
     if examples.mixed:
-        test, rest = examples.cut(n_test)
-        return rest, test
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(SPLIT_SEED + 1))
-    return examples.take(order[n_test:]), examples.take(order[:n_test])
+        apart, rest = examples.cut(n_apart)
+        return rest, apart
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed))
+    return examples.take(order[n_apart:]), examples.take(order[:n_apart])
 
 
 def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:

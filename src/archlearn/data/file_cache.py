@@ -15,6 +15,10 @@ from typing import Protocol
 
 from archlearn.errors import DataError
 
+# Files in a run's folder that a run writes and its report reads.
+CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
+SUMMARY, SPEED = "summary.json", "speed.json"
+
 
 def cache_folder(name: str) -> Path:
     """Return the folder for one data set, under `$ARCHLEARN_CACHE` or `~/.cache/archlearn`."""

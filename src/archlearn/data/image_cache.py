@@ -26,7 +26,9 @@ from archlearn.data.file_cache import DownloadProgress, cache_folder, no_progres
 from archlearn.errors import DataError
 
 logger = logging.getLogger(__name__)
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tiff"})
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tiff"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ def list_images(folder: Path, classes: Sequence[str], side: int) -> Listing:
     paths: list[Path] = []
     targets: list[int] = []
     for number, name in enumerate(classes):
-        found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES)
+        found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
         if not found:
             raise DataError(f"{folder / name} holds no image; remove the folder or fill it")
         paths += found

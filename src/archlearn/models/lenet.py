@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SMALLEST_SIDE = 16
+LENET_SMALLEST_SIDE = 16
 
 
 class LeNet(nn.Module):

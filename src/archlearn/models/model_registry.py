@@ -1,6 +1,7 @@
 """Networks by name, fitted to the data: `lenet`, or a user's `mypackage.net:build`."""
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -8,8 +9,7 @@ from torch import nn
 
 from archlearn.errors import InputError, did_you_mean
 from archlearn.models import caffenet, cifar_networks, transformers
-from archlearn.models.lenet import MLP, SMALLEST_SIDE, ConvNet, DeepLeNet, LeNet
-from archlearn.models.transformers import build_gpt
+from archlearn.models.lenet import LENET_SMALLEST_SIDE, MLP, ConvNet, DeepLeNet, LeNet
 from archlearn.models.user_code import (
     explaining_users_code,
     import_callable,
@@ -17,126 +17,191 @@ from archlearn.models.user_code import (
     refuse_file,
 )
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
-class ImageSizes:
-    """What a network for images is fitted to.
+class NetworkRequest:
+    """A network by its name, and the data that it is to fit.
 
     Attributes:
-        side: Height and width of the images.
-        factor: What every hidden width is multiplied by; 1 is the whole network.
+        name: With what is chosen behind a colon: widths, a number of layers, or a factor.
     """
 
-    n_channels: int
-    side: int
+    name: str
+    input_shape: Shape
     n_outputs: int
-    factor: float
+
+    @property
+    def chosen(self) -> str:
+        """Return what stands behind the colon."""
+        return self.name.partition(":")[2]
 
     def scale(self, width: int) -> int:
-        """Return a width times the factor, one at least."""
+        """Return a width times the factor that was chosen, one at least."""
         return max(1, round(width * self.factor))
 
+    @property
+    def factor(self) -> float:
+        """Return what every hidden width is multiplied by; 1 is the whole network."""
+        try:
+            factor = float(self.chosen or "1")
+        except ValueError:
+            factor = 0.0
+        if not 0 < factor <= 4:
+            kind = self.name.partition(":")[0]
+            raise InputError(f"{self.name!r}: give the factor of the widths, as in {kind}:0.5")
+        return factor
 
-@dataclass(frozen=True, slots=True)
-class ImageNetwork:
-    """A network for images: a line of help, the smallest image it takes, and how it is built."""
+    def numbers(self, default: str) -> list[int]:
+        """Return the numbers that were chosen, with dashes between them."""
+        parts = (self.chosen or default).split("-")
+        if not all(part.isdigit() and int(part) > 0 for part in parts):
+            raise InputError(
+                f"{self.name!r}: give widths as numbers with dashes, as in mlp:300-100"
+            )
+        return [int(part) for part in parts]
 
-    text: str
-    smallest_side: int
-    build: Callable[[ImageSizes], nn.Module]
+    def images(self, smallest: int) -> tuple[int, int]:
+        """Return channels and side of square images, or refuse."""
+        shape = self.input_shape
+        if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:
+            raise InputError(
+                f"the model {self.name!r} takes square images of at least {smallest} x {smallest} "
+                f"pixels, but one example has shape {shape}; use --model mlp, or data that fit "
+                "(digits:28 enlarges the digits), or enlarge them batch by batch (--resize 227)"
+            )
+        return shape[0], shape[1]
+
+    def length(self) -> int:
+        """Return the number of tokens of an example, or refuse."""
+        if len(self.input_shape) != 1:
+            raise InputError(
+                f"the model {self.name!r} reads rows of tokens, but one example has shape "
+                f"{self.input_shape}; use text (--data tiny-shakespeare:FILE), or a model for "
+                "images (--model vit)"
+            )
+        return self.input_shape[0]
 
 
-def _resnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
-    return lambda sizes: cifar_networks.ResNet(
-        n_blocks, sizes.n_channels, sizes.n_outputs, _stage_widths(sizes)
+def _lenet(asked: NetworkRequest) -> nn.Module:
+    widths = asked.numbers("20-50-500")
+    if len(widths) != 3:
+        raise InputError(f"{asked.name!r}: a LeNet has three widths to choose, as in lenet:8-12-20")
+    first, second, third = widths
+    return LeNet(*asked.images(LENET_SMALLEST_SIDE), asked.n_outputs, (first, second, third))
+
+
+def _deep_lenet(asked: NetworkRequest) -> nn.Module:
+    images = asked.images(LENET_SMALLEST_SIDE)
+    return DeepLeNet(asked.numbers("6")[0], *images, asked.n_outputs)
+
+
+def _mlp(asked: NetworkRequest) -> nn.Module:
+    return MLP(math.prod(asked.input_shape), asked.n_outputs, asked.numbers("300-100"))
+
+
+def _convnet(asked: NetworkRequest) -> nn.Module:
+    return ConvNet(asked.images(8)[0], asked.n_outputs)
+
+
+def _caffenet(asked: NetworkRequest) -> nn.Module:
+    channels, side = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
+    sizes = caffenet.CaffeNetSizes(
+        n_channels=channels, side=side, n_outputs=asked.n_outputs, factor=asked.factor
     )
+    return caffenet.CaffeNet(sizes)
 
 
-def _preresnet(n_blocks: int) -> Callable[[ImageSizes], nn.Module]:
-    return lambda sizes: cifar_networks.PreActivationResNet(
-        n_blocks, sizes.n_channels, sizes.n_outputs, _stage_widths(sizes)
-    )
+def _alexnet(asked: NetworkRequest) -> nn.Module:
+    return caffenet.AlexNet(asked.images(caffenet.ALEXNET_SMALLEST_SIDE)[0], asked.n_outputs)
 
 
-def _stage_widths(sizes: ImageSizes) -> tuple[int, int, int]:
-    first, second, third = cifar_networks.RESNET_WIDTHS
-    return sizes.scale(first), sizes.scale(second), sizes.scale(third)
+def _residual(
+    kind: type[cifar_networks.ResNet] | type[cifar_networks.PreActivationResNet], n_blocks: int
+) -> Callable[[NetworkRequest], nn.Module]:
+    def build(asked: NetworkRequest) -> nn.Module:
+        channels, _ = asked.images(cifar_networks.CIFAR_SMALLEST_SIDE)
+        first, second, third = map(asked.scale, cifar_networks.RESNET_WIDTHS)
+        return kind(n_blocks, channels, asked.n_outputs, (first, second, third))
+
+    return build
 
 
-def _vgg(sizes: ImageSizes) -> nn.Module:
-    stages = [[sizes.scale(width) for width in stage] for stage in cifar_networks.VGG_STAGES]
-    return cifar_networks.VGG(sizes.n_channels, sizes.n_outputs, stages)
+def _vgg(asked: NetworkRequest) -> nn.Module:
+    channels, _ = asked.images(cifar_networks.VGG_SMALLEST_SIDE)
+    stages = [[asked.scale(width) for width in stage] for stage in cifar_networks.VGG_STAGES]
+    return cifar_networks.VGG(channels, asked.n_outputs, stages)
 
 
-def _mobilenet(sizes: ImageSizes) -> nn.Module:
+def _mobilenet(asked: NetworkRequest) -> nn.Module:
+    stages = cifar_networks.MOBILENET_STAGES
     return cifar_networks.MobileNetV2(
-        sizes.n_channels,
-        sizes.n_outputs,
-        [
-            replace(stage, width=sizes.scale(stage.width))
-            for stage in cifar_networks.MOBILENET_STAGES
-        ],
-        sizes.scale(cifar_networks.MOBILENET_FIRST),
-        sizes.scale(cifar_networks.MOBILENET_LAST),
+        asked.images(cifar_networks.CIFAR_SMALLEST_SIDE)[0],
+        asked.n_outputs,
+        [replace(stage, width=asked.scale(stage.width)) for stage in stages],
+        asked.scale(cifar_networks.MOBILENET_FIRST),
+        asked.scale(cifar_networks.MOBILENET_LAST),
     )
 
 
-def _densenet(sizes: ImageSizes) -> nn.Module:
+def _densenet(asked: NetworkRequest) -> nn.Module:
     return cifar_networks.DenseNet(
         12,
-        sizes.n_channels,
-        sizes.n_outputs,
-        sizes.scale(cifar_networks.DENSENET_GROWTH),
-        sizes.scale(cifar_networks.DENSENET_FIRST),
+        asked.images(cifar_networks.CIFAR_SMALLEST_SIDE)[0],
+        asked.n_outputs,
+        asked.scale(cifar_networks.DENSENET_GROWTH),
+        asked.scale(cifar_networks.DENSENET_FIRST),
     )
 
 
-def _vit(sizes: ImageSizes) -> nn.Module:
-    dim = transformers.N_HEADS * sizes.scale(transformers.DIM // transformers.N_HEADS)
-    return transformers.ViT(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
+def _vit(asked: NetworkRequest) -> nn.Module:
+    dim = transformers.N_HEADS * asked.scale(transformers.DIM // transformers.N_HEADS)
+    return transformers.ViT(*asked.images(transformers.PATCH), asked.n_outputs, dim)
 
 
-def _mixer(sizes: ImageSizes) -> nn.Module:
-    dim = 2 * sizes.scale(transformers.DIM // 2)
-    return transformers.Mixer(sizes.n_channels, sizes.side, sizes.n_outputs, dim)
+def _mixer(asked: NetworkRequest) -> nn.Module:
+    dim = 2 * asked.scale(transformers.DIM // 2)
+    return transformers.Mixer(*asked.images(transformers.PATCH), asked.n_outputs, dim)
 
 
-IMAGE_NETWORKS = {
-    "resnet20": ImageNetwork(
+def _gpt(asked: NetworkRequest) -> nn.Module:
+    dim = transformers.GPT_HEADS * asked.scale(transformers.DIM // transformers.GPT_HEADS)
+    return transformers.GPT(asked.n_outputs, asked.length(), dim)
+
+
+_BUILT_IN: dict[str, tuple[str, Callable[[NetworkRequest], nn.Module]]] = {
+    "lenet": (
+        "20-50-500-10, the paper's network for MNIST; lenet:8-12-20 chooses widths",
+        _lenet,
+    ),
+    "deep-lenet": ("20-50-(75 x 6)-10; deep-lenet:12 chooses how many", _deep_lenet),
+    "mlp": ("300-100 hidden; mlp:500-200-100 chooses others", _mlp),
+    "convnet": ("32-32-64-64-128-128 convolutions with BatchNorm", _convnet),
+    "caffenet": (
+        "the paper's network for ImageNet; caffenet:0.5 has half of each width",
+        _caffenet,
+    ),
+    "alexnet": ("torchvision's AlexNet: one tower, no normalisation", _alexnet),
+    "resnet20": (
         "CIFAR's ResNet-20; resnet20:0.5 has half of each width",
-        cifar_networks.SMALLEST_SIDE,
-        _resnet(3),
+        _residual(cifar_networks.ResNet, 3),
     ),
-    "resnet56": ImageNetwork("CIFAR's ResNet-56", cifar_networks.SMALLEST_SIDE, _resnet(9)),
-    "preresnet20": ImageNetwork(
-        "pre-activation ResNet-20 with projections", cifar_networks.SMALLEST_SIDE, _preresnet(3)
+    "resnet56": ("CIFAR's ResNet-56", _residual(cifar_networks.ResNet, 9)),
+    "preresnet20": (
+        "pre-activation ResNet-20 with projections",
+        _residual(cifar_networks.PreActivationResNet, 3),
     ),
-    "vgg16-bn": ImageNetwork(
-        "VGG-16 with BatchNorm and one fully connected layer",
-        cifar_networks.VGG_SMALLEST_SIDE,
-        _vgg,
-    ),
-    "mobilenetv2": ImageNetwork(
-        "MobileNetV2 with the strides for 32 x 32", cifar_networks.SMALLEST_SIDE, _mobilenet
-    ),
-    "densenet40": ImageNetwork("DenseNet-40, growth 12", cifar_networks.SMALLEST_SIDE, _densenet),
-    "vit": ImageNetwork(
-        "vision transformer: patches of 4 x 4, 6 blocks of 192, 3 heads", transformers.PATCH, _vit
-    ),
-    "mixer": ImageNetwork(
-        "MLP-Mixer: patches of 4 x 4, 6 blocks of 192", transformers.PATCH, _mixer
-    ),
+    "vgg16-bn": ("VGG-16 with BatchNorm and one fully connected layer", _vgg),
+    "mobilenetv2": ("MobileNetV2 with the strides for 32 x 32", _mobilenet),
+    "densenet40": ("DenseNet-40, growth 12", _densenet),
+    "vit": ("vision transformer: patches of 4 x 4, 6 blocks of 192, 3 heads", _vit),
+    "mixer": ("MLP-Mixer: patches of 4 x 4, 6 blocks of 192", _mixer),
+    "gpt": ("6 causal transformer blocks of 192 on tokens; gpt:0.5 has half of each width", _gpt),
 }
-Shape = tuple[int, ...]
+_NOTHING_TO_CHOOSE = ("convnet", "alexnet")
 MODELS = {
-    "lenet": "20-50-500-10, the paper's network for MNIST; lenet:8-12-20 chooses widths",
-    "deep-lenet": "20-50-(75 x 6)-10; deep-lenet:12 chooses how many",
-    "mlp": "300-100 hidden; mlp:500-200-100 chooses others",
-    "convnet": "32-32-64-64-128-128 convolutions with BatchNorm",
-    "caffenet": "the paper's network for ImageNet; caffenet:0.5 has half of each width",
-    "alexnet": "torchvision's AlexNet: one tower, no normalisation",
-    **{name: network.text for name, network in IMAGE_NETWORKS.items()},
-    "gpt": "6 causal transformer blocks of 192 on tokens; gpt:0.5 has half of each width",
+    **{name: text for name, (text, _) in _BUILT_IN.items()},
     "package.module:function": "your own function or class",
 }
 
@@ -150,35 +215,9 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     Raises:
         InputError: If there is no such network, or it does not fit the data.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "lenet":
-        channels, side = _square(name, input_shape, SMALLEST_SIDE)
-        return LeNet(channels, side, n_outputs, _three(rest or "20-50-500", name))
-    if kind == "deep-lenet":
-        channels, side = _square(name, input_shape, SMALLEST_SIDE)
-        return DeepLeNet(_numbers(rest or "6", name)[0], channels, side, n_outputs)
-    if kind == "mlp":
-        n_in = 1
-        for size in input_shape:
-            n_in *= size
-        return MLP(n_in, n_outputs, _numbers(rest or "300-100", name))
-    if kind == "convnet" and not rest:
-        return ConvNet(_square(name, input_shape, 8)[0], n_outputs)
-    if kind == "caffenet":
-        channels, side = _square(name, input_shape, caffenet.SMALLEST_SIDE)
-        sizes = caffenet.CaffeNetSizes(
-            n_channels=channels, side=side, n_outputs=n_outputs, factor=_factor(rest or "1", name)
-        )
-        return caffenet.CaffeNet(sizes)
-    if kind in IMAGE_NETWORKS:
-        network = IMAGE_NETWORKS[kind]
-        channels, side = _square(name, input_shape, network.smallest_side)
-        return network.build(ImageSizes(channels, side, n_outputs, _factor(rest or "1", name)))
-    if kind == "gpt":
-        return build_gpt(_length(name, input_shape), n_outputs, _factor(rest or "1", name))
-    if kind == "alexnet" and not rest:
-        channels, _ = _square(name, input_shape, caffenet.SMALLEST_SIDE_OF_ALEXNET)
-        return caffenet.AlexNet(channels, n_outputs)
+    kind, _, chosen = name.partition(":")
+    if kind in _BUILT_IN and not (chosen and kind in _NOTHING_TO_CHOOSE):
+        return _BUILT_IN[kind][1](NetworkRequest(name, input_shape, n_outputs))
     refuse_file(name)
     if is_reference(name):
         return _from_user(name, input_shape, n_outputs)
@@ -188,52 +227,6 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
 def reads_tokens(name: str) -> bool:
     """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
     return name.partition(":")[0] == "gpt"
-
-
-def _square(name: str, shape: Shape, smallest: int) -> tuple[int, int]:
-    """Return channels and side of square images, or refuse."""
-    if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:
-        raise InputError(
-            f"the model {name!r} takes square images of at least {smallest} x {smallest} pixels, "
-            f"but one example has shape {shape}; use --model mlp, or data that fit "
-            "(digits:28 enlarges the digits), or enlarge them batch by batch (--resize 227)"
-        )
-    return shape[0], shape[1]
-
-
-def _length(name: str, shape: Shape) -> int:
-    """Return the number of tokens of an example, or refuse."""
-    if len(shape) != 1:
-        raise InputError(
-            f"the model {name!r} reads rows of tokens, but one example has shape {shape}; use text "
-            "(--data tiny-shakespeare:FILE), or a model for images (--model vit)"
-        )
-    return shape[0]
-
-
-def _numbers(text: str, name: str) -> list[int]:
-    parts = text.split("-")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise InputError(f"{name!r}: give widths as numbers with dashes, as in mlp:300-100")
-    return [int(part) for part in parts]
-
-
-def _factor(text: str, name: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    kind = name.partition(":")[0]
-    if not 0 < factor <= 4:
-        raise InputError(f"{name!r}: give the factor of the widths, as in {kind}:0.5")
-    return factor
-
-
-def _three(text: str, name: str) -> tuple[int, int, int]:
-    numbers = _numbers(text, name)
-    if len(numbers) != 3:
-        raise InputError(f"{name!r}: a LeNet has three widths to choose, as in lenet:8-12-20")
-    return numbers[0], numbers[1], numbers[2]
 
 
 def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:

@@ -133,7 +133,7 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
 logger = logging.getLogger(__name__)
 _FEW_NAMES = 5
 _PICKLED = (".pth", ".pt", ".bin", ".ckpt")
-SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
+_SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
@@ -151,7 +151,7 @@ def read_pretrained(path: Path) -> Pretrained | nn.Module:
         return load(path) if state is None else from_state(state)
     if path.suffix in _PICKLED:
         return from_state(_read_state_dict(path))
-    raise FileError(f"cannot start from {path}: it must end in {', '.join(SUFFIXES)}")
+    raise FileError(f"cannot start from {path}: it must end in {', '.join(_SUFFIXES)}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Any] | None:

@@ -125,11 +125,6 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def build_gpt(length: int, n_tokens: int, factor: float) -> GPT:
-    """Return a GPT whose heads, and with them all widths, are multiplied by a factor."""
-    return GPT(n_tokens, length, GPT_HEADS * max(1, round(DIM / GPT_HEADS * factor)))
-
-
 class MixerBlock(nn.Module):
     """An MLP over the tokens, half as wide as they are, and one over the channels, four times."""
 

@@ -1,15 +1,15 @@
 """`inspect`: list every site of gates and branch, what is learnt there, what is not, and why."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from archlearn.analysis.gate_sites import Site
 from archlearn.costs import known_inputs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
+from archlearn.gating.cost_kinds import unit_of, write_costs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.penalty_prices import unit_of
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -79,6 +79,8 @@ class Inspection:
         start: What the model costs with all gates open, multiply-adds of one example.
         least: What the smallest network costs that gates can leave: no budget may be below.
         branches: The residual branches.
+        kept: Layers that are no site and keep all their channels, with the reason; but not those
+            that make the output.
     """
 
     rows: tuple[SiteRow, ...]
@@ -87,6 +89,7 @@ class Inspection:
     start: dict[str, float]
     least: dict[str, float]
     branches: tuple[BranchRow, ...] = ()
+    kept: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         table = [_HEAD, *(_cells(row) for row in self.rows)]
@@ -97,9 +100,10 @@ class Inspection:
             )
             for line in table
         ]
+        lines += [f"not learnt: {name}: {why}" for name, why in self.kept.items()]
         lines += map(str, self.branches)
         if self.least:
-            lines += [f"costs: {_count(self.start)}; at least {_count(self.least)}"]
+            lines += [f"costs: {write_costs(self.start)}; at least {write_costs(self.least)}"]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
         said = "asked for shapes, answered by the example"
         lines += [f"{said}: {line}: {answer}" for line, answer in self.answers.items()]
@@ -154,12 +158,14 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
     branches = [BranchRow(b.name, b.layers, True, "", "") for b in choice.branches.values()]
     branches += [BranchRow(n, (), False, why.text, why.fix) for n, why in choice.no_branch.items()]
     return Inspection(
-        tuple(rows), dict(traces.opaque), dict(traces.answers), start, least, tuple(branches)
+        tuple(rows),
+        dict(traces.opaque),
+        dict(traces.answers),
+        start,
+        least,
+        tuple(branches),
+        {name: f"{why.text}. Fix: {why.fix}" for name, why in choice.blueprint.kept.items()},
     )
-
-
-def _count(costs: dict[str, float]) -> str:
-    return f"{costs['parameters']:,.0f} parameters, {costs['multiply_adds']:,.0f} multiply-adds"
 
 
 def _row(choice: LearnableSites, place: int, site: Site) -> SiteRow:

@@ -61,12 +61,12 @@ SERIES = (
     Colour("series-6", "#4b5a9e", "#a9b5f2"),
 )
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1)), (0, (8, 2)))
-ALL = (INK, MUTED, GRID, GHOST, GHOST_EDGE, SURFACE, PAGE, LINK, WARNING, *SERIES)
+PALETTE = (INK, MUTED, GRID, GHOST, GHOST_EDGE, SURFACE, PAGE, LINK, WARNING, *SERIES)
 
 
 def write_variables(*, dark: bool) -> str:
     """Return the declarations that give each role its shade in a style sheet."""
-    shades = {colour.role: colour.dark if dark else colour.light for colour in ALL}
+    shades = {colour.role: colour.dark if dark else colour.light for colour in PALETTE}
     return " ".join(f"--{role}: {shade};" for role, shade in shades.items())
 
 
@@ -129,7 +129,7 @@ def write_svg(figure: Figure, name: str, title: str, description: str) -> Markup
         figure.savefig(out, format="svg", metadata={"Date": None})
     svg = _IDENTIFIER.sub(rf"\1{name}-", _LEFT_OUT.sub("", out.getvalue()))
     svg = _FAMILY.sub(r"\1 var(--font, sans-serif)", svg.replace("xlink:href", "href"))
-    for colour in ALL:
+    for colour in PALETTE:
         svg = svg.replace(colour.light, f"var(--{colour.role}, {colour.light})")
     opening = Markup(
         '<svg viewBox={box} role="img" aria-labelledby="{name}-t {name}-d">'

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archlearn.gating.penalty_prices import COSTS, LATENCY
+from archlearn.gating.cost_kinds import COSTS, LATENCY
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,
@@ -156,7 +156,7 @@ def gap_lines(run: RunRecord) -> FigureData:
 
 def parameter_lines(run: RunRecord) -> FigureData:
     """Return what compacting at each epoch would have left."""
-    line = _line(run, "parameters", lambda epoch: epoch.parameters)
+    line = _line(run, "parameters", lambda epoch: epoch.costs["parameters"])
     return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
@@ -166,10 +166,10 @@ def budget_lines(run: RunRecord) -> FigureData:
     names = [name for name in costs if any(name in epoch.budget_path for epoch in run.epochs)]
     lines: list[Series] = []
     for name in names:
-        start = getattr(run.before if name in COSTS else run.epochs[0], name) or 1
+        start = (run.before.costs[name] if name in COSTS else run.epochs[0].latency) or 1
 
         def cost(epoch: Epoch, name: str = name, start: float = start) -> float:
-            return (getattr(epoch, name) or 0) / start
+            return ((epoch.costs[name] if name in COSTS else epoch.latency) or 0) / start
 
         def allowed(epoch: Epoch, name: str = name, start: float = start) -> float | None:
             limit = epoch.budget_path.get(name)

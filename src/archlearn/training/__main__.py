@@ -24,7 +24,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def main(words: list[str]) -> int:
+def learn_by_words(words: list[str]) -> int:
     """Run and print the summary; return the exit code."""
     if not words or any("=" not in word for word in words[1:]):
         sys.stderr.write("usage: python -m archlearn.training FOLDER name=value ...\n")
@@ -44,4 +44,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(learn_by_words(sys.argv[1:]))

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from archlearn.data.file_cache import METRICS
 from archlearn.errors import SettingsError
-from archlearn.training.run_directory import METRICS, read_lines
+from archlearn.gating.cost_kinds import COSTS
+from archlearn.training.run_directory import read_lines
 from archlearn.training.settings import LoggerName, RunSettings
 
 
@@ -82,8 +84,7 @@ _SCALARS = (
     "validation_accuracy",
     "validation_error",
     "binarisation_gap",
-    "parameters",
-    "multiply_adds",
+    *COSTS,
     "learning_rate",
     "gate_rate",
     "memory_bytes",

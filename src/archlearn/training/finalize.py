@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import platform
 import tempfile
 from dataclasses import asdict
 from itertools import pairwise
@@ -13,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-import archlearn
-from archlearn.costs import count_costs, count_layer_costs
+from archlearn.costs import count_layer_costs
 from archlearn.data.dataset import Dataset
+from archlearn.data.file_cache import METRICS, SPEED, SUMMARY
 from archlearn.errors import FileError, InputError
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
@@ -25,18 +24,11 @@ from archlearn.surgery.compaction import compact
 from archlearn.surgery.planning import plan
 from archlearn.training.checkpoint import Position, capture_random_states, restore_random_states
 from archlearn.training.defaults import loss_of_a_guess
-from archlearn.training.hardware import describe_hardware
+from archlearn.training.hardware import describe_hardware, describe_versions
 from archlearn.training.initial_model import start_network
-from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
+from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
 from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import (
-    COMPACT,
-    METRICS,
-    SPEED,
-    SUMMARY,
-    read_lines,
-    write_json,
-)
+from archlearn.training.run_directory import COMPACT, read_lines, write_json
 from archlearn.training.run_setup import Session, gate_network, set_layout_
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import has_gates
@@ -182,9 +174,9 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
     example = in_format_of(network, session.example)
-    described: dict[str, Any] = asdict(per_example(count_costs(network, example), example))
+    described: dict[str, Any] = asdict(costs_of(network, session.example))
     described["layers"] = [
-        {"name": name, **asdict(per_example(costs, example))}
+        {"name": name, **asdict(costs.for_one_example(len(example)))}
         for name, costs in count_layer_costs(network, example).items()
     ]
     if session.settings.gates.learn != "nothing" and network is session.network:
@@ -257,11 +249,7 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
         "strengths": {} if strengths is None else _plain(strengths),
         "command": position.command or command,
         "hardware": describe_hardware(session.fabric, settings.hardware.precision),
-        "versions": {
-            "archlearn": archlearn.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": describe_versions(),
         "seed": settings.seed,
         "epochs": session.n_epochs,
         "steps": position.step,

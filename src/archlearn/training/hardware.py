@@ -10,6 +10,7 @@ import warnings
 import torch
 from lightning_fabric import Fabric
 
+import archlearn
 from archlearn.errors import SettingsError
 from archlearn.training.settings import HardwareSettings
 
@@ -68,6 +69,12 @@ def describe_hardware(fabric: Fabric, precision: str) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "precision": precision,
     }
+
+
+def describe_versions() -> dict[str, str]:
+    """Return the versions that something was computed with."""
+    versions = {"archlearn": archlearn.__version__, "torch": torch.__version__}
+    return versions | {"python": platform.python_version()}
 
 
 def _name_of_cpu() -> str:

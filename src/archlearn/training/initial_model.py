@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
+from archlearn.data.file_cache import CONFIG
 from archlearn.errors import FileError, InputError, SettingsError, first_line
 from archlearn.models.model_registry import build_network
 from archlearn.models.pretrained import (
@@ -26,7 +27,7 @@ from archlearn.module_utils import evaluating
 from archlearn.training.checkpoint import is_checkpoint
 from archlearn.training.metrics import in_format_of
 from archlearn.training.objectives import objective_of
-from archlearn.training.run_directory import COMPACT, CONFIG
+from archlearn.training.run_directory import COMPACT
 from archlearn.training.settings import RunSettings
 
 

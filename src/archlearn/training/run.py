@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed
 
 from archlearn.data.dataset import fingerprint
-from archlearn.data.file_cache import DownloadProgress, no_progress
+from archlearn.data.file_cache import GATES, METRICS, DownloadProgress, no_progress
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.surgery.architecture import read_architecture
 from archlearn.training.callbacks import Callback, RunStart, SilentCallback
@@ -24,8 +24,6 @@ from archlearn.training.checkpoint import (
 from archlearn.training.finalize import check_finish, finish
 from archlearn.training.metrics import costs_of
 from archlearn.training.run_directory import (
-    GATES,
-    METRICS,
     cut_lines,
     explaining_full_disks,
     explaining_full_memory,

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import torch
 from safetensors import SafetensorError
 
-from archlearn.data.file_cache import sync, write_whole
+from archlearn.data.file_cache import CONFIG, GATES, METRICS, sync, write_whole
 from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
@@ -93,9 +93,7 @@ def _is_still_at(path: Path, file: TextIO) -> bool:
         return False
 
 
-CONFIG, METRICS, GATES = "config.toml", "metrics.jsonl", "gates.jsonl"
-SUMMARY, COMPACT, REPORT = "summary.json", "compact.safetensors", "report.html"
-SPEED, LATENCY = "speed.json", "latency.json"
+COMPACT, REPORT, LATENCY_FILE = "compact.safetensors", "report.html", "latency.json"
 
 
 @contextmanager
@@ -260,7 +258,7 @@ def writing(path: Path) -> Generator[None]:
     Raises:
         SettingsError: If the file is a folder, or cannot be written.
     """
-    _check_writable(path)
+    check_writable(path)
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -272,7 +270,8 @@ def writing(path: Path) -> Generator[None]:
         ) from error
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Refuse a file that is a folder or cannot be written, before anything is done for it."""
     if path.is_dir():
         raise SettingsError(f"cannot write {path}: it is a folder; name a file in it with --out")
     try:

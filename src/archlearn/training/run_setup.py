@@ -17,10 +17,11 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
+from archlearn.gating.cost_kinds import Price
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.gating.penalty_prices import Price, Strengths
+from archlearn.gating.penalties import Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.optim.latency import LatencyTable
@@ -54,7 +55,7 @@ from archlearn.training.initial_model import (
     start_teacher,
 )
 from archlearn.training.objectives import Objective, objective_of
-from archlearn.training.run_directory import LATENCY, read_run_settings, write_json
+from archlearn.training.run_directory import LATENCY_FILE, read_run_settings, write_json
 from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
 
@@ -153,7 +154,7 @@ def open_session(
     work = _make_work(settings, dataset, (model, teacher), fabric, latency)
     measured = work.gate_optimizer.latency if work.gate_optimizer is not None else None
     if measured is not None and latency is None and fabric.is_global_zero:
-        write_json(folder / LATENCY, asdict(measured))
+        write_json(folder / LATENCY_FILE, asdict(measured))
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
     return Session(
@@ -289,7 +290,7 @@ def _make_gate_optimizer(
 
 def read_latency(folder: Path) -> LatencyTable | None:
     """Return the table of latencies that a run measured when it began; None if it has none."""
-    path = folder / LATENCY
+    path = folder / LATENCY_FILE
     return LatencyTable(**json.loads(path.read_bytes())) if path.is_file() else None
 
 

@@ -14,8 +14,8 @@ from runpy import run_module
 from statistics import fmean
 from typing import Any
 
+from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import RunStoppedError, SettingsError
-from archlearn.training.run_directory import CONFIG, SUMMARY
 from archlearn.training.settings import RunSettings, format_settings
 
 PLAIN = "plain"

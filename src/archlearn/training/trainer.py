@@ -8,13 +8,14 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
 
 import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
+from archlearn.data.file_cache import GATES, METRICS
 from archlearn.errors import RunInterruptedError, RunStoppedError
 from archlearn.optim.shrinking import try_shrink_
 from archlearn.training.callbacks import Callback, EpochEnd
@@ -37,14 +38,7 @@ from archlearn.training.metrics import (
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import (
-    GATES,
-    METRICS,
-    append_line,
-    how_to_go_on,
-    read_lines,
-    sync_lines,
-)
+from archlearn.training.run_directory import append_line, how_to_go_on, read_lines, sync_lines
 from archlearn.training.run_setup import Session
 
 
@@ -167,8 +161,7 @@ def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> di
         "linear": snapshot.linear,
         "binarisation_gap": snapshot.gap,
         "binarised_share": snapshot.binary_share,
-        "parameters": snapshot.costs.parameters,
-        "multiply_adds": snapshot.costs.multiply_adds,
+        **asdict(snapshot.costs),
         "learning_rate": session.work.schedule.weight_rate(last),
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,

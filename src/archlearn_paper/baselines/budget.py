@@ -19,7 +19,7 @@ from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
 
-TOLERANCE = 0.05
+BUDGET_TOLERANCE = 0.05
 """How far from the budget a model may be, as a share of it."""
 
 
@@ -29,7 +29,7 @@ class BudgetError(InputError):
 
 def is_within(parameters: int, budget: int) -> bool:
     """Return whether a number of parameters is near enough to a budget."""
-    return abs(parameters - budget) <= TOLERANCE * budget
+    return abs(parameters - budget) <= BUDGET_TOLERANCE * budget
 
 
 class Candidates(Protocol):
@@ -116,7 +116,7 @@ def close_to_budget(sizes: ParameterCounts, candidates: Sequence[Candidates], bu
     parameters = sizes.parameters(kept)
     while parameters > budget:
         savings = sizes.savings(kept)
-        least = (1 - TOLERANCE) * budget
+        least = (1 - BUDGET_TOLERANCE) * budget
         open_to_us = [
             place
             for place, count in enumerate(kept)
@@ -128,7 +128,7 @@ def close_to_budget(sizes: ParameterCounts, candidates: Sequence[Candidates], bu
         candidates[chosen].close()
         kept[chosen] -= 1
         parameters = sizes.parameters(kept)
-    if parameters > (1 + TOLERANCE) * budget:
+    if parameters > (1 + BUDGET_TOLERANCE) * budget:
         raise BudgetError(
             f"{budget:,} parameters were asked for, but with channels closed one by one the model "
             f"still has {parameters:,}; ask for more, or learn more of its layers"

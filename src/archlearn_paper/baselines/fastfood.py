@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
+from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError
 
 
 def transform(x: Tensor, size: int) -> Tensor:
@@ -80,10 +80,6 @@ class Fastfood(nn.Module):
         features = spread.flatten(-2).narrow(-1, 0, self.n_features) * self.scale
         return features if self.bias is None else features + self.bias
 
-    def extra_repr(self) -> str:
-        """Show the sizes."""
-        return f"n_in={self.n_in}, n_features={self.n_features}, padded to {self.size}"
-
 
 def replace_by_fastfood(
     model: nn.Module, layers: Sequence[str], n_features: int, *, seed: int = 0
@@ -141,7 +137,7 @@ def choose_features(model: nn.Module, layers: Sequence[str], budget: int) -> int
     def size(n_features: int) -> int:
         return count_fastfood(first.in_features, n_features, last.out_features)
 
-    if size(1) > most + TOLERANCE * budget:
+    if size(1) > most + BUDGET_TOLERANCE * budget:
         raise BudgetError(
             f"{budget:,} parameters were asked for, but {fixed:,} are in layers that Fastfood "
             f"leaves alone, and it takes at least {size(1):,}; ask for more"

@@ -191,11 +191,6 @@ def scaled_layers(network: nn.Module) -> dict[str, Scaled]:
     return {n: m for n, m in network.named_modules() if isinstance(m, Scaled)}
 
 
-def diagonals(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the learnt numbers of a network by the name of their layer."""
-    return {name: scaled.diagonal for name, scaled in scaled_layers(network).items()}
-
-
 @torch.no_grad()
 def fold_diagonals(network: nn.Module) -> nn.Module:
     """Return the network without factors that computes the same when nothing is drawn."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
-from archlearn_paper.baselines.budget import TOLERANCE, BudgetError
+from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError
 
 Factorisable = nn.Linear | nn.Conv2d
 
@@ -159,7 +159,7 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     ranks = dict.fromkeys(layers, 1)
     shares = {name: _energy_shares(layer) for name, layer in layers.items()}
     left = budget - count_factorised(model, ranks)
-    margin = TOLERANCE * budget
+    margin = BUDGET_TOLERANCE * budget
     if left < -margin:
         raise BudgetError(
             f"{budget:,} parameters were asked for, but at rank 1 everywhere the model still has "

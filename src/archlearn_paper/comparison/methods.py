@@ -20,7 +20,7 @@ from archlearn.surgery.compaction import compact
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import TOLERANCE, ParameterCounts, gate_widths, trim
+from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, ParameterCounts, gate_widths, trim
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
@@ -138,7 +138,7 @@ def check_setup(setup: ComparisonSetup) -> None:
     least = ParameterCounts(gated).parameters([1] * len(width_gates(gated)))
     most = sum(parameter.numel() for parameter in network.parameters())
     for budget in setup.budgets:
-        if least > (1 + TOLERANCE) * budget or budget >= most:
+        if least > (1 + BUDGET_TOLERANCE) * budget or budget >= most:
             raise SettingsError(
                 f"--budget {budget:,}: {setup.model} has {most:,} parameters, and {least:,} with "
                 "one channel in each layer; choose budgets in between"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from archlearn_paper.baselines.budget import TOLERANCE, BudgetError, is_within
+from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError, is_within
 from archlearn_paper.comparison.methods import (
     CALIBRATION_SEED,
     L0,
@@ -20,7 +20,7 @@ from archlearn_paper.experiment import (
     Row,
     group,
     spread_of,
-    summarise,
+    summarise_rows,
     write_with_error,
 )
 from archlearn_paper.statistics import (
@@ -95,7 +95,7 @@ class MethodRanking:
         first = sum(starts) / max(1, len(starts))
         seconds = first + sum(before) + sum(_spent([members]))
         return {
-            **summarise(members),
+            **summarise_rows(members),
             "by_seed": {str(row.seed): row.accuracy for row in members},
             "seconds": seconds,
             "is_dense": next((c.is_dense for c in self._methods if c.name == method), True),
@@ -130,7 +130,7 @@ class MethodRanking:
             Check(
                 what="every network is at its budget",
                 measured=", ".join(far) or "all are",
-                bound=f"± {TOLERANCE:.0%}",
+                bound=f"± {BUDGET_TOLERANCE:.0%}",
                 met=not far,
             ),
             *([_check_l0_sizes(derived)] if derived.get("l0_sizes") else []),

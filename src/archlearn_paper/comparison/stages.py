@@ -9,10 +9,10 @@ first methods at each budget then have more seeds.
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -60,8 +60,102 @@ LATER_SEEDS = (5, 6, 7, 8, 9)
 MOST_WORKERS, LEFT_ALONE = 14, 2
 """Processes that make networks, and processors that are left to the one that asks."""
 Make = Callable[[], nn.Module]
-Pending = tuple[Run, Make]
-"""A run, and what makes the network that it starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A method that goes for a budget with a seed; a trial, where its strength is to be chosen."""
+
+    method: Method
+    budget: int
+    seed: int
+    strength: float
+    is_trial: bool = False
+
+    @property
+    def row(self) -> str:
+        """Return the row of its last run."""
+        if self.is_trial:
+            return name_trial(self.method, self.strength, self.budget)
+        return name_result(self.method.name, self.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of an attempt.
+
+    Attributes:
+        make: Makes the network that it starts from; None where that is a fresh one.
+        in_worker: Whether another process may make it. A penalty is not saved with its network.
+    """
+
+    run: Run
+    make: Make | None = None
+    in_worker: bool = True
+
+
+def list_steps(setup: ComparisonSetup, attempt: Attempt) -> Generator[Step, FinishedRun]:
+    """Yield the runs of an attempt; each is sent back when it has finished."""
+    method, seed = attempt.method, attempt.seed
+    if isinstance(method, BudgetMethod):
+        settings = setup.to_budget(seed, attempt.budget, attempt.strength)
+        yield Step(Run(row=attempt.row, settings=settings, finish_compact=True))
+    elif isinstance(method, FromScratchMethod):
+        run = Run(row=attempt.row, settings=setup.plain(seed, setup.scale.epochs))
+        yield Step(run, partial(method.begin, setup, seed, attempt.budget))
+    elif isinstance(method, LearningMethod | PruningMethod):
+        settings = setup.plain(seed, setup.first_epochs)
+        if isinstance(method, LearningMethod):
+            row, make = name_first(method, attempt.strength), partial(_begin, setup, attempt)
+            finished = yield Step(Run(row=row, settings=settings), make, in_worker=False)
+        else:
+            finished = yield Step(Run(row=LARGE, settings=settings))
+        n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
+        for number in range(n_rounds):
+            finished = yield _prune(setup, attempt, finished, number, n_rounds)
+
+
+def _begin(setup: ComparisonSetup, attempt: Attempt) -> nn.Module:
+    assert isinstance(attempt.method, LearningMethod)
+    with naming(attempt.method.name):
+        return attempt.method.begin(setup, attempt.seed, attempt.strength)
+
+
+def _prune(
+    setup: ComparisonSetup, attempt: Attempt, finished: FinishedRun, number: int, n_rounds: int
+) -> Step:
+    """Return the training that follows one round of pruning; rounds share the epochs evenly."""
+    method = attempt.method
+    if isinstance(method, PruningMethod):
+        reduce, factor = method.reduce, attempt.strength
+    else:
+        assert isinstance(method, LearningMethod)
+        reduce, factor = (method.again if number and method.again else method.reduce), 1.0
+    # The network of a first part that learns has more numbers than the large one.
+    whole = finished.row.parameters
+    target = round(whole * (attempt.budget / whole) ** (1 / (n_rounds - number)))
+    ends = [setup.last_epochs * done // n_rounds for done in (number, number + 1)]
+    settings = setup.plain(attempt.seed, ends[1] - ends[0], factor)
+    row = attempt.row if number == n_rounds - 1 else f"{attempt.row}, round {number + 1}"
+    make = partial(_reduce, method.name, reduce, setup, finished, target)
+    return Step(Run(row=row, settings=settings), make)
+
+
+def find_step(
+    setup: ComparisonSetup, attempt: Attempt, done: Mapping[tuple[str, int], FinishedRun], n: int
+) -> Step | None:
+    """Return the run of an attempt behind `n` others; None if there is none, or one is missing."""
+    steps = list_steps(setup, attempt)
+    try:
+        step = next(steps)
+        for _ in range(n):
+            finished = done.get((step.run.row, attempt.seed))
+            if finished is None:
+                return None
+            step = steps.send(finished)
+    except StopIteration:
+        return None
+    return step
 
 
 @contextmanager
@@ -80,14 +174,18 @@ def naming(method: str) -> Generator[None]:
         ) from error
 
 
-def start_runs(pending: Sequence[Pending]) -> list[Run]:
+def start_runs(steps: Sequence[Step]) -> list[Run]:
     """Return the runs with their networks; one that cannot reach its budget is left out."""
-    networks = make_networks([make for _, make in pending])
-    return [
-        replace(run, network=network)
-        for (run, _), network in zip(pending, networks, strict=True)
-        if network is not None
-    ]
+    made = iter(make_networks([step.make for step in steps if step.make and step.in_worker]))
+    runs: list[Run] = []
+    for step in steps:
+        network = None
+        if step.make is not None:
+            network = next(made) if step.in_worker else step.make()
+            if network is None:
+                continue
+        runs.append(replace(step.run, network=network))
+    return runs
 
 
 def make_networks(makes: Sequence[Make], n_workers: int | None = None) -> list[nn.Module | None]:
@@ -147,13 +245,14 @@ class ComparisonStages:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
-        once = [ComparisonStages.begin, *(partial(_prune, number=n) for n in range(self._rounds()))]
-        more = [partial(self._repeat, stage) for stage in once]
-        first = [partial(stage, self) for stage in once]
-        return (self._begin_trials, self._end_trials, *first, *more, self._from_scratch)
-
-    def _rounds(self) -> int:
-        return max([each.rounds for each in self._in_rounds()], default=1)
+        in_rounds = (m for m in self._methods if isinstance(m, LearningMethod | PruningMethod))
+        numbers = range(1 + max([each.rounds for each in in_rounds], default=1))
+        return (
+            *(partial(self._try_strengths, number=number) for number in (0, 1)),
+            *(partial(self._compare, number=number) for number in numbers),
+            *(partial(self._repeat, number=number) for number in numbers),
+            self._from_scratch,
+        )
 
     def _setup(self, scale: Scale) -> ComparisonSetup:
         return ComparisonSetup(model=self._model, budgets=self._budgets, scale=scale)
@@ -165,96 +264,62 @@ class ComparisonStages:
             return {}
         return {"left": count_l0_left(self._setup(scale), done.load_model())}
 
-    def _in_rounds(self) -> list[LearningMethod | PruningMethod]:
-        return [m for m in self._methods if isinstance(m, LearningMethod | PruningMethod)]
-
-    def _begin_trials(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return, on the calibration seed, whole runs to budgets and all first parts."""
-        del done
-        setup, works = self._setup(scale).calibration(), list[RunTask]()
-        for each in self._methods:
-            for strength in setup.scale.pick(each.strengths):
-                if isinstance(each, LearningMethod):
-                    works.append(_first(setup, each, CALIBRATION_SEED, strength))
-                if isinstance(each, BudgetMethod):
-                    works += [
-                        _land(setup, CALIBRATION_SEED, b, strength, name_trial(each, strength, b))
-                        for b in self._budgets
-                    ]
-        if any(isinstance(each, PruningMethod) and each.strengths for each in self._methods):
-            works.append(_large(setup, CALIBRATION_SEED))
-        return _by_length(works)
-
-    def _end_trials(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return the last parts on the calibration seed, at every strength and budget."""
-        setup, pending = self._setup(scale).calibration(), list[Pending]()
-        first = {d.row.row: d for d in done if d.row.seed == CALIBRATION_SEED}
-        for each in self._in_rounds():
-            for strength in setup.scale.pick(each.strengths):
-                pruned = isinstance(each, PruningMethod)
-                finished = first[LARGE if pruned else name_first(each, strength)]
-                factor = strength if pruned else 1.0
-                settings = setup.plain(CALIBRATION_SEED, setup.last_epochs, factor)
-                pending += [
-                    (
-                        Run(row=name_trial(each, strength, budget), settings=settings),
-                        partial(_reduce, each.name, each.reduce, setup, finished, budget),
-                    )
-                    for budget in self._budgets
-                ]
-        return list(start_runs(pending))
-
-    def begin(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-        """Return large networks, first parts, runs to budgets and fresh networks."""
-        setup, rows = self._setup(scale), [finished.row for finished in done]
-        works: list[RunTask] = []
-        for seed in scale.seeds:
-            if any(isinstance(each, PruningMethod) for each in self._methods):
-                works.append(_large(setup, seed))
-            for each in self._methods:
-                chosen = {b: choose_strength(each, b, rows) for b in self._budgets}
-                if isinstance(each, LearningMethod):
-                    works += [_first(setup, each, seed, s) for s in sorted(set(chosen.values()))]
-                if isinstance(each, BudgetMethod):
-                    works += [
-                        _land(setup, seed, budget, strength, name_result(each.name, budget))
-                        for budget, strength in chosen.items()
-                    ]
-        return _by_length(works + self._fresh(setup))
-
-    def _fresh(self, setup: ComparisonSetup) -> list[RunTask]:
-        pending: list[Pending] = [
-            (
-                Run(
-                    row=name_result(each.name, budget),
-                    settings=setup.plain(seed, setup.scale.epochs),
-                ),
-                partial(each.begin, setup, seed, budget),
-            )
+    def _try_strengths(
+        self, scale: Scale, done: Sequence[FinishedRun], *, number: int
+    ) -> list[RunTask]:
+        """Return runs at every strength and budget, on the calibration seed."""
+        setup = self._setup(scale).calibration()
+        attempts = [
+            Attempt(each, budget, CALIBRATION_SEED, strength, is_trial=True)
             for each in self._methods
-            if isinstance(each, FromScratchMethod)
-            for seed in setup.scale.seeds
+            for strength in setup.scale.pick(each.strengths)
             for budget in self._budgets
         ]
-        return list(start_runs(pending))
+        return self._advance(setup, attempts, done, number)
 
-    def prune(self, scale: Scale, done: Sequence[FinishedRun], number: int) -> list[RunTask]:
-        """Return a round: networks brought to their budgets, or nearer, and trained on."""
+    def _compare(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
+        """Return runs of all methods at the strengths that were best, for all seeds."""
         setup, rows = self._setup(scale), [finished.row for finished in done]
-        made = {(d.row.row, d.row.seed): d for d in done}
-        pending: list[Pending] = []
-        for each in self._in_rounds():
-            for budget in self._budgets if number < _count_rounds(setup, each) else ():
-                strength = choose_strength(each, budget, rows)
-                start = LARGE if isinstance(each, PruningMethod) else name_first(each, strength)
-                before = start if number == 0 else _name_round(setup, each, budget, number - 1)
-                pending += [
-                    _round(setup, each, made[before, seed], budget, number, strength)
-                    for seed in scale.seeds
-                    if (before, seed) in made
-                ]
-        runs = start_runs(pending)
-        return _by_length([*runs, *self._untuned(setup, runs)])
+        attempts = [
+            Attempt(each, budget, seed, choose_strength(each, budget, rows))
+            for seed in scale.seeds
+            for each in self._methods
+            for budget in self._budgets
+        ]
+        return self._advance(setup, attempts, done, number)
+
+    def _repeat(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
+        """Return runs of the first methods at each budget, with more seeds; none if quick."""
+        if scale.points is not None:
+            return []
+        setup, rows = self._setup(scale), [finished.row for finished in done]
+        counted = [finished for finished in done if finished.row.seed in scale.seeds]
+        attempts = [
+            Attempt(each, budget, seed, choose_strength(each, budget, rows))
+            for budget in self._budgets
+            for each in self._find_first(budget, counted)
+            for seed in LATER_SEEDS
+        ]
+        return self._advance(setup, attempts, done, number)
+
+    def _advance(
+        self,
+        setup: ComparisonSetup,
+        attempts: Sequence[Attempt],
+        done: Sequence[FinishedRun],
+        number: int,
+    ) -> list[RunTask]:
+        """Return the runs of attempts behind so many others, each once.
+
+        Those of equal length are next to each other: side by side, none waits for another.
+        """
+        known = {(finished.row.row, finished.row.seed): finished for finished in done}
+        found = [find_step(setup, attempt, known, number) for attempt in attempts]
+        steps = {(step.run.row, step.run.settings.seed): step for step in found if step}
+        runs = start_runs(list(steps.values()))
+        return sorted(
+            [*runs, *self._untuned(setup, runs)], key=lambda work: work.settings.epochs or 0
+        )
 
     def _untuned(self, setup: ComparisonSetup, runs: Sequence[Run]) -> list[RunTask]:
         """Return the networks of SVD as they are before they are trained on."""
@@ -268,23 +333,6 @@ class ComparisonStages:
             for run in runs
             if run.row in rows and run.network is not None
         ]
-
-    def _repeat(
-        self,
-        stage: Callable[["ComparisonStages", Scale, Sequence[FinishedRun]], list[RunTask]],
-        scale: Scale,
-        done: Sequence[FinishedRun],
-    ) -> list[RunTask]:
-        """Return a stage of the first methods at each budget, with more seeds; none if quick."""
-        if scale.points is not None:
-            return []
-        later, works = replace(scale, seeds=LATER_SEEDS), dict[tuple[str, int], RunTask]()
-        for budget in self._budgets:
-            first = self._find_first(budget, [d for d in done if d.row.seed in scale.seeds])
-            part = ComparisonStages(self._model, (budget,), first)
-            for work in stage(part, later, done):
-                works[work.row, work.settings.seed] = work
-        return _by_length(list(works.values()))
 
     def _find_first(self, budget: int, done: Sequence[FinishedRun]) -> list[Method]:
         """Return the methods of the highest means at a budget."""
@@ -309,67 +357,3 @@ class ComparisonStages:
                 row = name_result(SCRATCH, budget)
                 works.append(Run(row=row, settings=settings, network=network))
         return works
-
-
-def _prune(
-    stages: ComparisonStages, scale: Scale, done: Sequence[FinishedRun], *, number: int
-) -> list[RunTask]:
-    return stages.prune(scale, done, number)
-
-
-def _by_length(works: list[RunTask]) -> list[RunTask]:
-    """Return runs of equal length next to each other: side by side, none waits for another."""
-    return sorted(works, key=lambda work: work.settings.epochs or 0)
-
-
-def _large(setup: ComparisonSetup, seed: int) -> Run:
-    return Run(row=LARGE, settings=setup.plain(seed, setup.first_epochs))
-
-
-def _first(setup: ComparisonSetup, each: LearningMethod, seed: int, strength: float) -> Run:
-    with naming(each.name):
-        network = each.begin(setup, seed, strength)
-    settings = setup.plain(seed, setup.first_epochs)
-    return Run(row=name_first(each, strength), settings=settings, network=network)
-
-
-def _land(setup: ComparisonSetup, seed: int, budget: int, strength: float, row: str) -> Run:
-    settings = setup.to_budget(seed, budget, strength)
-    return Run(row=row, settings=settings, finish_compact=True)
-
-
-def _round(
-    setup: ComparisonSetup,
-    each: LearningMethod | PruningMethod,
-    finished: FinishedRun,
-    budget: int,
-    number: int,
-    strength: float,
-) -> Pending:
-    """Return the training that follows one round of pruning; rounds share the epochs evenly."""
-    rounds = _count_rounds(setup, each)
-    ends = [setup.last_epochs * done // rounds for done in (number, number + 1)]
-    if isinstance(each, PruningMethod):
-        reduce, factor = each.reduce, strength
-    else:
-        reduce, factor = (each.again if number and each.again else each.reduce), 1.0
-    # The network of a first part that learns has more numbers than the large one.
-    whole = finished.row.parameters
-    target = round(whole * (budget / whole) ** (1 / (rounds - number)))
-    settings = setup.plain(finished.row.seed, ends[1] - ends[0], factor)
-    run = Run(row=_name_round(setup, each, budget, number), settings=settings)
-    return run, partial(_reduce, each.name, reduce, setup, finished, target)
-
-
-def _count_rounds(setup: ComparisonSetup, each: LearningMethod | PruningMethod) -> int:
-    """Return in how many rounds a method prunes: each has an epoch at least."""
-    return min(each.rounds, setup.last_epochs)
-
-
-def _name_round(
-    setup: ComparisonSetup, each: LearningMethod | PruningMethod, budget: int, number: int
-) -> str:
-    """Return the row of a round; the last one is the result."""
-    row = name_result(each.name, budget)
-    last = number == _count_rounds(setup, each) - 1
-    return row if last else f"{row}, round {number + 1}"

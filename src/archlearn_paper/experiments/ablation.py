@@ -16,17 +16,17 @@ from archlearn_paper.experiment import (
     Scale,
     check_at_least,
     group,
-    summarise,
+    summarise_rows,
 )
 from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import measure_spread, pair_by_seed
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
-MODELS = ("lenet", "mlp:300-100")
-EPOCHS = 30
+_MODELS = ("lenet", "mlp:300-100")
+_EPOCHS = 30
 BASE = "the recipe"
-COST = 8e-4
+_COST = 8e-4
 """Lambda 3."""
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
@@ -40,30 +40,30 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "price by multiply-adds": {"price": "multiply_adds"},
     "depth strengths a tenth of the width ones (the paper's)": {"depth_share": 0.1},
     "λ3 = 0.2 λ1 instead of 0.4 λ1": {"ratio": 0.2},
-    "half of λ3": {"cost": COST / 2},
+    "half of λ3": {"cost": _COST / 2},
 }
 """Gate rates are factors of the one that the recipe derives from cost and steps."""
-KEEPS_MORE = ("λ3 = 0.2 λ1 instead of 0.4 λ1", "half of λ3")
+_KEEPS_MORE = ("λ3 = 0.2 λ1 instead of 0.4 λ1", "half of λ3")
 """The contrasts of strengths that the paper has; it says that both keep more neurons."""
 
 
-def name_row(model: str, change: str) -> str:
+def name_change(model: str, change: str) -> str:
     """Return the name of the row of a change."""
     return f"{model}: {change}"
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each network, change and seed."""
     del done
-    scale = scale.shorten(EPOCHS, 3)
+    scale = scale.shorten(_EPOCHS, 3)
     changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
     return [
         Run(
-            row=name_row(model, change),
+            row=name_change(model, change),
             settings=change_recipe(scale, seed, model, change),
             finish_compact=True,
         )
-        for model in MODELS
+        for model in _MODELS
         for change in changes
         for seed in scale.seeds
     ]
@@ -71,24 +71,24 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettings:
     """Return the recipe with one thing changed; the gate rate stays unless it is that thing."""
-    given: dict[str, Any] = {"cost": COST, "learn": "all", "model": model, **CHANGES[change]}
-    rate = choose_gate_rate(scale, COST) * given.pop("gate_rate", 1.0)
+    given: dict[str, Any] = {"cost": _COST, "learn": "all", "model": model, **CHANGES[change]}
+    rate = choose_gate_rate(scale, _COST) * given.pop("gate_rate", 1.0)
     return learn_architecture(scale, seed, gate_rate=rate, **given)
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return each row, and by how much it differs from the recipe, seed by seed."""
     groups, changes = group(rows), list[dict[str, Any]]()
-    for model in MODELS:
-        base = groups.get(name_row(model, BASE), [])
+    for model in _MODELS:
+        base = groups.get(name_change(model, BASE), [])
         for change in CHANGES:
-            members = groups.get(name_row(model, change))
+            members = groups.get(name_change(model, change))
             if members:
                 changes.append(
                     {
                         "model": model,
                         "change": change,
-                        **summarise(members),
+                        **summarise_rows(members),
                         "points": compare_by_seed(members, base),
                         "more_neurons": _compare_neurons(members, base),
                     }
@@ -101,7 +101,7 @@ def _compare_neurons(members: Sequence[Row], base: Sequence[Row]) -> dict[str, A
     return measure_spread(pair_by_seed(*sides)).to_json()
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return whether the strengths do what the paper says of them."""
     return [
         check_at_least(
@@ -112,22 +112,22 @@ def check(derived: Derived) -> list[Check]:
             digits=1,
         )
         for found in derived["changes"]
-        if found["change"] in KEEPS_MORE
+        if found["change"] in _KEEPS_MORE
     ]
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's contrasts of strengths, and then all that is not one of them."""
     changes = derived["changes"]
-    contrasts = [found for found in changes if found["change"] in (BASE, *KEEPS_MORE)]
-    others = [found for found in changes if found["change"] not in KEEPS_MORE]
+    contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
+    others = [found for found in changes if found["change"] not in _KEEPS_MORE]
     return [
-        _tabulate("The strengths, as the paper contrasts them.", contrasts),
-        _tabulate("Everything else, one thing at a time.", others),
+        _tabulate_changes("The strengths, as the paper contrasts them.", contrasts),
+        _tabulate_changes("Everything else, one thing at a time.", others),
     ]
 
 
-def _tabulate(title: str, changes: Sequence[Mapping[str, Any]]) -> ResultTable:
+def _tabulate_changes(title: str, changes: Sequence[Mapping[str, Any]]) -> ResultTable:
     rows = tuple(
         (
             found["model"],
@@ -154,9 +154,9 @@ def _write_differences(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows,),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
     n_seeds=3,
 )

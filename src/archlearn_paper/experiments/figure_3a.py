@@ -25,41 +25,41 @@ WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
 """Lambda 3."""
 BINARISING = (1e-3, 1.5e-3, 2e-3)
 """Lambda 1. Above lambda 3 / 0.1 a gate that starts at 0.55 would be held open."""
-EPOCHS = 20
-FREEZE_FOR = 0.0
+_EPOCHS = 20
+_FREEZE_FOR = 0.0
 """Gates move to the very end, so that one can see when they have settled."""
-THIRD_LAYER = "fc1"
-SETTLED = 0.02
+_THIRD_LAYER = "fc1"
+_SETTLED = 0.02
 """A layer has settled when it stays within this part of its initial width of its final one."""
-DECIDED = 0.02
+_DECIDED = 0.02
 """Gates have decided when their mean distance from 0 or 1 stays below this."""
-N_ERRORS = 2.0
+_N_ERRORS = 2.0
 """A rank correlation of `n` runs is one if it is beyond so many of its errors, `1 / √(n − 1)`."""
 
 
-def name_row(cost: float, binarise: float) -> str:
+def name_pair(cost: float, binarise: float) -> str:
     """Return the name of the row of a pair of strengths."""
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
     del done
-    scale = scale.shorten(EPOCHS)
-    rate = choose_gate_rate(scale, WIDTH_COSTS[1], FREEZE_FOR)
+    scale = scale.shorten(_EPOCHS)
+    rate = choose_gate_rate(scale, WIDTH_COSTS[1], _FREEZE_FOR)
     return [
         Run(
-            row=name_row(cost, binarise),
+            row=name_pair(cost, binarise),
             settings=learn_architecture(
-                scale, seed, cost, ratio=cost / binarise, gate_rate=rate, freeze_for=FREEZE_FOR
+                scale, seed, cost, ratio=cost / binarise, gate_rate=rate, freeze_for=_FREEZE_FOR
             ),
         )
-        for cost, binarise in choose_pairs(scale)
+        for cost, binarise in _choose_pairs(scale)
         for seed in scale.seeds
     ]
 
 
-def choose_pairs(scale: Scale) -> list[tuple[float, float]]:
+def _choose_pairs(scale: Scale) -> list[tuple[float, float]]:
     """Return the whole grid; of a quick version the cross through its middle."""
     grid = [(cost, binarise) for cost in WIDTH_COSTS for binarise in BINARISING]
     if scale.points is None:
@@ -67,12 +67,12 @@ def choose_pairs(scale: Scale) -> list[tuple[float, float]]:
     return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return curves, final widths and when they settled, for each pair and each strength."""
     groups, pairs = group(rows), list[dict[str, Any]]()
     for cost in WIDTH_COSTS:
         for binarise in BINARISING:
-            members = groups.get(name_row(cost, binarise))
+            members = groups.get(name_pair(cost, binarise))
             if members:
                 pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
     return {
@@ -86,7 +86,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _measure(rows: Sequence[Row]) -> dict[str, Any]:
-    curves = [[entry["widths"][THIRD_LAYER] for entry in row.history] for row in rows]
+    curves = [[entry["widths"][_THIRD_LAYER] for entry in row.history] for row in rows]
     totals = [[sum(entry["widths"].values()) for entry in row.history] for row in rows]
     gaps = [[entry["gap"] for entry in row.history] for row in rows]
     steps = [entry["step"] for entry in rows[0].history]
@@ -96,7 +96,7 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
         "least": [min(values) for values in zip(*curves, strict=True)],
         "most": [max(values) for values in zip(*curves, strict=True)],
         "finals": [curve[-1] for curve in curves],
-        "settled": [find_settled(steps, curve, SETTLED * curve[0]) for curve in curves],
+        "settled": [find_settled(steps, curve, _SETTLED * curve[0]) for curve in curves],
         "last_layer_changes": [find_settled(steps, curve, 0.0) for curve in curves],
         "last_changes": [find_settled(steps, total, 0.0) for total in totals],
         "decided": [find_decided(steps, gap) for gap in gaps],
@@ -110,7 +110,7 @@ def find_settled(steps: Sequence[int], curve: Sequence[float], margin: float) ->
 
 def find_decided(steps: Sequence[int], gaps: Sequence[float]) -> int:
     """Return the first step from which gates stay near 0 or 1; the last one if they never do."""
-    return _find_last(steps, [gap >= DECIDED for gap in gaps])
+    return _find_last(steps, [gap >= _DECIDED for gap in gaps])
 
 
 def _find_last(steps: Sequence[int], still: Sequence[bool]) -> int:
@@ -136,7 +136,7 @@ def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any
     return {"correlation": correlate_ranks(strengths, values), "n": len(found)}
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return what figure 3a must show."""
     return [
         _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
@@ -174,7 +174,7 @@ def _is_below(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
     """Return whether a number falls with lambda 1, by more than chance would have it."""
-    bound = -N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
+    bound = -_N_ERRORS / math.sqrt(found["n"] - 1) if found["n"] > 1 else -math.inf
     return Check(
         what=f"{what}, {found['n']} runs",
         measured=f"{found['correlation']:.2f}",
@@ -183,7 +183,7 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
     rows = tuple(
         (
@@ -210,10 +210,10 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows,),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
     keeps_history=True,
     n_seeds=6,
 )

@@ -26,51 +26,51 @@ from archlearn_paper.recipes import MNIST_TRAIN, learn_architecture, train_plain
 from archlearn_paper.statistics import correlate_ranks
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
-COST, FREEZE_FOR = 3e-4, 0.3
+_COST, _FREEZE_FOR = 3e-4, 0.3
 """Like AL2."""
-EPOCHS = 20
+PASSES = 20
 """Passes over all of MNIST; fewer examples are passed over as much more often."""
-CLASSES = tuple(range(2, 11))
-EXAMPLES = 12_000
+_CLASSES = tuple(range(2, 11))
+_EXAMPLES = 12_000
 """Train examples of every number of classes: the first two have 12,665."""
-MORE_EXAMPLES = (24_000, 30_000, 60_000)
-FIXED_MODEL = "lenet:5-10-20"
-FIXED = ", network given"
-THIRD_LAYER = "fc1"
-BOUND = 0.9
-CONTROL_BOUND = 0.5
+_MORE_EXAMPLES = (24_000, 30_000, 60_000)
+_GIVEN_MODEL = "lenet:5-10-20"
+GIVEN = ", network given"
+_THIRD_LAYER = "fc1"
+_BOUND = 0.9
+_CONTROL_BOUND = 0.5
 """The part of the rise from 2 to 10 classes that examples alone may account for."""
 
 
-def name_row(n_classes: int) -> str:
+def _name_classes(n_classes: int) -> str:
     """Return the name of the row of so many classes."""
     return f"{n_classes} classes"
 
 
 def name_control(n_examples: int) -> str:
     """Return the name of the row of so many examples of all classes."""
-    return f"{name_row(CLASSES[-1])}, {n_examples:,} examples"
+    return f"{_name_classes(_CLASSES[-1])}, {n_examples:,} examples"
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn, by classes and by examples, and those of the network given."""
     del done
     works: list[RunTask] = []
-    part = _with_examples(scale, EXAMPLES)
-    for n_classes in scale.pick(CLASSES):
-        row = name_row(n_classes)
+    part = _with_examples(scale, _EXAMPLES)
+    for n_classes in scale.pick(_CLASSES):
+        row = _name_classes(n_classes)
         for seed in scale.seeds:
-            given = replace(train_plainly(part, seed, model=FIXED_MODEL), classes=n_classes)
+            given = replace(train_plainly(part, seed, model=_GIVEN_MODEL), classes=n_classes)
             works.append(_learn(part, seed, row, classes=n_classes))
-            works.append(Run(row=row + FIXED, settings=given))
-    for n_examples in scale.pick(MORE_EXAMPLES):
+            works.append(Run(row=row + GIVEN, settings=given))
+    for n_examples in scale.pick(_MORE_EXAMPLES):
         part = _with_examples(scale, n_examples)
         works += [_learn(part, seed, name_control(n_examples)) for seed in scale.seeds]
     return works
 
 
 def _learn(scale: Scale, seed: int, row: str, classes: int | None = None) -> Run:
-    settings = learn_architecture(scale, seed, COST, freeze_for=FREEZE_FOR, classes=classes)
+    settings = learn_architecture(scale, seed, _COST, freeze_for=_FREEZE_FOR, classes=classes)
     return Run(row=row, settings=settings, finish_compact=True)
 
 
@@ -81,17 +81,17 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
     """
     share = n_examples / MNIST_TRAIN
     limit = scale.limit if share == 1 else round(share * (scale.limit or MNIST_TRAIN))
-    return replace(scale, limit=limit, epochs=round(min(scale.epochs, EPOCHS) / share))
+    return replace(scale, limit=limit, epochs=round(min(scale.epochs, PASSES) / share))
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return neurons and errors by number of classes, and how their ranks correlate."""
     groups = group(rows)
-    found = [n for n in CLASSES if name_row(n) in groups]
-    given = [n for n in found if name_row(n) + FIXED in groups]
-    classes = {str(n): _describe(groups[name_row(n)]) for n in found}
+    found = [n for n in _CLASSES if _name_classes(n) in groups]
+    given = [n for n in found if _name_classes(n) + GIVEN in groups]
+    classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
     losses = {
-        str(n): spread_of(groups[name_row(n) + FIXED], lambda row: row.train_loss).to_json()
+        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss).to_json()
         for n in given
     }
     names = ("neurons", "third_layer", "error")
@@ -103,7 +103,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
         "spearman_of_runs": _correlate_runs(groups, found),
         "examples": {
             str(n): _describe(groups[name_control(n)])
-            for n in MORE_EXAMPLES
+            for n in _MORE_EXAMPLES
             if name_control(n) in groups
         },
         "given": losses,
@@ -114,7 +114,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "neurons": spread_of(rows, lambda row: row.n_neurons).to_json(),
-        "third_layer": spread_of(rows, lambda row: row.widths[THIRD_LAYER]).to_json(),
+        "third_layer": spread_of(rows, lambda row: row.widths[_THIRD_LAYER]).to_json(),
         "parameters": spread_of(rows, lambda row: row.parameters).to_json(),
         "error": spread_of(rows, lambda row: row.error).to_json(),
         "train_loss": spread_of(rows, lambda row: row.train_loss).to_json(),
@@ -124,16 +124,16 @@ def _describe(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _correlate_runs(groups: dict[str, list[Row]], found: Sequence[int]) -> dict[str, float]:
     """Return the rank correlations over single runs instead of means."""
-    pairs = [(n, row) for n in found for row in groups[name_row(n)]]
+    pairs = [(n, row) for n in found for row in groups[_name_classes(n)]]
     counts = [n for n, _ in pairs]
     return {
         "neurons": correlate_ranks(counts, [row.n_neurons for _, row in pairs]),
-        "third_layer": correlate_ranks(counts, [row.widths[THIRD_LAYER] for _, row in pairs]),
+        "third_layer": correlate_ranks(counts, [row.widths[_THIRD_LAYER] for _, row in pairs]),
         "error": correlate_ranks(counts, [row.error for _, row in pairs]),
     }
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return what figure 3b must show; without control and premise, that they were not run."""
     return [
         _check_rank(derived, "neurons", "neurons of all layers"),
@@ -149,18 +149,18 @@ def _check_rank(derived: Derived, name: str, words: str) -> Check:
     return Check(
         what=f"Spearman of classes and {words} (means; single runs in brackets)",
         measured=f"{mean:.3f} ({single:.3f})",
-        bound=f"≥ {BOUND}",
-        met=mean >= BOUND,
+        bound=f"≥ {_BOUND}",
+        met=mean >= _BOUND,
     )
 
 
 def _check_premise(derived: Derived) -> Check:
     found = derived["premise"]
     return Check(
-        what=f"premise of proposition 3: Spearman of classes and train loss of {FIXED_MODEL}",
+        what=f"premise of proposition 3: Spearman of classes and train loss of {_GIVEN_MODEL}",
         measured="not run" if found is None else f"{found:.3f}",
-        bound=f"≥ {BOUND}",
-        met=found is not None and found >= BOUND,
+        bound=f"≥ {_BOUND}",
+        met=found is not None and found >= _BOUND,
     )
 
 
@@ -172,28 +172,29 @@ def _check_control(derived: Derived) -> Check:
     return Check(
         what="control: neurons gained by five times the examples, of those gained by classes",
         measured="not run" if alone is None else f"{alone:.1f} of {rise:.1f}",
-        bound=f"≤ {CONTROL_BOUND:g} of them",
-        met=alone is not None and rise > 0 and alone <= CONTROL_BOUND * rise,
+        bound=f"≤ {_CONTROL_BOUND:g} of them",
+        met=alone is not None and rise > 0 and alone <= _CONTROL_BOUND * rise,
     )
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return neurons and errors by number of classes; the paper has them as a figure only."""
     columns = (
         "classes", "train examples", "neurons", "of the third layer", "parameters", "error %",
-        f"train loss of {FIXED_MODEL}",
+        f"train loss of {_GIVEN_MODEL}",
     )  # fmt: skip
     rows = [
-        (n, *_tabulate(numbers), write_spread(derived["given"].get(n), 4))
+        (n, *_write_row(numbers), write_spread(derived["given"].get(n), 4))
         for n, numbers in derived["classes"].items()
     ]
     rows += [
-        (str(CLASSES[-1]), *_tabulate(numbers), NOTHING) for numbers in derived["examples"].values()
+        (str(_CLASSES[-1]), *_write_row(numbers), NOTHING)
+        for numbers in derived["examples"].values()
     ]
     return [ResultTable(columns=columns, rows=tuple(rows))]
 
 
-def _tabulate(numbers: dict[str, Any]) -> tuple[str, ...]:
+def _write_row(numbers: dict[str, Any]) -> tuple[str, ...]:
     limit = numbers["limit"]
     return (
         "all of these classes" if limit is None else f"{limit:,}",
@@ -205,8 +206,8 @@ def _tabulate(numbers: dict[str, Any]) -> tuple[str, ...]:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows,),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
 )

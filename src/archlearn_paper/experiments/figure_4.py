@@ -32,21 +32,21 @@ from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
 
-WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
-PRICES = (1e-5, 1e-4, 1e-3)
+_WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
+_PRICES = (1e-5, 1e-4, 1e-3)
 """What a neuron costs; the first is the paper's."""
-EARLIER_PRICE = 2.5e-3
+_EARLIER_PRICE = 2.5e-3
 """Of runs made before there were several, whose rows name none: a search in widths as they are."""
-EPOCHS, BATCH_SIZE = 20, 500
+_EPOCHS, _BATCH_SIZE = 20, 500
 """Every training is shorter than those of other experiments, in larger batches: there are 20 in a
 row."""
-FREEZE_FOR, LARGEST_STEP = 0.4, 0.005
+_FREEZE_FOR, _LARGEST_STEP = 0.4, 0.005
 """Gates of the run that learns need steps to settle, and a short run has few. At a low price their
 rate is high, and a bound on their steps keeps noise from closing them (the paper clips them)."""
-N_SEEDS, N_QUICK = 3, 3
+_N_SEEDS, _N_QUICK = 3, 3
 N_TRAININGS = 20
 """As many as the paper made."""
-N_RANDOM = 5
+_N_RANDOM = 5
 """Trainings of random widths, before the process has anything to go by."""
 
 
@@ -66,7 +66,7 @@ class Panel:
 
     def row(self, number: int | None = None) -> str:
         """Return the row of a training of the search, or of the one that learns."""
-        at = "" if self.price == EARLIER_PRICE else f" at {self.price:g}"
+        at = "" if self.price == _EARLIER_PRICE else f" at {self.price:g}"
         return f"AL ({self.name}){at}" if number is None else f"BO ({self.name}){at} {number + 1}"
 
     def objective(self, row: Row) -> float:
@@ -82,7 +82,7 @@ class Panel:
 
 PANELS = tuple(
     Panel(name, words, searched, price)
-    for price in (*PRICES, EARLIER_PRICE)
+    for price in (*_PRICES, _EARLIER_PRICE)
     for name, words, searched in (
         ("a", "the last hidden width", ("fc1",)),
         ("b", "all three widths", ("conv1", "conv2", "fc1")),
@@ -90,7 +90,7 @@ PANELS = tuple(
 )
 
 
-def import_optuna() -> Any:
+def _import_optuna() -> Any:
     """Return the package, or say how to get it."""
     try:
         import optuna
@@ -110,45 +110,45 @@ def propose_widths(
 
     They follow from the seed, and from the widths and objectives that were trained before.
     """
-    optuna = import_optuna()
+    optuna = _import_optuna()
     distributions = {
-        layer: optuna.distributions.IntDistribution(1, WIDTHS[layer], log=True)
+        layer: optuna.distributions.IntDistribution(1, _WIDTHS[layer], log=True)
         for layer in searched
     }
     # Seeded anew for each training, so that a study that is gone on with does not repeat itself.
-    sampler = optuna.samplers.GPSampler(seed=1009 * seed + len(trained), n_startup_trials=N_RANDOM)
+    sampler = optuna.samplers.GPSampler(seed=1009 * seed + len(trained), n_startup_trials=_N_RANDOM)
     study = optuna.create_study(direction="minimize", sampler=sampler)
     for widths, objective in trained:
         params = {layer: widths[layer] for layer in searched}
         study.add_trial(
             optuna.trial.create_trial(params=params, distributions=distributions, value=objective)
         )
-    return {**WIDTHS, **study.ask(distributions).params}
+    return {**_WIDTHS, **study.ask(distributions).params}
 
 
 @functools.cache
-def warm_up() -> None:
+def _warm_up() -> None:
     """Make a proposal for nothing, once: what it takes to load the parts is no time of a search."""
-    propose_widths(["fc1"], [({"fc1": n + 1}, float(n)) for n in range(N_RANDOM)], seed=0)
+    propose_widths(["fc1"], [({"fc1": n + 1}, float(n)) for n in range(_N_RANDOM)], seed=0)
 
 
-def shorten(scale: Scale) -> Scale:
+def _shorten(scale: Scale) -> Scale:
     """Return the scale of this experiment: three seeds and, unless it is quick, fewer epochs."""
     if scale.points:
         return scale.shorten(scale.epochs // 2, 1)
-    return replace(scale.shorten(EPOCHS, N_SEEDS), batch_size=BATCH_SIZE)
+    return replace(scale.shorten(_EPOCHS, _N_SEEDS), batch_size=_BATCH_SIZE)
 
 
-def choose_panels(scale: Scale) -> list[Panel]:
+def _choose_panels(scale: Scale) -> list[Panel]:
     """Return the searches that are made; of a quick version those at one price."""
-    prices = PRICES if scale.points is None else PRICES[-1:]
+    prices = _PRICES if scale.points is None else _PRICES[-1:]
     return [panel for panel in PANELS if panel.price in prices]
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn the widths, for each panel and seed."""
     del done
-    short = shorten(scale)
+    short = _shorten(scale)
     return [
         Run(
             row=panel.row(),
@@ -156,24 +156,24 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
                 short,
                 seed,
                 panel.price,
-                leave=tuple(layer for layer in WIDTHS if layer not in panel.searched),
-                freeze_for=FREEZE_FOR,
-                largest_step=LARGEST_STEP,
+                leave=tuple(layer for layer in _WIDTHS if layer not in panel.searched),
+                freeze_for=_FREEZE_FOR,
+                largest_step=_LARGEST_STEP,
             ),
             finish_compact=True,
         )
-        for panel in choose_panels(scale)
+        for panel in _choose_panels(scale)
         for seed in short.seeds
     ]
 
 
 def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
     """Return the next training of every search; all searches go on side by side."""
-    if number >= (N_QUICK if scale.points else N_TRAININGS):
+    if number >= (_N_QUICK if scale.points else N_TRAININGS):
         return []
-    warm_up()
-    short, rows, works = shorten(scale), [finished.row for finished in done], list[RunTask]()
-    for panel in choose_panels(scale):
+    _warm_up()
+    short, rows, works = _shorten(scale), [finished.row for finished in done], list[RunTask]()
+    for panel in _choose_panels(scale):
         for seed in short.seeds:
             before = panel.find_trainings(rows, seed)
             trained = [(row.widths, panel.objective(row)) for row in before]
@@ -187,7 +187,7 @@ def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[R
     return works
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return, for each panel and seed, the best objective over trainings and over seconds."""
     panels: dict[str, Any] = {}
     for panel in PANELS:
@@ -221,7 +221,7 @@ def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return how many trainings the search needs to match one that learns."""
     return [
         Check(
@@ -245,7 +245,7 @@ def _write_count(curve: Mapping[str, Any]) -> str:
     return f"not in {len(curve['best'])}" if count is None else str(count)
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return both ways side by side for each panel."""
     rows: list[tuple[str, ...]] = []
     for key, panel in derived["panels"].items():
@@ -274,9 +274,9 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows, *(functools.partial(propose, number=n) for n in range(N_TRAININGS))),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
-    n_seeds=N_SEEDS,
+    stages=(_learn_rows, *(functools.partial(propose, number=n) for n in range(N_TRAININGS))),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
+    n_seeds=_N_SEEDS,
 )

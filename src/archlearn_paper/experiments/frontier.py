@@ -15,58 +15,60 @@ from archlearn_paper.experiment import (
     Scale,
     group,
     reaches,
-    summarise,
+    summarise_rows,
 )
 from archlearn_paper.experiments.table_1 import list_paper
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, learn_architecture
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
-COSTS: Mapping[str, tuple[float, ...]] = {
+_COSTS: Mapping[str, tuple[float, ...]] = {
     "neurons": (1.5e-4, 2.5e-4, 4e-4, 6e-4, 1e-3, 1.6e-3, 3e-3),
     "parameters": (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3),
     "neurons, twice the rate": (6e-5, 1.5e-4, 4e-4),
 }
 """Lambda 3 of each curve: a dozen prices, and three with the large network's rate of weights, which
 was found to be better on validation data after the dozen had been run."""
-CHANGED: Mapping[str, Mapping[str, Any]] = {
+_CHANGED: Mapping[str, Mapping[str, Any]] = {
     "neurons": {},
     "parameters": {"price": "parameters"},
     "neurons, twice the rate": {"depth_share": 0.1, "rate": PLAIN_RATE_OF_AN_EXAMPLE},
 }
 """What each curve has besides, that is not the recipe's."""
-GOOD = 99.3
+_GOOD = 99.3
 """The paper's baseline; the smallest network that is as good is looked for."""
 
 
-def name_row(cost: float, curve: str) -> str:
+def _name_price(cost: float, curve: str) -> str:
     """Return the name of the row of a price."""
     return f"λ3 {cost:g} by {curve}"
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each cost, price and seed; widths and depth are learnt."""
     del done
     return [
         Run(
-            row=name_row(cost, curve),
-            settings=learn_architecture(scale, seed, cost, learn="all", **CHANGED[curve]),
+            row=_name_price(cost, curve),
+            settings=learn_architecture(scale, seed, cost, learn="all", **_CHANGED[curve]),
             finish_compact=True,
         )
-        for curve, costs in COSTS.items()
+        for curve, costs in _COSTS.items()
         for cost in scale.pick(costs)
         for seed in scale.seeds
     ]
 
 
-def derive(rows: Sequence[Row], prices: Mapping[str, Sequence[float]] = COSTS) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the points, the paper's, and the smallest network that is good."""
     groups, points = group(rows), list[dict[str, Any]]()
-    for price, costs in prices.items():
+    for price, costs in _COSTS.items():
         for cost in costs:
-            members = groups.get(name_row(cost, price))
+            members = groups.get(_name_price(cost, price))
             if members:
                 runs = [[row.parameters, row.accuracy] for row in members]
-                points.append({"cost": cost, "price": price, "runs": runs, **summarise(members)})
+                points.append(
+                    {"cost": cost, "price": price, "runs": runs, **summarise_rows(members)}
+                )
     return {
         "points": points,
         "paper": list_paper(),
@@ -75,7 +77,7 @@ def derive(rows: Sequence[Row], prices: Mapping[str, Sequence[float]] = COSTS) -
 
 
 def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
-    good = [row for row in rows if row.accuracy >= GOOD]
+    good = [row for row in rows if row.accuracy >= _GOOD]
     if not good:
         return None
     best = min(good, key=lambda row: row.parameters)
@@ -88,7 +90,7 @@ def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return whether every point of the paper is below the curve."""
     return [_check_point(point, derived["points"]) for point in derived["paper"]]
 
@@ -105,7 +107,7 @@ def _check_point(point: dict[str, Any], points: Sequence[dict[str, Any]]) -> Che
     )
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return one row for each price."""
     rows = tuple(
         (
@@ -135,13 +137,13 @@ def _tabulate_smallest(run: dict[str, Any] | None) -> ResultTable:
             f"{run['accuracy']:.2f}",
         )
     )
-    columns = (f"smallest single run at ≥ {GOOD} %", "architecture", "parameters", "accuracy %")
+    columns = (f"smallest single run at ≥ {_GOOD} %", "architecture", "parameters", "accuracy %")
     return ResultTable(columns=columns, rows=(found,))
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows,),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
 )

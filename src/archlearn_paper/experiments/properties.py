@@ -33,7 +33,7 @@ from archlearn_paper.statistics import measure_spread
 from archlearn_paper.tables import write_spread
 
 _PROBE_SEED = 7
-MOST_REMOVALS = 120
+_MOST_REMOVALS = 120
 """Of a larger network, evenly spaced neurons are removed."""
 
 
@@ -57,8 +57,8 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     probed = copy.deepcopy(network).to(device)
     loss = evaluate(probed, split, objective).loss
     rises: list[float] = []
-    neurons = [(each, n) for each in hidden_layers(probed) for n in range(each.weight.shape[0])]
-    for layer, neuron in neurons[:: 1 + (len(neurons) - 1) // MOST_REMOVALS]:
+    neurons = [(each, n) for each in _hidden_layers(probed) for n in range(each.weight.shape[0])]
+    for layer, neuron in neurons[:: 1 + (len(neurons) - 1) // _MOST_REMOVALS]:
         own = list(layer.parameters(recurse=False))
         kept = [parameter[neuron].clone() for parameter in own]
         for parameter in own:
@@ -69,36 +69,36 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     return {"loss": loss, "n_examples": len(split), "rises": rises}
 
 
-def hidden_layers(network: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+def _hidden_layers(network: nn.Module) -> list[nn.Linear | nn.Conv2d]:
     """Return all layers with weights but the last."""
     layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     return layers[:-1]
 
 
-SHARE_BOUND = 0.95
-GAP_BOUND = 0.1
+_SHARE_BOUND = 0.95
+_GAP_BOUND = 0.1
 """How much larger the train loss may be than that from scratch, as a part of it."""
-LEARNT = tuple(table_1.LEARNT)
-CONTROL = table_1.BASELINE
+_LEARNT = tuple(table_1.LEARNT)
+_CONTROL = table_1.BASELINE
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs of table 1 that learn an architecture, and the baseline."""
-    runs, wanted = table_1.learn_rows(scale, done), (CONTROL, *scale.pick(LEARNT))
+    runs, wanted = table_1.learn_table_1(scale, done), (_CONTROL, *scale.pick(_LEARNT))
     return [run for run in runs if run.row in wanted]
 
 
-def measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+def _measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how the train loss changes without each single neuron."""
-    if done.row.row not in (*LEARNT, CONTROL):
+    if done.row.row not in (*_LEARNT, _CONTROL):
         return {}
     return measure_removals(done.load_model(), baseline(scale, done.row.seed), scale.probes)
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return shares of useful neurons, and gaps in loss and accuracy."""
     groups = group(rows)
-    measured = [row for row in (*LEARNT, CONTROL) if row in groups]
+    measured = [row for row in (*_LEARNT, _CONTROL) if row in groups]
     return {
         "removal": {row: _sum_up_removals(groups[row]) for row in measured},
         "gaps": {
@@ -139,30 +139,30 @@ def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, An
     }
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return what the properties must show."""
-    removal = {row: numbers for row, numbers in derived["removal"].items() if row != CONTROL}
+    removal = {row: numbers for row, numbers in derived["removal"].items() if row != _CONTROL}
     n = sum(of_row["n"] for of_row in removal.values())
     share = sum(of_row["n"] * of_row["share"] for of_row in removal.values()) / n
-    control = derived["removal"].get(CONTROL)
+    control = derived["removal"].get(_CONTROL)
     return [
         Check(
             what=f"share of the {n:,} kept neurons whose removal raises the train loss",
             measured=f"{share:.1%}",
-            bound=f"≥ {SHARE_BOUND:.0%}",
-            met=share >= SHARE_BOUND,
+            bound=f"≥ {_SHARE_BOUND:.0%}",
+            met=share >= _SHARE_BOUND,
         ),
         Check(
             what="control: the same share of the baseline's neurons, of which nothing was learnt",
             measured="not run" if control is None else f"{control['share']:.1%}",
-            bound=f"< {SHARE_BOUND:.0%}",
-            met=control is not None and control["share"] < SHARE_BOUND,
+            bound=f"< {_SHARE_BOUND:.0%}",
+            met=control is not None and control["share"] < _SHARE_BOUND,
         ),
         *(
             check_at_most(
                 f"{row}: train loss above that of the same network from scratch, as a part of it",
                 gap["relative"],
-                GAP_BOUND,
+                _GAP_BOUND,
                 unit="",
             )
             for row, gap in derived["gaps"].items()
@@ -170,7 +170,7 @@ def check(derived: Derived) -> list[Check]:
     ]
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return removals and loss gaps by row."""
     removals = tuple(
         (
@@ -207,10 +207,10 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    stages=(table_1.try_cost_powers, learn_rows, table_1.train_from_scratch),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
-    measure=measure,
+    stages=(table_1.try_cost_powers, _learn_rows, table_1.train_from_scratch),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
+    measure=_measure,
     borrows=("table-1",),
 )

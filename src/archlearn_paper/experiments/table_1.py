@@ -21,7 +21,7 @@ from archlearn_paper.experiment import (
     check_at_least,
     group,
     reaches,
-    summarise,
+    summarise_rows,
     write_with_error,
 )
 from archlearn_paper.recipes import (
@@ -44,11 +44,11 @@ from archlearn_paper.statistics import measure_spread, pair_by_seed
 from archlearn_paper.tables import NOTHING, write_count, write_counts, write_number, write_spread
 
 BASELINE = "baseline"
-NN, FFW = " NN", " FFW"
+NN, _FFW = " NN", " FFW"
 CHOICE = "cost power "
-CHOICE_BUDGET = 5_000
-BASELINE_BOUND = 99.3
-GAP_BOUND = -0.05
+_CHOICE_BUDGET = 5_000
+_BASELINE_BOUND = 99.3
+_GAP_BOUND = -0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ def try_cost_powers(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     return [
         Run(
             row=f"{CHOICE}{power:g}",
-            settings=learn_to_budget(aside, seed, CHOICE_BUDGET, power),
+            settings=learn_to_budget(aside, seed, _CHOICE_BUDGET, power),
             finish_compact=True,
         )
         for power in scale.pick(COST_POWERS)
@@ -182,7 +182,7 @@ def choose_cost_power(rows: Sequence[Row]) -> float:
     return max(tried, key=lambda power: tried[power])
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def learn_table_1(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the baseline and the runs that learn an architecture."""
     power = choose_cost_power([finished.row for finished in done])
     return [
@@ -227,28 +227,28 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         line = LEARNT.get(finished.row.row)
         if line is None or line.given is None:
             continue
-        given = given_of(finished.row)
+        given = _given_of(finished.row)
         # Depth is given too: a layer that stayed non-linear is not to merge here.
         learn = "all" if given.linear else "width"
         settings = learn_architecture(scale, finished.row.seed, line.given, learn=learn)
         holder = fix_width(given, settings)
-        row = finished.row.row + FFW
+        row = finished.row.row + _FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works
 
 
-def given_of(row: Row) -> Given:
+def _given_of(row: Row) -> Given:
     """Return the architecture that a run learnt, as one to be given."""
     hidden = dict(list(row.widths.items())[:-1])
     return Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the table states of each row, and how far AL is from its NN column."""
     groups = group(rows)
     return {
         "rows": {
-            name: summarise(members) | {"size": describe_size(members[0])}
+            name: summarise_rows(members) | {"size": describe_size(members[0])}
             for name, members in groups.items()
             if not name.startswith(CHOICE)
         },
@@ -285,7 +285,7 @@ def compare_by_seed(ours: Sequence[Row], theirs: Sequence[Row]) -> dict[str, Any
     return measure_spread(pair_by_seed(*sides)).to_json()
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return what table 1 must show."""
     summaries, checks = derived["rows"], list[Check]()
     for line in LINES:
@@ -294,7 +294,7 @@ def check(derived: Derived) -> list[Check]:
             continue
         if line.budget is None:
             what = "accuracy of the baseline"
-            checks.append(check_at_least(what, summary["accuracy"], BASELINE_BOUND))
+            checks.append(check_at_least(what, summary["accuracy"], _BASELINE_BOUND))
         else:
             checks.append(_check_reach(line, summary))
         if line.accuracy is not None and line.learn == "all":
@@ -302,7 +302,7 @@ def check(derived: Derived) -> list[Check]:
         if line.row in derived["gaps"]:
             what = f"{line.row}: accuracy of AL less that of its NN column, seed by seed"
             checks.append(
-                check_at_least(what, derived["gaps"][line.row], GAP_BOUND, unit=" points")
+                check_at_least(what, derived["gaps"][line.row], _GAP_BOUND, unit=" points")
             )
     return checks
 
@@ -330,7 +330,7 @@ def _check_merged(row: str, architectures: Sequence[str]) -> Check:
     )
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it, all architectures, and what was chosen."""
     summaries = derived["rows"]
     lines = [line for line in LINES if line.row in summaries]
@@ -353,7 +353,7 @@ def _tabulate_choice(choice: Mapping[str, Any]) -> ResultTable:
     n_runs = sum(spread["n"] for spread in choice.values())
     seeds = ", ".join(map(str, CHOICE_SEEDS))
     return ResultTable(
-        title=f"Search: {n_runs} runs at {CHOICE_BUDGET:,} parameters with seeds of {seeds} chose "
+        title=f"Search: {n_runs} runs at {_CHOICE_BUDGET:,} parameters with seeds of {seeds} chose "
         "the power of the cost, the highest mean, for all rows.",
         columns=("cost power", "validation accuracy %"),
         rows=tuple((power, write_spread(spread)) for power, spread in choice.items()),
@@ -362,7 +362,7 @@ def _tabulate_choice(choice: Mapping[str, Any]) -> ResultTable:
 
 def _tabulate_line(line: Table1Row, summaries: Mapping[str, Any]) -> tuple[str, ...]:
     own = summaries[line.row]
-    scratch, fixed = summaries.get(line.row + NN), summaries.get(line.row + FFW)
+    scratch, fixed = summaries.get(line.row + NN), summaries.get(line.row + _FFW)
     accuracy = write_spread(own["accuracy"], error=True)
     learnt = line.budget is not None
     beside = write_spread(scratch["accuracy"] if scratch else None, error=True)
@@ -381,9 +381,9 @@ def _tabulate_line(line: Table1Row, summaries: Mapping[str, Any]) -> tuple[str, 
 
 
 EXPERIMENT = Experiment(
-    stages=(try_cost_powers, learn_rows, train_from_scratch, fix_widths),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(try_cost_powers, learn_table_1, train_from_scratch, fix_widths),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
     n_seeds=10,
 )

@@ -18,7 +18,7 @@ from archlearn_paper.experiment import (
     Scale,
     group,
     reaches,
-    summarise,
+    summarise_rows,
     write_with_error,
 )
 from archlearn_paper.experiments.table_1 import (
@@ -27,13 +27,13 @@ from archlearn_paper.experiments.table_1 import (
     choose_cost_power,
     compare_by_seed,
     describe_size,
+    learn_table_1,
     try_cost_powers,
 )
-from archlearn_paper.experiments.table_1 import learn_rows as learn_table_1
 from archlearn_paper.recipes import baseline, fine_tune, learn_to_budget
 from archlearn_paper.tables import NOTHING, write_counts, write_number, write_spread
 
-LAYER = "fc1"
+_LAYER = "fc1"
 TUNED = ", fine-tuned"
 
 
@@ -72,7 +72,7 @@ class Size:
         return (self.al_row, self.svd_row + TUNED), (self.smaller, self.svd_row)
 
 
-SIZES = (
+SVD_SIZES = (
     Size(
         rank=10,
         parameters=44_080,
@@ -94,10 +94,10 @@ SIZES = (
 )
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the baseline and all that learns an architecture; table 1 has some of it."""
     power = choose_cost_power([finished.row for finished in done])
-    shared = {BASELINE, *(size.smaller for size in SIZES)}
+    shared = {BASELINE, *(size.smaller for size in SVD_SIZES)}
     longer = _as_long_as_svd(scale)
     as_large = [
         Run(
@@ -105,7 +105,7 @@ def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
             settings=learn_to_budget(longer, seed, size.parameters, power, learn="width"),
             finish_compact=True,
         )
-        for size in SIZES
+        for size in SVD_SIZES
         for seed in scale.seeds
     ]
     return [*(run for run in learn_table_1(scale, done) if run.row in shared), *as_large]
@@ -116,15 +116,15 @@ def _as_long_as_svd(scale: Scale) -> Scale:
     return replace(scale, epochs=scale.epochs + (fine_tune(scale, 0).epochs or 0))
 
 
-def factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return every baseline with its third layer at each rank, as it is and fine-tuned."""
     works: list[RunTask] = []
     for finished in done:
         if finished.row.row != BASELINE:
             continue
         network, seed = finished.load_model(), finished.row.seed
-        for size in SIZES:
-            thin = factorise(network, {LAYER: size.rank})
+        for size in SVD_SIZES:
+            thin = factorise(network, {_LAYER: size.rank})
             settings = baseline(scale, seed)
             works.append(Evaluation(row=size.svd_row, settings=settings, network=thin))
             tuned = fine_tune(scale, seed)
@@ -132,35 +132,35 @@ def factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTa
     return works
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the table states of each row, the paper's networks, and differences by seed."""
     paper = [
         {"row": row, "parameters": 1000 * thousands, "accuracy": accuracy}
-        for row, (thousands, accuracy) in list_paper().items()
+        for row, (thousands, accuracy) in _list_paper().items()
     ]
     groups = group([row for row in rows if not row.row.startswith(CHOICE)])
     summaries = {
-        name: summarise(members) | {"size": describe_size(members[0])}
+        name: summarise_rows(members) | {"size": describe_size(members[0])}
         for name, members in groups.items()
     }
     gaps = [
         {"learnt": ours, "other": theirs, "gap": compare_by_seed(groups[ours], groups[theirs])}
-        for size in SIZES
+        for size in SVD_SIZES
         for ours, theirs in size.pairs
     ]
     return {"rows": summaries, "paper": paper, "gaps": gaps}
 
 
-def list_paper() -> dict[str, tuple[float, float]]:
+def _list_paper() -> dict[str, tuple[float, float]]:
     """Return the paper's rows: thousands of parameters, and accuracy."""
     paper = {BASELINE: (431.0, 99.3)}
-    for size in SIZES:
+    for size in SVD_SIZES:
         paper[size.svd_row] = (size.svd_size, size.svd_accuracy)
         paper[size.smaller] = (size.al_size, size.al_accuracy)
     return paper
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return whether learning is above SVD, seed by seed, in no more parameters."""
     summaries, checks = derived["rows"], list[Check]()
     for compared in derived["gaps"]:
@@ -177,11 +177,11 @@ def check(derived: Derived) -> list[Check]:
     return checks
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it."""
-    summaries, paper = derived["rows"], list_paper()
+    summaries, paper = derived["rows"], _list_paper()
     order = [BASELINE]
-    for size in SIZES:
+    for size in SVD_SIZES:
         order += [size.svd_row, size.svd_row + TUNED, size.al_row, size.smaller]
     rows = tuple(
         (
@@ -201,9 +201,9 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    stages=(try_cost_powers, learn_rows, factorise_baselines),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(try_cost_powers, _learn_rows, _factorise_baselines),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
     borrows=("table-1",),
 )

@@ -23,7 +23,7 @@ from archlearn_paper.experiment import (
     check_at_most,
     group,
     spread_of,
-    summarise,
+    summarise_rows,
 )
 from archlearn_paper.recipes import learn_architecture
 from archlearn_paper.tables import (
@@ -34,21 +34,21 @@ from archlearn_paper.tables import (
     write_spread,
 )
 
-COST, DEPTH_START = 2e-4, 0.45
-CHANGED: Mapping[str, Any] = {
+_COST, _DEPTH_START = 2e-4, 0.45
+_CHANGED: Mapping[str, Any] = {
     "learn": "all",
     "depth_share": 2.0,
     "start_after": 0.2,
     "freeze_for": 0.35,
-    "depth_start": DEPTH_START,
+    "depth_start": _DEPTH_START,
     "largest_step": 0.005,
 }
 """A deep network must have found its feet before gates move, and loses neurons a few at a time: if
 all gates crossed one half within a few steps, it would die."""
-EPOCHS = 40
-N_OTHER_LAYERS = 3
+_EPOCHS = 40
+_N_OTHER_LAYERS = 3
 """Two convolutions and the last layer; the others are of width 75."""
-PAPER: Mapping[int, tuple[int, str, float]] = {
+_PAPER: Mapping[int, tuple[int, str, float]] = {
     6: (5, "18-31-32-24-10", 1.02),
     8: (6, "17-37-39-29-21-10", 0.99),
     10: (6, "17-34-32-21-21-10", 0.97),
@@ -56,62 +56,64 @@ PAPER: Mapping[int, tuple[int, str, float]] = {
     15: (8, "16-37-35-25-20-22-10", 0.93),
 }
 """Initial depth: the paper's final depth, architecture, error. Its last row says 8, lists 7."""
-LARGEST_ERROR = 1.04
-DEAD = 50.0
+_LARGEST_ERROR = 1.04
+_DEAD = 50.0
 """A network whose accuracy is below this has died; a guess has 10."""
 
 
-def name_row(depth: int) -> str:
+def _name_depth(depth: int) -> str:
     """Return the name of the row of an initial depth."""
     return f"depth {depth}"
 
 
-def learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
     """
     del done
     quick = scale.points is not None
-    depths = list(PAPER)[:1] if quick else list(PAPER)
-    scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(EPOCHS)
+    depths = list(_PAPER)[:1] if quick else list(_PAPER)
+    scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(_EPOCHS)
     return [
-        Run(row=name_row(depth), settings=_settings(scale, seed, depth), finish_compact=True)
+        Run(row=_name_depth(depth), settings=_settings(scale, seed, depth), finish_compact=True)
         for depth in depths
         for seed in scale.seeds
     ]
 
 
 def _settings(scale: Scale, seed: int, depth: int) -> RunSettings:
-    model = f"deep-lenet:{depth - N_OTHER_LAYERS}"
-    return learn_architecture(scale, seed, COST, model=model, **CHANGED)
+    model = f"deep-lenet:{depth - _N_OTHER_LAYERS}"
+    return learn_architecture(scale, seed, _COST, model=model, **_CHANGED)
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return final depths, errors and dead networks, by initial depth."""
     groups, depths = group(rows), dict[str, Any]()
-    for depth in PAPER:
-        members = groups.get(name_row(depth))
+    for depth in _PAPER:
+        members = groups.get(_name_depth(depth))
         if members:
             depths[str(depth)] = {
-                **summarise(members),
+                **summarise_rows(members),
                 "depths": [row.n_layers for row in members],
-                "start": describe_start(members[0]),
+                "start": _describe_start(members[0]),
                 "error": spread_of(members, lambda row: row.error).to_json(),
-                "dead": sum(row.accuracy < DEAD for row in members),
+                "dead": sum(row.accuracy < _DEAD for row in members),
             }
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
-    paper = [{"depth": n, "final": final, "error": error} for n, (final, _, error) in PAPER.items()]
+    paper = [
+        {"depth": n, "final": final, "error": error} for n, (final, _, error) in _PAPER.items()
+    ]
     return {"depths": depths, "median_depth": statistics.median_low(finals), "paper": paper}
 
 
-def describe_start(row: Row) -> str:
+def _describe_start(row: Row) -> str:
     """Return how the hidden layers of a run started."""
-    start = row.settings.get("gates", {}).get("depth_start", DEPTH_START)
+    start = row.settings.get("gates", {}).get("depth_start", _DEPTH_START)
     return "linear" if start >= THRESHOLD else "non-linear"
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return what table 3 must show."""
     depths, median = derived["depths"], derived["median_depth"]
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
@@ -137,16 +139,16 @@ def check(derived: Derived) -> list[Check]:
     return [
         *checks,
         *(
-            check_at_most(f"error from depth {depth}", of_depth["error"], LARGEST_ERROR)
+            check_at_most(f"error from depth {depth}", of_depth["error"], _LARGEST_ERROR)
             for depth, of_depth in depths.items()
         ),
     ]
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the paper's table with ours beside it."""
     rows: list[tuple[str, ...]] = []
-    for depth, (final, architecture, error) in PAPER.items():
+    for depth, (final, architecture, error) in _PAPER.items():
         ours = derived["depths"].get(str(depth))
         if ours is None:
             continue
@@ -178,8 +180,8 @@ def tabulate(derived: Derived) -> list[ResultTable]:
 
 
 EXPERIMENT = Experiment(
-    stages=(learn_rows,),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
+    stages=(_learn_rows,),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
 )

@@ -42,7 +42,7 @@ from archlearn_paper.experiment import (
     RunTask,
     Scale,
     check_at_most,
-    summarise,
+    summarise_rows,
 )
 from archlearn_paper.experiments.table_1 import compare_by_seed, describe_size
 from archlearn_paper.tables import (
@@ -53,10 +53,10 @@ from archlearn_paper.tables import (
     write_spread,
 )
 
-REFERENCE, FURTHER, ALL = "reference", "reference, trained further", "AL-all"
-PRUNED, FACTORISED, FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
-MOST_LOST = 1.0
-MOST_GAINED = 0.5
+_REFERENCE, _FURTHER, _ALL = "reference", "reference, trained further", "AL-all"
+_PRUNED, _FACTORISED, _FASTFOOD = "neuron pruning", "SVD-quarter-F", "Adaptive Fastfood 16"
+_MOST_LOST = 1.0
+_MOST_GAINED = 0.5
 """Points that the reference may gain by as many epochs more as the methods have."""
 
 
@@ -82,18 +82,18 @@ class Table4Row:
     relaxes: bool = False
 
 
-PAPER = {
-    REFERENCE: Table4Row(
+_PAPER = {
+    _REFERENCE: Table4Row(
         layers="N/A",
         parameters=60.9,
         accuracy=57.41,
         compression=0,
         architecture="96-256-384-384-256-4096-4096-1000",
     ),
-    FURTHER: Table4Row(),
-    PRUNED: Table4Row(parameters=39.6, accuracy=55.60, compression=35),
-    FACTORISED: Table4Row(parameters=25.6, accuracy=56.19, compression=58),
-    FASTFOOD: Table4Row(parameters=18.7, accuracy=57.10, compression=69),
+    _FURTHER: Table4Row(),
+    _PRUNED: Table4Row(parameters=39.6, accuracy=55.60, compression=35),
+    _FACTORISED: Table4Row(parameters=25.6, accuracy=56.19, compression=58),
+    _FASTFOOD: Table4Row(parameters=18.7, accuracy=57.10, compression=69),
     "AL-conv-fc": Table4Row(
         layers="conv[5], fc[6,7]",
         parameters=19.6,
@@ -121,26 +121,26 @@ PAPER = {
         share=78,
         leave=("fc*",),
     ),
-    ALL: Table4Row(layers="conv[1,2,3,4,5], fc[6,7]; less dropout", share=20, relaxes=True),
+    _ALL: Table4Row(layers="conv[1,2,3,4,5], fc[6,7]; less dropout", share=20, relaxes=True),
 }
 """Ours has the paper's sizes; that of all layers is what is asked for here."""
-SHARES = {name: line.share for name, line in PAPER.items() if line.share is not None}
+SHARES = {name: line.share for name, line in _PAPER.items() if line.share is not None}
 """Of the rows that learn."""
-RIVAL_SEED = 0
+_RIVAL_SEED = 0
 RIVALS = {
     "torch-pruning": reduce_by_torch_pruning,
     "svd": reduce_by_svd,
     "neuron pruning": reduce_by_merging,
 }
 
-LEARNING_RATE, FURTHER_RATE = 0.02, 0.01
+_LEARNING_RATE, _FURTHER_RATE = 0.02, 0.01
 """Of the reference, at batches of 256, and of what starts from it."""
-WEIGHT_DECAY = 5e-4
-START_AFTER, FREEZE_FOR = 0.05, 0.5
+_WEIGHT_DECAY = 5e-4
+_START_AFTER, _FREEZE_FOR = 0.05, 0.5
 """Half of the epochs are the compact network's, which has lost neurons to make up for."""
-PRUNED_SHARE = 0.65
+_PRUNED_SHARE = 0.65
 """Parameters that neuron pruning leaves, as in the paper: 39.6 of 60.9 million."""
-FASTFOOD_SHARE = 4
+_FASTFOOD_SHARE = 4
 """Features of Adaptive Fastfood 16 for each neuron of layer 6: 16,384 for 4,096."""
 _DROPPED = (("drop6", "fc6", "conv5"), ("drop7", "fc7", "fc6"))
 """A dropout, the layer it stands behind, and the layer in front of that."""
@@ -169,7 +169,7 @@ class CaseStudy:
     multiple_of: int = 1
 
 
-FULL_STUDY = CaseStudy(
+_FULL_STUDY = CaseStudy(
     model="caffenet",
     side=227,
     epochs=40,
@@ -219,7 +219,7 @@ class RelaxDropout:
             dropout.p *= math.sqrt(shares.get(layer, 1.0) * shares.get(before, 1.0))
 
 
-def choose_plan(scale: Scale) -> CaseStudy:
+def _choose_plan(scale: Scale) -> CaseStudy:
     """Return the plan for a scale.
 
     Raises:
@@ -230,20 +230,20 @@ def choose_plan(scale: Scale) -> CaseStudy:
             f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
             "imagenet:DIR or folder:DIR"
         )
-    return QUICK_STUDY if scale.name == "quick" else FULL_STUDY
+    return QUICK_STUDY if scale.name == "quick" else _FULL_STUDY
 
 
 def train_references(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the reference of each seed."""
     del done
-    epochs = choose_plan(scale).epochs
+    epochs = _choose_plan(scale).epochs
     return [
-        Run(row=REFERENCE, settings=_settings(scale, seed, epochs, LEARNING_RATE))
+        Run(row=_REFERENCE, settings=_settings(scale, seed, epochs, _LEARNING_RATE))
         for seed in scale.seeds
     ]
 
 
-def compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return every method from the same reference, each for the same number of epochs.
 
     What must be shown comes first, lest the time run out.
@@ -251,10 +251,10 @@ def compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     works: list[RunTask] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
-        works.append(Run(row=FURTHER, settings=_further(scale, seed), network=network))
+        works.append(Run(row=_FURTHER, settings=_further(scale, seed), network=network))
         works += [_learn(scale, seed, network, row) for row in SHARES]
     for finished in done:
-        if (seed := finished.row.seed) == RIVAL_SEED:
+        if (seed := finished.row.seed) == _RIVAL_SEED:
             made = _made_smaller(scale, finished.load_model(), seed)
             works += [
                 Run(row=row, settings=_further(scale, seed), network=smaller)
@@ -264,19 +264,19 @@ def compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 
 def _learn(scale: Scale, seed: int, network: nn.Module, row: str) -> Run:
-    line, plan = PAPER[row], choose_plan(scale)
+    line, plan = _PAPER[row], _choose_plan(scale)
     gates = GateSettings(
         learn="width",
         leave=line.leave,
         budget=(f"parameters={plan.shares.get(row, SHARES[row])}%",),
-        start_after=START_AFTER,
-        freeze_for=FREEZE_FOR,
+        start_after=_START_AFTER,
+        freeze_for=_FREEZE_FOR,
         multiple_of=plan.multiple_of,
     )
-    relax = RelaxDropout(epoch=math.ceil((1 - FREEZE_FOR) * plan.further))
+    relax = RelaxDropout(epoch=math.ceil((1 - _FREEZE_FOR) * plan.further))
     return Run(
         row=row,
-        settings=_settings(scale, seed, plan.further, FURTHER_RATE, gates),
+        settings=_settings(scale, seed, plan.further, _FURTHER_RATE, gates),
         network=network,
         after_epoch=relax if line.relaxes else None,
         finish_compact=True,
@@ -288,11 +288,11 @@ def _made_smaller(scale: Scale, network: nn.Module, seed: int) -> dict[str, nn.M
     n_parameters = sum(parameter.numel() for parameter in network.parameters())
     example, sixth = _example(scale), network.get_submodule("fc6")
     assert isinstance(sixth, nn.Linear)
-    n_features = FASTFOOD_SHARE * sixth.out_features
+    n_features = _FASTFOOD_SHARE * sixth.out_features
     made = {
-        FACTORISED: _factorise(network),
-        PRUNED: reduce_by_merging(network, example, round(PRUNED_SHARE * n_parameters)),
-        FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
+        _FACTORISED: _factorise(network),
+        _PRUNED: reduce_by_merging(network, example, round(_PRUNED_SHARE * n_parameters)),
+        _FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
     }
     losses = partial(list_losses, _further(scale, seed))
     for share in sorted(set(SHARES.values())):
@@ -310,18 +310,18 @@ def _factorise(network: nn.Module) -> nn.Module:
 
 
 def _example(scale: Scale) -> Tensor:
-    side = choose_plan(scale).side
+    side = _choose_plan(scale).side
     return torch.zeros(2, 3, side, side)
 
 
 def _further(scale: Scale, seed: int) -> RunSettings:
-    return _settings(scale, seed, choose_plan(scale).further, FURTHER_RATE)
+    return _settings(scale, seed, _choose_plan(scale).further, _FURTHER_RATE)
 
 
 def _settings(
     scale: Scale, seed: int, epochs: int, rate: float, gates: GateSettings | None = None
 ) -> RunSettings:
-    plan = choose_plan(scale)
+    plan = _choose_plan(scale)
     on_gpu = torch.cuda.is_available()
     return RunSettings(
         model=plan.model,
@@ -335,33 +335,33 @@ def _settings(
         resize=plan.side,
         augment="crop-flip",
         optimiser=OptimiserSettings(
-            learning_rate=rate, weight_decay=WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
+            learning_rate=rate, weight_decay=_WEIGHT_DECAY, warmup_epochs=min(1.0, epochs / 10)
         ),
         gates=gates or GateSettings(learn="nothing"),
         hardware=HardwareSettings(precision="bf16-mixed" if on_gpu else "32-true"),
     )
 
 
-def measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
+def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
     """Return how long a forward pass takes, beside the reference of the same seed."""
-    reference = done.path.with_name(f"{REFERENCE}.seed{done.row.seed}.safetensors")
+    reference = done.path.with_name(f"{_REFERENCE}.seed{done.row.seed}.safetensors")
     times = time_side_by_side(load(reference), done.load_model(), _example(scale))
     return {"forward": times}
 
 
-def derive(rows: Sequence[Row]) -> dict[str, Any]:
+def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what the tables state, one line a method, and how far each is from the reference."""
     chosen: dict[str, list[Row]] = {}
     for seed in dict.fromkeys(row.seed for row in rows):
         for name, row in choose_all([row for row in rows if row.seed == seed]).items():
             chosen.setdefault(name, []).append(row)
     lost = {
-        name: compare_by_seed(chosen[FURTHER], members)
+        name: compare_by_seed(chosen[_FURTHER], members)
         for name, members in chosen.items()
-        if FURTHER in chosen and name in (*SHARES, REFERENCE)
+        if _FURTHER in chosen and name in (*SHARES, _REFERENCE)
     }
     summaries = {
-        name: summarise(members)
+        name: summarise_rows(members)
         | {"measured": [row.measured for row in members], "size": describe_size(members[0])}
         for name, members in chosen.items()
     }
@@ -373,7 +373,7 @@ def derive(rows: Sequence[Row]) -> dict[str, Any]:
             "parameters": row.parameters,
             "validation": 100 * (row.validation_accuracy or 0.0),
             "accuracy": row.accuracy,
-            "chosen": any(row is member for member in chosen[method_of(row)]),
+            "chosen": any(row is member for member in chosen[_method_of(row)]),
         }
         for row in rows
     ]
@@ -388,29 +388,29 @@ def choose_all(rows: Sequence[Row]) -> Mapping[str, Row]:
     """
     methods: dict[str, list[Row]] = {}
     for row in rows:
-        methods.setdefault(method_of(row), []).append(row)
-    whole = methods[REFERENCE][0].parameters
+        methods.setdefault(_method_of(row), []).append(row)
+    whole = methods[_REFERENCE][0].parameters
     chosen: dict[str, Row] = {}
     for name, tried in methods.items():
-        share = SHARES.get(name, 100) if name != ALL else 100
+        share = SHARES.get(name, 100) if name != _ALL else 100
         fitting = [row for row in tried if row.parameters <= share * whole / 100]
         best = max(fitting, key=lambda row: row.validation_accuracy or 0.0, default=None)
         chosen[name] = best or min(tried, key=lambda row: row.parameters)
     return chosen
 
 
-def method_of(row: Row) -> str:
+def _method_of(row: Row) -> str:
     """Return the method of a row, without the price that earlier runs name."""
     return row.row.partition(" at ")[0]
 
 
-def check(derived: Derived) -> list[Check]:
+def _check(derived: Derived) -> list[Check]:
     """Return whether learnt networks are small, and near the reference trained as long."""
     checks: list[Check] = []
-    if REFERENCE in derived["lost"]:
+    if _REFERENCE in derived["lost"]:
         what = "the reference gains no more: points it gains by as many epochs as the methods have"
-        found = derived["lost"][REFERENCE]
-        checks.append(check_at_most(what, found, MOST_GAINED, unit=" points", digits=2))
+        found = derived["lost"][_REFERENCE]
+        checks.append(check_at_most(what, found, _MOST_GAINED, unit=" points", digits=2))
     for row, share in SHARES.items():
         if row in derived["rows"]:
             gone = _compression(derived["rows"], row)
@@ -425,12 +425,12 @@ def check(derived: Derived) -> list[Check]:
         if row in derived["lost"]:
             what = f"{row}: points below the reference trained as long"
             checks.append(
-                check_at_most(what, derived["lost"][row], MOST_LOST, unit=" points", digits=2)
+                check_at_most(what, derived["lost"][row], _MOST_LOST, unit=" points", digits=2)
             )
     return checks
 
 
-def tabulate(derived: Derived) -> list[ResultTable]:
+def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return tables 4 and 5, the times, and every candidate."""
     summaries = derived["rows"]
     return [
@@ -461,8 +461,11 @@ def _table_4(summaries: Mapping[str, Any]) -> ResultTable:
 
 def _list_rows(summaries: Mapping[str, Any]) -> dict[str, Table4Row]:
     """Return the rows that were made, the paper's first."""
-    names = [*(row for row in PAPER if row in summaries), *(r for r in summaries if r not in PAPER)]
-    return {name: PAPER.get(name, Table4Row()) for name in names}
+    names = [
+        *(row for row in _PAPER if row in summaries),
+        *(r for r in summaries if r not in _PAPER),
+    ]
+    return {name: _PAPER.get(name, Table4Row()) for name in names}
 
 
 def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
@@ -484,7 +487,7 @@ def _table_5(summaries: Mapping[str, Any]) -> ResultTable:
             line.architecture or NOTHING,
             join_architectures(summaries[row]["architectures"]),
         )
-        for row, line in PAPER.items()
+        for row, line in _PAPER.items()
         if line.layers and row in summaries
     )
     columns = ("method", "layers learnt", "size by", "paper: architecture", "ours: architecture")
@@ -535,20 +538,20 @@ def _candidates(tried: list[dict[str, Any]]) -> ResultTable:
 
 
 def _compression(summaries: Mapping[str, Any], row: str) -> float:
-    sizes = [summaries[name]["parameters"]["mean"] for name in (row, REFERENCE)]
+    sizes = [summaries[name]["parameters"]["mean"] for name in (row, _REFERENCE)]
     return 100 * (1 - sizes[0] / sizes[1])
 
 
 def _ratio_of_multiply_adds(summaries: Mapping[str, Any], row: str) -> float:
-    costs = [summaries[name]["multiply_adds"]["mean"] for name in (row, REFERENCE)]
+    costs = [summaries[name]["multiply_adds"]["mean"] for name in (row, _REFERENCE)]
     return costs[0] / costs[1]
 
 
 EXPERIMENT = Experiment(
-    stages=(train_references, compress),
-    derive=derive,
-    check=check,
-    tabulate=tabulate,
-    measure=measure_times,
+    stages=(train_references, _compress),
+    derive=_derive,
+    check=_check,
+    tabulate=_tabulate,
+    measure=_measure_times,
     n_seeds=3,
 )

@@ -10,7 +10,11 @@ import archlearn as al
 from archlearn.models import CaffeNet, CaffeNetSizes
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
-from archlearn_paper.baselines.learnt_diagonals import add_diagonals, diagonals, reduce_by_diagonals
+from archlearn_paper.baselines.learnt_diagonals import (
+    add_diagonals,
+    reduce_by_diagonals,
+    scaled_layers,
+)
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
 from archlearn_paper.baselines.torch_pruning_methods import (
@@ -53,7 +57,8 @@ def test_diagonals_fold_through_groups_and_normalisation(net: nn.Module) -> None
     network = add_diagonals(net, IMAGES, 1e-3).network.eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for diagonal in diagonals(network).values():
+        for scaled in scaled_layers(network).values():
+            diagonal = scaled.diagonal
             diagonal.copy_(torch.rand(len(diagonal), generator=generator))
     budget = al.count_costs(net, IMAGES).parameters // 2
     small = reduce_by_diagonals(network, IMAGES, budget)

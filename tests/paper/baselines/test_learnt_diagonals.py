@@ -14,7 +14,6 @@ from archlearn_paper.baselines.learnt_diagonals import (
     Scaled,
     add_diagonals,
     count_left,
-    diagonals,
     fold_diagonals,
     reduce_by_diagonals,
     scaled_layers,
@@ -28,14 +27,15 @@ DIGITS = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 def spread_(network: nn.Module) -> None:
     """Give the diagonals numbers of both signs."""
     generator = torch.Generator().manual_seed(1)
-    for diagonal in diagonals(network).values():
+    for scaled in scaled_layers(network).values():
+        diagonal = scaled.diagonal
         diagonal.copy_(torch.randn(len(diagonal), generator=generator))
 
 
 def test_it_starts_as_the_network_itself() -> None:
     net = LeNet().double()
     al.certify(net, add_diagonals(net, DIGITS.double(), 1e-3).network, DIGITS.double())
-    assert list(diagonals(add_diagonals(net, DIGITS.double(), 1e-3))) == [
+    assert list(scaled_layers(add_diagonals(net, DIGITS.double(), 1e-3))) == [
         "network.conv1", "network.conv2", "network.fc1",
     ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_the_penalty_is_the_sum_of_magnitudes() -> None:
     # 20 + 50 + 500 ones
     assert rider.penalty(rider.network).item() == pytest.approx(5.7)
     with torch.no_grad():
-        diagonals(rider.network)["conv1"].fill_(-2.0)
+        scaled_layers(rider.network)["conv1"].diagonal.fill_(-2.0)
     assert rider.penalty(rider.network).item() == pytest.approx(0.01 * (40 + 550))
 
 
@@ -89,7 +89,9 @@ def test_convolutions_in_groups_lose_their_channels_together() -> None:
     ).double()  # fmt: skip
     x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
     network = add_diagonals(net, x, 1e-3).network
-    diagonals(network)["0"].copy_(torch.tensor([0.0, 0.1, 3.0, 4.0, 0.0, 5.0, 2.0, 1.0]))
+    scaled_layers(network)["0"].diagonal.copy_(
+        torch.tensor([0.0, 0.1, 3.0, 4.0, 0.0, 5.0, 2.0, 1.0])
+    )
     # the first of each half is zero: two rows of 10, and one column of 9 in each of 6 filters go
     small = reduce_by_diagonals(network, x, sum(p.numel() for p in net.parameters()) - 20 - 54)
     al.certify(network, small, x, tolerance=1e-10)
@@ -102,7 +104,7 @@ def test_cutting_zeros_is_exact_and_the_smallest_go() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     x = torch.randn(2, 3, dtype=torch.float64)
     network = add_diagonals(net, x, 1e-3).network
-    diagonals(network)["0"].copy_(torch.tensor([0.5, 0.0, -2.0, 0.0]))
+    scaled_layers(network)["0"].diagonal.copy_(torch.tensor([0.5, 0.0, -2.0, 0.0]))
     # 2 of 4 neurons: 2 x 4 + 2 x 3 = 14
     small = reduce_by_diagonals(network, x, 14)
     al.certify(network, small, x, tolerance=1e-10)

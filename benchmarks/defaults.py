@@ -3,7 +3,7 @@
 Not part of `make benchmark`: it trains fourteen networks, about an hour on two cores. A run that
 is finished is not repeated; one that was stopped is resumed.
 
-    python benchmarks/_defaults_table.py --runs runs/defaults --out results/defaults.md
+    python -m benchmarks.defaults --runs runs/defaults --out results/defaults.md
 """
 
 import argparse
@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.training.callbacks import SilentCallback
 from archlearn.training.run import Audience, learn, resume
-from archlearn.training.run_directory import CONFIG, SUMMARY
 from archlearn.training.settings import RunSettings, override
 from archlearn_paper.results import find_commit
 
@@ -26,7 +26,7 @@ SUBJECTS = (
     ("lenet", "fashion-mnist"),
     ("lenet", "digits:28"),
 )
-COMMAND = "python benchmarks/_defaults_table.py"
+COMMAND = "python -m benchmarks.defaults"
 
 
 def run(model: str, data: str, what: str, folder: Path) -> dict[str, Any]:
