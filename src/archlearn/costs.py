@@ -17,7 +17,7 @@ from archlearn.tracing.generated_forward import class_forwards
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.transformer_blocks import count_flops, unfused
+from archlearn.tracing.transformer_blocks import count_flops
 
 EXAMPLE = "_archlearn_example"
 
@@ -83,15 +83,14 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
 
 def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
     """Return the counter of one run in evaluation mode."""
-    counter = count_flops()
     with ExitStack() as stack:
         for gated in [m for m in model.modules() if STORE in m._modules]:
             store: Any = getattr(gated, STORE)
             graphs = store.choice.blueprint.traces.graphs
             stack.enter_context(preserve_weights(gated, mutable_modules(graphs, gated)))
-        left = (evaluating(model), preserve_state(model), frozen(model), torch.no_grad(), unfused())
-        for each in (*left, counter):
+        for each in (evaluating(model), preserve_state(model), frozen(model), torch.no_grad()):
             stack.enter_context(each)
+        counter = stack.enter_context(count_flops())
         try:
             model(*inputs.args, **inputs.kwargs)
         except ArchlearnError:

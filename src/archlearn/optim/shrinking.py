@@ -50,7 +50,7 @@ from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 Kept = dict[int, Tensor]
 """The indices that are kept along each dimension of a tensor that loses some."""
 _MIXING = ("LBFGS", "Muon", "SOAP", "Shampoo")
-"""Optimisers whose update of one number hangs on the others of its tensor."""
+"""Optimisers whose update of one number depends on the others of its tensor."""
 _log = logging.getLogger(__name__)
 
 
@@ -299,7 +299,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
     for optimizer in optimizers:
         if type(optimizer).__name__ in _MIXING:
             raise InputError(
-                f"cannot shrink with {type(optimizer).__name__}: its update of one number hangs on "
+                f"cannot shrink with {type(optimizer).__name__}: its update of a number depends on "
                 "others, so what stays would be updated otherwise; use an optimiser that goes "
                 "number by number, such as SGD or AdamW, or train on without shrink_"
             )
