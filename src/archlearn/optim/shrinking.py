@@ -30,6 +30,7 @@ from archlearn.module_utils import (
     modes_of,
     set_modes_,
     without_cudnn_benchmark,
+    without_hooks,
 )
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.norms import NarrowedLocalResponseNorm
@@ -253,7 +254,11 @@ def _prepare(
         traces = replace(
             blueprint.traces, evaluation=plain[0], training=plain[1] if plain[1:] else None
         )
-        choice = choose_again(small, inputs, store.choice, traces, dropped)
+        try:
+            choice = choose_again(small, inputs, store.choice, traces, dropped)
+        except SurgeryError:  # a hook registered since, which the comparison below takes part in
+            with without_hooks(small):
+                choice = choose_again(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
         fresh.leave_out_(left_out)
         bind_gates_(small, fresh)
