@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.cost_kinds import CostName
+from archlearn.costs import CostName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, distributed, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from archlearn.costs import place_inputs
 from archlearn.errors import InputError
+from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
 from archlearn.optim.gate_limits import find_gated

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
-from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
+from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import (

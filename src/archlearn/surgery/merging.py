@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.mergeable_layers import MergeablePair, refuse_convolutions
+from archlearn.costs import COSTS, Costs
 from archlearn.errors import SurgeryError
-from archlearn.gating.cost_kinds import COSTS, Costs
 from archlearn.module_utils import find_module, find_tensor, first_names
 from archlearn.surgery.plan import Fold, Merge, Narrowing
 
