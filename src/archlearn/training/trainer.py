@@ -43,7 +43,7 @@ from archlearn.training.run_setup import Session
 
 
 class GracefulStop:
-    """Notes Ctrl-C and a polite kill while it is entered."""
+    """Notes Ctrl-C and a polite kill while it is entered; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -68,10 +68,10 @@ class GracefulStop:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.asked:
+        # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
+        if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        del number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
