@@ -137,7 +137,7 @@ class EpochLogger(Callback):
         self._logger.log_metrics(numbers | widths, row["epoch"])
 
 
-class Several(Callback):
+class CallbackList(Callback):
     """Tells several observers, in order."""
 
     def __init__(self, observers: Sequence[Callback]) -> None:

@@ -38,7 +38,7 @@ from archlearn.training.metrics import (
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import append_line, how_to_go_on, read_lines, sync_lines
+from archlearn.training.run_directory import append_line, read_lines, resume_hint, sync_lines
 from archlearn.training.run_setup import Session
 
 
@@ -357,13 +357,13 @@ class TrainingLoop:
         raise RunStoppedError(
             f"the loss became {loss} by step {self.position.step} (epoch "
             f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
-            f"rate {how_to_go_on(self._session.folder)} --learning-rate {rate / 4:g}"
+            f"rate {resume_hint(self._session.folder)} --learning-rate {rate / 4:g}"
         )
 
     def _interrupted(self) -> RunInterruptedError:
         return RunInterruptedError(
             f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
-            f"{self._session.n_epochs}); {how_to_go_on(self._session.folder)}"
+            f"{self._session.n_epochs}); {resume_hint(self._session.folder)}"
         )
 
     def _save(self) -> None:

@@ -97,7 +97,9 @@ class ParameterCounts:
         return marginal_costs(self._table, counts, self._table.parameters).tolist()
 
 
-def close_to_budget(sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int) -> int:
+def prune_until_budget(
+    sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int
+) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
     At every step the channel goes whose harm is least: not per parameter, which took most of a
@@ -150,7 +152,7 @@ def prune_to_budget(gated: nn.Module, harms: Mapping[str, Tensor], budget: int) 
     """
     gates = width_gates(gated)
     ranked = {name: Ranked(harms[name]) for name in gates}
-    close_to_budget(ParameterCounts(gated), list(ranked.values()), budget)
+    prune_until_budget(ParameterCounts(gated), list(ranked.values()), budget)
     for name, gate in gates.items():
         gate[ranked[name].closed()] = 0.0
     return compact(gated)
@@ -165,7 +167,7 @@ Losses = Callable[[nn.Module], Iterable[Tensor]]
 """Gives the losses of a model on batches, one after the other."""
 
 
-def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.Module:
+def prune_by_taylor(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.Module:
     """Return a model narrowed to a budget; where it is small enough, a copy that computes the same.
 
     Args:
@@ -178,10 +180,10 @@ def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.M
         BudgetError: If the model cannot be brought to the budget.
     """
     gated = gate_widths(model, example)
-    return prune_to_budget(gated, measure_worth(gated, losses), budget).train(model.training)
+    return prune_to_budget(gated, taylor_importance(gated, losses), budget).train(model.training)
 
 
-def measure_worth(gated: nn.Module, losses: Losses) -> dict[str, Tensor]:
+def taylor_importance(gated: nn.Module, losses: Losses) -> dict[str, Tensor]:
     """Return the mean square of every gate's gradient over batches, by group."""
     gates = width_gates(gated)
     worth = {name: torch.zeros_like(gate) for name, gate in gates.items()}

@@ -20,7 +20,7 @@ from archlearn.errors import InputError
 from archlearn.gating.gate_container import GateContainer, find_store
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import ParameterCounts, close_to_budget, gate_widths
+from archlearn_paper.baselines.budget import ParameterCounts, gate_widths, prune_until_budget
 
 
 class Neurons:
@@ -94,7 +94,7 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
     """
     gated = gate_widths(model, example)
     layers = {name: _neurons(gated, name) for name in width_gates(gated)}
-    close_to_budget(ParameterCounts(gated), list(layers.values()), budget)
+    prune_until_budget(ParameterCounts(gated), list(layers.values()), budget)
     return _carry_out(gated, layers)
 
 
