@@ -6,6 +6,7 @@ would change. The mean square of that over batches is the channel's worth (Molch
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -161,6 +162,34 @@ def prune_to_budget(gated: nn.Module, harms: Mapping[str, Tensor], budget: int) 
 def gate_widths(model: nn.Module, example: Tensor) -> nn.Module:
     """Return a copy in evaluation mode with a gate, all open, for every channel that can go."""
     return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSlice:
+    """A dimension of a parameter that holds a group's channels and no others.
+
+    Attributes:
+        channel: Which of the group's channels each index of the dimension belongs to.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    dim: int
+    channel: Tensor
+
+
+def find_slices(gated: nn.Module, group: str) -> list[GroupSlice]:
+    """Return the dimensions of parameters that hold a group's channels and no others."""
+    store = find_store(gated)
+    assert store is not None
+    graph, parameters = store.choice.blueprint, dict(gated.named_parameters())
+    channels = next(each.channels for each in graph.groups if each.name == group)
+    order = torch.argsort(channels)
+    return [
+        GroupSlice(name, parameters[name], dim, order[torch.searchsorted(channels[order], found)])
+        for (name, dim), found in graph.dims.items()
+        if name in parameters and bool(torch.isin(found, channels).all())
+    ]
 
 
 Losses = Callable[[nn.Module], Iterable[Tensor]]
