@@ -43,13 +43,10 @@ class EpochEnd:
     """A line of metrics, and what only a display needs.
 
     Attributes:
-        projected: Parameters at the end if gates go on as in the last epoch; None while that is
-            not known.
         seconds_left: Time until the last step at the speed of this sitting.
     """
 
     row: Mapping[str, Any]
-    projected: int | None
     seconds_left: float
 
 
