@@ -2,7 +2,8 @@
 
 `python -m benchmarks.tutorials [FILES]` rewrites each ```text block that follows a block of code,
 and puts the pictures that a page draws into `docs/figures`. Pages that need weights or data which
-the package does not fetch find them in the folder FILES; without it they are left as they are.
+the package does not fetch find them in the folder FILES; where they are not, the page is left as it
+is.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ def run_page(text: str) -> str:
             exec(compile(found[1], "net.py", "exec"), names)
         if found[2] is None:
             return found[0]
-        said = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+        said = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
         return f"```python\n{found[1]}```\n\n```text\n{said}\n```"
 
     return _BLOCK.sub(run, text)
@@ -59,8 +60,13 @@ def main() -> None:
     home, files = Path.cwd(), [Path(word).resolve() for word in sys.argv[1:]]
     for name in PAGES:
         page = DOCS / name
-        if not files and name in NEEDED:
-            print(f"{page}: left as it is, for it needs {', '.join(NEEDED[name])}")
+        missing = [
+            needed
+            for needed in NEEDED.get(name, ())
+            if not files or not (files[0] / needed).exists()
+        ]
+        if missing:
+            print(f"{page}: left as it is, for it needs {', '.join(missing)}")
             continue
         with tempfile.TemporaryDirectory() as folder:
             for needed in NEEDED.get(name, ()):

@@ -116,3 +116,28 @@ def test_every_way_to_call_an_operation_is_learnt_and_saved(
     found = al.load(tmp_path / "small.safetensors")
     assert small.get_parameter("first.weight").shape == (4, 4)
     torch.testing.assert_close(found(x), gated(x), rtol=0, atol=1e-10)
+
+
+class Counted(nn.Module):
+    """Asks by functions what others ask by methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        if torch.is_complex(y) or not torch.is_floating_point(y):
+            return y
+        return self.last(y / torch.numel(y))
+
+
+def test_a_function_asks_what_its_method_asks() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    gated = al.add_gates(Counted().double(), x)
+    with torch.no_grad():
+        al.width_gates(gated)["first"][[0, 3]] = 0.0
+    small, more = al.compact(gated), torch.randn(5, 4, dtype=torch.float64)
+    assert small.get_parameter("first.weight").shape == (4, 4)
+    torch.testing.assert_close(small(more), gated(more), rtol=0, atol=1e-10)

@@ -128,6 +128,34 @@ def test_models_are_exact_with_their_own_output_types(name: str) -> None:
         assert max(differences(small(**inputs), gated(**inputs))) < 1e-10
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if "input_ids" in MODELS[name]()[1]])
+def test_compact_models_take_other_numbers_of_rows_and_tokens(name: str) -> None:
+    torch.manual_seed(0)
+    net, inputs = MODELS[name]()
+    gated = al.add_gates(net.double().eval(), inputs)
+    close_half_(gated)
+    small = al.compact(gated)
+    for n_rows, length in ((1, 5), (3, 11)):
+        others = {
+            key: torch.ones_like(tokens(n_rows, length))
+            if "mask" in key
+            else tokens(n_rows, length)
+            for key in inputs
+        }
+        with exchanging({}):
+            assert max(differences(small(**others), gated(**others))) < 1e-10
+
+
+def test_a_single_token_is_told_which_attention_takes_it() -> None:
+    gated = al.add_gates(llama().eval(), {"input_ids": tokens()})
+    with pytest.raises(al.InputError, match='attn_implementation="eager"'):
+        gated(input_ids=tokens(1, 1))
+    config = hf.LlamaConfig(**SMALL, **TOKENS, attn_implementation="eager")
+    net = hf.LlamaForCausalLM(config).eval()
+    gated = al.add_gates(net, {"input_ids": tokens()})
+    assert max(differences(gated(input_ids=tokens(1, 1)).logits, net(tokens(1, 1)).logits)) < 1e-5
+
+
 DECODERS = ("Llama", "Mistral", "Qwen2", "Gemma")
 
 

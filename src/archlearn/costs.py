@@ -1,7 +1,6 @@
-"""Count parameters, multiply-adds and bytes of a model: `Costs`, `count_costs`."""
+"""`count_costs`: count the parameters of a model, and the multiply-adds of a run of it."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,9 +8,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.errors import ArchlearnError, InputError, first_line
+from archlearn.gating.cost_kinds import Costs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import class_forwards
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
@@ -20,17 +20,6 @@ from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 
 EXAMPLE = "_archlearn_example"
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Parameters of a network, and multiply-adds of one run on the example inputs."""
-
-    parameters: int
-    multiply_adds: int
-
-    def __str__(self) -> str:
-        return f"{self.parameters:,} parameters, {self.multiply_adds:,} multiply-adds"
 
 
 def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
@@ -46,7 +35,7 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
     check_made(model)
     inputs = known_inputs(model, example_inputs)
     with class_forwards(model):
-        return Costs(count_parameters(model), count_multiply_adds(model, inputs))
+        return Costs.of(count_parameters(model), count_multiply_adds(model, inputs))
 
 
 def count_layer_costs(model: nn.Module, example_inputs: object = None) -> dict[str, Costs]:
@@ -61,18 +50,17 @@ def count_layer_costs(model: nn.Module, example_inputs: object = None) -> dict[s
     inputs = known_inputs(model, example_inputs)
     with class_forwards(model):
         counts = _count_flops(model, inputs).get_flop_counts()
-    found: dict[str, Costs] = {}
+    found: dict[str, tuple[int, int]] = {}
     seen: set[nn.Parameter] = set()
     for name, layer in reversed(list(model.named_modules())):  # what is inside comes first
         own = set(layer.parameters(recurse=False)) - seen
         seen |= own
         if own:
             flops = sum(counts.get(f"{type(model).__name__}.{name}".rstrip("."), {}).values())
-            inside = [found[inner] for inner in found if inner.startswith(name and f"{name}.")]
-            n_inside = sum(costs.multiply_adds for costs in inside)
+            inside = [n for inner, (_, n) in found.items() if inner.startswith(name and f"{name}.")]
             n_own = sum(parameter.numel() for parameter in own)
-            found[name] = Costs(n_own, int(flops) // 2 - n_inside)
-    return dict(reversed(found.items()))
+            found[name] = n_own, int(flops) // 2 - sum(inside)
+    return {name: Costs.of(*counts) for name, counts in reversed(found.items())}
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -5,7 +5,7 @@ each call is one, and so is what a module keeps to be looked at: such tensors ar
 """
 
 import copy
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +37,7 @@ def evaluating(*models: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def without_trials() -> Generator[None]:
+def without_cudnn_benchmark() -> Generator[None]:
     """Let cuDNN take convolutions as they come: trying several is for shapes met very often."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
@@ -148,6 +148,22 @@ def has_hooks(module: nn.Module) -> bool:
     """Return whether something of the user's runs before or after the module's `forward`."""
     before = module._forward_pre_hooks
     return bool(module._forward_hooks or (before and not all(map(is_weight_hook, before.values()))))
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Generator[None]:
+    """Set the user's forward hooks of all modules aside; those that compute weights stay."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    saved = [(module, {kind: vars(module)[kind] for kind in kinds}) for module in model.modules()]
+    for module, hooks in saved:
+        for kind, found in hooks.items():
+            kept = {key: hook for key, hook in found.items() if is_weight_hook(hook)}
+            vars(module)[kind] = OrderedDict(kept)
+    try:
+        yield
+    finally:
+        for module, hooks in saved:
+            vars(module).update(hooks)
 
 
 def find_tensor(net: nn.Module, name: str) -> Tensor:

@@ -20,11 +20,14 @@ from torch import Tensor, fx, nn
 
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns, with_items
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 
-ACTIVATE, PRODUCT = "activations.activate", "linear.linear"
+ACTIVATE, PRODUCT = "elementwise.activate", "linear.linear"
+CREATE = "elementwise.create"
 LINEAR, CONV, TRANSPOSED = "linear", "convolution", "transposed convolution"
+KIND, RANK, SIZES = 0, 1, 2
+"""What a number that describes a tensor is about; the larger, the less is sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class OpSpec:
         copies: What it returns never lies in the memory of what it reads.
         narrowed_by: Which function of `surgery.reshape_rewriter` writes it for fewer channels.
         sized_by: Attribute of the module that says how many channels it has.
+        about: Of a number that describes a tensor, whether it is about its type and device, its
+            rank or its sizes.
         unsaved: Why no file may hold it; "" if one may.
     """
 
@@ -58,6 +63,7 @@ class OpSpec:
     copies: bool = False
     narrowed_by: str = ""
     sized_by: str = ""
+    about: int | None = None
     unsaved: str = ""
 
     def targets(self, *homes: str) -> Iterator[Any]:
@@ -346,10 +352,10 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "Tensor.new_empty",
         narrowed_by="new",
     ),
-    _op("torch.index_select Tensor.index_select", "indexing.index_select"),
-    _op("torch.gather Tensor.gather", "indexing.gather"),
+    _op("torch.index_select Tensor.index_select", "reshape.index_select"),
+    _op("torch.gather Tensor.gather", "reshape.gather"),
     *_alike(
-        "indexing.scatter",
+        "reshape.scatter",
         "torch.scatter_add Tensor.scatter_add Tensor.scatter_add_",
         "torch.scatter_reduce Tensor.scatter_reduce Tensor.scatter_reduce_",
         "torch.index_add Tensor.index_add Tensor.index_add_",
@@ -367,18 +373,21 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     *_alike(
         "reshape.number",
-        "Tensor.__len__",
+        "torch.is_floating_point Tensor.is_floating_point",
+        "torch.is_complex Tensor.is_complex",
+        about=KIND,
+    ),
+    *_alike("reshape.number", "Tensor.dim", "Tensor.ndimension", about=RANK),
+    *_alike(
+        "reshape.number",
         "Tensor.size",
-        "Tensor.dim",
-        "Tensor.ndimension",
         "torch.numel Tensor.numel",
         "Tensor.nelement",
-        "Tensor.stride",
-        "Tensor.get_device",
-        "torch.is_floating_point Tensor.is_floating_point",
+        about=SIZES,
     ),
+    *_alike("reshape.number", "Tensor.__len__", "Tensor.stride", "Tensor.get_device"),
     *_alike(
-        "elementwise.create",
+        CREATE,
         "torch.zeros",
         "torch.ones",
         "torch.full",
@@ -388,8 +397,8 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "torch.linspace",
         "torch.eye",
     ),
-    *_alike("elementwise.create", "torch.empty", unsaved="it holds whatever was in memory"),
-    *_alike("elementwise.create", "torch.tensor", unsaved="its numbers are kept as a buffer"),
+    *_alike(CREATE, "torch.empty", unsaved="it holds whatever was in memory"),
+    *_alike(CREATE, "torch.tensor", unsaved="its numbers are kept as a buffer"),
     # Pooling, interpolation and reductions.
     *_alike(
         "pooling.pool",
@@ -463,7 +472,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
-    _op("nn.Embedding F.embedding", "indexing.embedding"),
+    _op("nn.Embedding F.embedding", "reshape.embedding"),
     *_alike(
         "normalization.local_response",
         "nn.LocalResponseNorm F.local_response_norm",
@@ -504,10 +513,49 @@ OPERATIONS: tuple[OpSpec, ...] = (
     ),
     _op("torch.einsum", "products.einsum"),
     _op("F.scaled_dot_product_attention", "products.attention"),
-    _op("archlearn.with_items", "indexing.assign", copies=True),
+    _op("archlearn.with_items", "reshape.assign", copies=True),
     # No rule follows channels through these: all that they read stay. A file may hold them.
     *map(_op, _OTHERS.split()),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpec:
+    """One attribute that `forward` may read, of a tensor or of what a call returned.
+
+    Attributes:
+        about: As in `OpSpec`.
+        describes: It says something of the tensor, and nothing of its numbers.
+        views: It is the tensor itself, perhaps transposed.
+        is_saved: Whether a file may hold it.
+    """
+
+    about: int | None = None
+    describes: bool = False
+    views: bool = False
+    is_saved: bool = True
+
+
+def _attributes(names: str, **known: Any) -> dict[str, AttributeSpec]:
+    return dict.fromkeys(names.split(), AttributeSpec(**known))
+
+
+ATTRIBUTES: dict[str, AttributeSpec] = {
+    **_attributes("dtype device is_cuda is_nested", about=KIND, describes=True),
+    **_attributes("layout is_sparse", about=KIND, describes=True, is_saved=False),
+    **_attributes("ndim", about=RANK, describes=True),
+    **_attributes("shape", about=SIZES, describes=True),
+    **_attributes("requires_grad", describes=True),
+    **_attributes("T mT", views=True),
+    **_attributes("data", views=True, is_saved=False),
+    **_attributes("values indices min max eps tiny"),  # of results with names, and of dtypes
+}
+
+
+def functions_with_rule(rule: str) -> list[str]:
+    """Return the names of torch's functions that have a rule."""
+    calls = [call for spec in OPERATIONS if spec.rule == rule for call in spec.calls]
+    return [call.removeprefix("torch.") for call in calls if call.startswith("torch.")]
 
 
 def spec_of(node: fx.Node, net: nn.Module) -> OpSpec | None:
@@ -532,6 +580,12 @@ def spec_of_function(target: Any) -> OpSpec | None:
     if found is not None or home not in _LIBRARIES:
         return found
     return _by_name().get(getattr(target, "__name__", ""))
+
+
+def about_of(target: Any) -> int | None:
+    """Return what the number is about that a function, or a method of this name, returns."""
+    spec = _by_name().get(target) if isinstance(target, str) else _by_function().get(target)
+    return None if spec is None else spec.about
 
 
 def spec_of_class(cls: type[nn.Module]) -> OpSpec | None:

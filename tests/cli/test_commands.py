@@ -60,8 +60,13 @@ def test_a_run_is_exported_with_its_sizes_before_and_after(
 ) -> None:
     call(["export", str(run_folder), "--to", "python"], tmp_path / "net.py")
     summary = json.loads((run_folder / "summary.json").read_text())
-    before, after = (4 * summary[when]["parameters"] for when in ("before", "after"))
-    assert f"weights: {before:,} bytes before, {after:,} bytes now" in capsys.readouterr().out
+    found = re.search(
+        r"^on disk: (\S+) bytes before, (\S+) bytes now$", capsys.readouterr().out, re.M
+    )
+    assert found is not None
+    for size, when in zip(found.groups(), ("before", "after"), strict=True):
+        weights = 4 * summary[when]["parameters"]
+        assert weights < int(size.replace(",", "")) < weights + 3000  # the source, and names
     assert "class MLP(nn.Module):" in (tmp_path / "net.py").read_text()
 
 
@@ -82,6 +87,9 @@ def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
 ) -> None:
     call(["evaluate", str(run_folder)])
     said = capsys.readouterr().out
+    summary = json.loads((run_folder / "summary.json").read_text())
+    before, after = (summary[when]["multiply_adds"] for when in ("before", "after"))
+    assert f"multiply-adds {before:,} -> {after:,} ({before / after:.2f}×), parameters" in said
     assert re.search(r"^cpu, batch 1: \S+ ms -> \S+ ms \(\S+×\), \S+ MB -> \S+ MB$", said, re.M)
     rows = json.loads((run_folder / "speed.json").read_text())["rows"]
     assert [row["batch_size"] for row in rows if row["device"] == "cpu"] == [1, 64]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import archlearn as al
-from archlearn.training import RunSettings
+from archlearn.training import RunSettings, sweep
 from archlearn.training.sweep import PLAIN, Point, SweepRun, choose, list_runs
 from tests.cli.commands import exit_code
 
@@ -66,6 +66,17 @@ def test_a_run_that_fails_is_told_and_can_be_made_again(
     said = capsys.readouterr().err
     assert "parameters-1-seed-0 failed" in said
     assert "give the same command again" in said
+
+
+def test_ctrl_c_is_answered_with_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(run: SweepRun) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "_start", interrupt)
+    assert call("--budget", "parameters=50%", "--out", str(tmp_path / "s")) == 130
+    assert "give the same command again" in capsys.readouterr().err
 
 
 def test_values_and_seeds_are_runs_of_their_own(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert "small_source.py" in said
     assert "differs by 0.0e+00" in said
-    assert "weights: 312 bytes now" in said
+    modes = {path.stat().st_mode for path in tmp_path.glob("small_source.*")}
+    assert len(modes) == 1  # whoever may read the source may read its weights
     assert "nn.Conv2d(1, 5, 3)" in (tmp_path / "small_source.py").read_text()
     assert call("export", path, "--to", "torch-export", "--shape", "1x6x6") == 0
     assert (tmp_path / "small.pt2").is_file()

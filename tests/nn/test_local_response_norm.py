@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import archlearn as al
-from archlearn.nn.local_response_norm import LocalResponse, respond
+from archlearn.nn.norms import LocalResponse, respond
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 20])

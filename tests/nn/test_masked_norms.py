@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.nn.masked_norms import masked_group_norm, masked_layer_norm, masked_rms_norm
+from archlearn.nn.norms import masked_group_norm, masked_layer_norm, masked_rms_norm
 
 OPEN = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
 

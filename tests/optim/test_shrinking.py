@@ -332,6 +332,20 @@ def test_a_scaler_steps_gates_that_stand_still_behind_the_last_cut() -> None:
     assert gates.param_groups[0]["step"] == 4
 
 
+def test_a_hook_on_a_layer_since_gates_were_added_does_not_stop_a_cut() -> None:
+    model, x, _ = make("chain")
+    fired: list[int] = []
+    layer = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    layer.register_forward_hook(lambda *_: fired.append(1))
+    whole = copy.deepcopy(model)
+    n_weights = layer.weight.numel()
+    al.shrink_(model)
+    assert layer.weight.numel() < n_weights
+    fired.clear()
+    assert gap(model, whole, x) < 1e-10
+    assert fired
+
+
 @pytest.mark.parametrize("kind", ["Adafactor", "Muon"])
 def test_state_that_cannot_be_sliced_is_refused_and_nothing_is_changed(kind: str) -> None:
     model, x, y = make("chain")

@@ -33,19 +33,21 @@ STEPS_PER_EPOCH = 10
 
 
 class Impatient(SilentCallback):
-    """Presses Ctrl-C after a step."""
+    """Presses Ctrl-C after a step, and may do more."""
 
-    def __init__(self, at_step: int) -> None:
+    def __init__(self, at_step: int, *then: int) -> None:
         self._at_step = at_step
+        self._signals = (signal.SIGINT, *then)
 
     def stepped(self, step: int) -> None:
         if step == self._at_step:
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in self._signals:
+                os.kill(os.getpid(), number)
 
 
-def run_until(folder: Path, at_step: int) -> None:
+def run_until(folder: Path, at_step: int, *then: int) -> None:
     with pytest.raises(RunInterruptedError, match=f"interrupted at step {at_step} "):
-        learn(override(RunSettings(), ASKED), folder, Audience(observer=Impatient(at_step)))
+        learn(override(RunSettings(), ASKED), folder, Audience(observer=Impatient(at_step, *then)))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "a"
     learn(override(RunSettings(), ASKED), folder)
     return folder
+
+
+def test_a_polite_kill_behind_ctrl_c_leaves_a_checkpoint(tmp_path: Path) -> None:
+    run_until(tmp_path / "a", 3, signal.SIGTERM)
+    assert read_checkpoint(tmp_path / "a") is not None
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    impatient = Impatient(3, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        learn(override(RunSettings(), ASKED), tmp_path / "a", Audience(observer=impatient))
+    assert read_checkpoint(tmp_path / "a") is None
 
 
 @pytest.mark.parametrize("at_step", [1, 33, 40, 59])

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 import archlearn as al
 from archlearn.tracing.symbolic_trace import ExampleInputs
+from archlearn.verification.certificate import SampleInput, joined_sample, plain_samples
 from archlearn.verification.precision import exchanging, to_float64
-from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
 
 
 def shapes(trials: list[SampleInput]) -> list[tuple[int, ...]]:

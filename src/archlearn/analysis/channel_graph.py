@@ -20,17 +20,17 @@ from archlearn.analysis.gate_sites import (
 from archlearn.analysis.linear_ops import find_linear_ops, is_linear_op, layer_of
 from archlearn.analysis.propagation import OUTPUT, PropagationResult, follow
 from archlearn.analysis.propagation_rules import rule_for
-from archlearn.analysis.propagation_rules.indexing import embedding
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
     local_response,
 )
 from archlearn.analysis.propagation_rules.pooling import mean, variance
+from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces, trace
 
 
@@ -238,7 +238,7 @@ def build_channel_graph(
     and `whole_groups` are known already.
     """
     traces = traces or trace(net, inputs, leaves)
-    with evaluating(net), preserve_state(net), putting_back(inputs):
+    with evaluating(net), preserve_state(net), preserve_rng(inputs):
         sites = tuple(find_sites(graph, net) for graph in traces.graphs)
         search = _Search(net, inputs, traces, sites, may_gate, whole_groups or {}, with_streams)
         asked, gated, found = search.run()

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.linear_ops import is_linear_op, layer_of
-from archlearn.analysis.propagation_rules.activations import activation_name
+from archlearn.analysis.propagation_rules.elementwise import activation_name
 from archlearn.op_table import ACTIVATE, spec_of
-from archlearn.tracing.symbolic_trace import source_of
+from archlearn.tracing.fx_utils import source_of
 
 NO_ACTIVATION = "(none)"
 ATTENTION = "(attention)"

@@ -23,9 +23,13 @@ from archlearn.analysis.channel_labels import (
 from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.propagation_rules import is_selection, rule_for
-from archlearn.analysis.propagation_rules.activations import activate
-from archlearn.analysis.propagation_rules.elementwise import keep, product, quotient, unary
-from archlearn.analysis.propagation_rules.indexing import embedding, gather, index_select, scatter
+from archlearn.analysis.propagation_rules.elementwise import (
+    activate,
+    keep,
+    product,
+    quotient,
+    unary,
+)
 from archlearn.analysis.propagation_rules.linear import computed_weight, linear
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
@@ -38,10 +42,14 @@ from archlearn.analysis.propagation_rules.reshape import (
     as_selection,
     attribute,
     call_on_places,
+    embedding,
     expand_as,
+    gather,
+    index_select,
     move,
     number,
     pick,
+    scatter,
 )
 from archlearn.analysis.rule_api import (
     OpCall,
@@ -54,9 +62,9 @@ from archlearn.analysis.rule_api import (
 from archlearn.errors import InputError, first_line
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of, works_in_place
+from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.fx_utils import leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
-from archlearn.tracing.symbolic_trace import ExampleInputs, values_for
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops, unfused
 

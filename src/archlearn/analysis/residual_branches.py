@@ -104,7 +104,7 @@ def find_branches(
 
     A branch must be one in all graphs.
     """
-    looks = [_Look(net, graph, each) for graph, each in zip(graphs, followed, strict=True)]
+    looks = [_BranchFinder(net, graph, each) for graph, each in zip(graphs, followed, strict=True)]
     found = [look.find() for look in looks]
     branches: dict[str, Branch] = {}
     reasons: dict[str, Reason] = {}
@@ -123,7 +123,7 @@ def find_branches(
     return branches, reasons
 
 
-class _Look:
+class _BranchFinder:
     """Looks for branches in one graph."""
 
     def __init__(self, net: nn.Module, graph: fx.Graph, followed: PropagationResult) -> None:

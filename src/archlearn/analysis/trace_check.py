@@ -25,9 +25,9 @@ from archlearn.errors import InputError, SurgeryError, TracingError, first_line
 from archlearn.module_utils import evaluating, has_hooks
 from archlearn.op_table import PRODUCT, spec_of_class
 from archlearn.tracing.example_inputs import ExampleInputs
-from archlearn.tracing.module_state import ModuleState, look_at, preserve_state
+from archlearn.tracing.module_state import ModuleState, capture_state, preserve_state
 from archlearn.tracing.output_types import structure_of, tensors_in
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import Traces
 
 
@@ -56,7 +56,7 @@ _LAYERS = (PRODUCT, "pooling.pool")
 
 
 @contextmanager
-def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
+def stub_layers(net: nn.Module, notes: Notes) -> Generator[None]:
     """Let layers return tensors that do not depend on their weights."""
     replaced: list[nn.Module] = []
     for place, (name, module) in enumerate(net.named_modules()):
@@ -64,7 +64,7 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
         is_layer = spec is not None and (spec.foldable or spec.rule in _LAYERS)
         is_layer &= type(module).__module__.startswith("torch.nn")  # others are followed inside
         if is_layer and not has_hooks(module) and "forward" not in vars(module):
-            vars(module)["forward"] = _stand_in(module, name, place, notes)
+            vars(module)["forward"] = _stub_layer(module, name, place, notes)
             replaced.append(module)
     try:
         yield
@@ -73,7 +73,7 @@ def standing_in(net: nn.Module, notes: Notes) -> Generator[None]:
             del vars(module)["forward"]
 
 
-def _stand_in(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
+def _stub_layer(module: Any, name: str, place: int, notes: Notes) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not args and set(kwargs) == {"input"}:
             args, kwargs = (kwargs["input"],), {}
@@ -172,7 +172,7 @@ class _Stage:
 
     def __post_init__(self) -> None:
         self.is_bare = is_all_known(self.net, self.graph)
-        self.before = look_at(self.net)
+        self.before = capture_state(self.net)
 
     def run_graph(self) -> Notes:
         """Run the graph, and leave the model as it was."""
@@ -260,7 +260,7 @@ def _run(
     net: nn.Module, call: Callable[[ExampleInputs], Any], inputs: ExampleInputs, *, is_bare: bool
 ) -> Notes:
     notes = Notes()
-    layers = standing_in(net, notes) if is_bare else evaluating()
+    layers = stub_layers(net, notes) if is_bare else evaluating()
     try:
         with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are for whoever calls the model
@@ -275,7 +275,7 @@ def _run(
 @contextmanager
 def _same_chance(inputs: ExampleInputs) -> Generator[None]:
     """Let generators start at the same place, and be put back afterwards."""
-    with putting_back(inputs) as devices:
+    with preserve_rng(inputs) as devices:
         random.seed(0)
         torch.default_generator.manual_seed(0)
         for device in devices:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from archlearn.data.file_cache import DownloadProgress
+from archlearn.gating.cost_kinds import COSTS, write_costs
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
@@ -244,10 +245,9 @@ def describe_end(summary: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"before   {in_a_line(before.get('architecture', ''))}  "
-            f"{before['parameters']:,} parameters, {before['multiply_adds']:,} multiply-adds",
+            f"{write_costs({name: before[name] for name in COSTS})}",
             f"after    {in_a_line(after.get('architecture', ''))}{_describe_merged(summary)}  "
-            f"{after['parameters']:,} parameters ({share:.1%}), "
-            f"{after['multiply_adds']:,} multiply-adds",
+            f"{write_costs({name: after[name] for name in COSTS}, share)}",
             f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]

@@ -1,6 +1,7 @@
 """`archlearn inspect`, `compact`, `evaluate`, `export`, `data`: one model, or one data set."""
 
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.penalty_prices import CostName
+from archlearn.gating.cost_kinds import CostName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from archlearn.data.dataset import Dataset
+    from archlearn.gating.cost_kinds import Costs
     from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
@@ -185,10 +188,11 @@ def evaluate_command(
     if speed and target.is_dir() and data is None:
         from archlearn.training.finalize import measure_run
 
-        rows, before = measure_run(target, network, asked, dataset, split)
-        if before is not None:
-            sys.stdout.write(f"before: {_say_score(before)}\n")
-        sys.stdout.write("".join(f"{row}\n" for row in rows))
+        measured = measure_run(target, network, asked, dataset, split)
+        if measured.score_before is not None:
+            sys.stdout.write(f"before: {_say_score(measured.score_before)}\n")
+        sys.stdout.write(f"{_say_costs(*measured.costs)}\n")
+        sys.stdout.write("".join(f"{row}\n" for row in measured.speeds))
         if (target / REPORT).is_file():
             from archlearn.reporting import write_report
 
@@ -202,6 +206,17 @@ def _say_score(score: "Score") -> str:
         else f"mean squared error {score.error:.4g}"
     )
     return f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples"
+
+
+def _say_costs(before: "Costs", after: "Costs") -> str:
+    pairs = {
+        "multiply-adds": (before.multiply_adds, after.multiply_adds),
+        "parameters": (before.parameters, after.parameters),
+    }
+    return ", ".join(
+        f"{name} {old:,} -> {new:,} ({old / max(new, 1):.2f}×)"
+        for name, (old, new) in pairs.items()
+    )
 
 
 def _check_measurable(target: Path, data: str | None) -> None:
@@ -256,10 +271,13 @@ def export(
         out: The file to write. [default: beside the compact model, with the suffix of the format]
         shape: Shape of one example, as 3x32x32; a run knows its own.
     """
+    from archlearn.data.file_cache import no_progress
     from archlearn.errors import SettingsError
     from archlearn.export.programs import export_model
     from archlearn.serialization import load
-    from archlearn.training.run_directory import writing
+    from archlearn.training.objectives import objective_of
+    from archlearn.training.run_directory import read_run_settings, writing
+    from archlearn.training.run_setup import load_dataset
 
     path = _find_compact(target)
     if shape is None and not target.is_dir():
@@ -271,26 +289,31 @@ def export(
     with writing(chosen):
         network = load(path).eval()
         if shape is None:
-            example, n_before = _read_run(target)
+            dataset = load_dataset(read_run_settings(target), no_progress)
+            example = objective_of(dataset).inputs(dataset.train.inputs[:2])
         else:
-            example, n_before = _make_example(network, parse_shape(shape)), None
+            dataset, example = None, _make_example(network, parse_shape(shape))
         made = export_model(network, chosen, to, example)
-    before = "" if n_before is None else f"{n_before:,} bytes before, "
-    sys.stdout.write(f"{made}\nweights: {before}{_count_bytes(network):,} bytes now\n")
+    sys.stdout.write(f"{made}\n")
+    if dataset is not None:
+        before = _export_original(target, dataset, to, example)
+        sys.stdout.write(f"on disk: {before}, {made.n_bytes:,} bytes now\n")
 
 
-def _read_run(folder: Path) -> "tuple[Tensor, int]":
-    """Return two examples of a run's data, and what the weights of its network took at first."""
-    from archlearn.data.file_cache import no_progress
-    from archlearn.models.model_registry import build_network
-    from archlearn.training.objectives import objective_of
+def _export_original(run: Path, dataset: "Dataset", to: str, example: "Tensor") -> str:
+    """Say what the network that a run began with takes on disk in the same format."""
+    from archlearn.errors import ArchlearnError
+    from archlearn.export.programs import export_model
+    from archlearn.training.initial_model import start_network
     from archlearn.training.run_directory import read_run_settings
-    from archlearn.training.run_setup import load_dataset
 
-    settings = read_run_settings(folder)
-    dataset = load_dataset(settings, no_progress)
-    network = build_network(settings.model, dataset.input_shape, dataset.n_outputs)
-    return objective_of(dataset).inputs(dataset.train.inputs[:2]), _count_bytes(network)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"original{_SUFFIXES[to]}"
+        try:
+            original = start_network(read_run_settings(run), dataset)
+            return f"{export_model(original, path, to, example).n_bytes:,} bytes before"
+        except ArchlearnError as error:
+            return f"not known before ({error})"
 
 
 def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
@@ -301,10 +324,6 @@ def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":
     reads_tokens = any(isinstance(module, nn.Embedding) for module in network.modules())
     reference = next(network.parameters())
     return torch.zeros(2, *shape, dtype=torch.long if reads_tokens else reference.dtype)
-
-
-def _count_bytes(network: "nn.Module") -> int:
-    return sum(p.numel() * p.element_size() for p in network.parameters())
 
 
 DATA_EXAMPLES = """Examples:

@@ -62,6 +62,8 @@ def sweep(
         sys.stdout.write(f"{len(done)} of {len(runs)}: {run.folder}\n")
         sys.stdout.flush()
 
+    sys.stdout.write(f"{len(runs)} runs, {min(jobs, len(runs))} at a time, in {out}\n")
+    sys.stdout.flush()
     run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)
     _say_points(points)

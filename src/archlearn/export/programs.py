@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -127,7 +127,8 @@ def export_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Export
     """
     weights = path.with_suffix(".safetensors")
     text, tensors = write_source(model, weights.name, inputs)
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, weights)
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    weights.write_bytes(to_bytes(stored))  # save_file lets nobody else read it
     path.write_text(text, encoding="utf-8")
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)  # what was written a moment ago

@@ -39,7 +39,7 @@ from archlearn.tracing.generated_forward import (
     without_graph_module,
 )
 from archlearn.tracing.module_state import restore_weights_
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
 from archlearn.tracing.transformer_blocks import (
@@ -245,7 +245,7 @@ def _watch_calls(net: nn.Module, inputs: ExampleInputs) -> dict[str, ExampleInpu
                 lambda _, args, kwargs, name=name: note(name, args, kwargs), with_kwargs=True
             )
     given = inputs.copy()
-    with putting_back(inputs), frozen(watched), torch.no_grad(), contextlib.suppress(Exception):
+    with preserve_rng(inputs), frozen(watched), torch.no_grad(), contextlib.suppress(Exception):
         watched(*given.args, **given.kwargs)  # what it called before an error counts, too
     return calls
 

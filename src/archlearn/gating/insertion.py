@@ -30,7 +30,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module
-from archlearn.nn.masked_norms import (
+from archlearn.nn.norms import (
     masked_group_norm,
     masked_layer_norm,
     masked_rms_norm,

@@ -1,7 +1,7 @@
-"""The penalty on gates: what each gate pays, from a price and strengths."""
+"""`penalty` and `Strengths`: what each gate adds to the loss (the paper's equations 4 and 5)."""
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,83 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import marginal_costs
-from archlearn.errors import InputError, with_article
+from archlearn.errors import LARGEST, InputError, lies_in, with_article
+from archlearn.gating.cost_kinds import COSTS, Price, combine_costs
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
-from archlearn.gating.penalty_prices import Price, Strengths
 from archlearn.nn.functional import THRESHOLD, can_read, is_open, join_gates, open_flat
 from archlearn.nn.hard_concrete import count_expected
 from archlearn.nn.tristate_activation import TriState
+
+_NUMBERS = ("width_cost", "width_binarise", "depth_cost", "depth_binarise")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strengths:
+    """How hard each term of the penalty pulls.
+
+    Attributes:
+        width_cost: Price of each kept neuron (the paper's lambda 3).
+        width_binarise: Push of each width gate towards 0 or 1 (lambda 1).
+        depth_cost: Pull of each depth gate towards a linear layer (lambda 4).
+        depth_binarise: Push of each depth gate towards 0 or 1 (lambda 2).
+        price: Whether every neuron has the same price (the paper), or one that follows the
+            parameters or multiply-adds that go with it at the current widths, mean one.
+    """
+
+    width_cost: float
+    width_binarise: float
+    depth_cost: float = 0.0
+    depth_binarise: float = 0.0
+    price: Price = Price.NEURONS
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            _check_strength(name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))  # it may be a tensor
+        if not isinstance(self.price, Price):  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = ", ".join(map(str, Price))
+            raise InputError(f"price is {self.price!r}; give {known}")
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the four strengths."""
+        return (self.width_cost, self.width_binarise, self.depth_cost, self.depth_binarise)
+
+    @classmethod
+    def from_width_cost(
+        cls,
+        width_cost: float,
+        ratio: float = 0.4,
+        *,
+        depth_share: float = 0.1,
+        price: Price = Price.NEURONS,
+    ) -> "Strengths":
+        """Return all four strengths from one, as the paper's supplement advises.
+
+        Args:
+            width_cost: The price of a neuron (lambda 3).
+            ratio: Lambda 3 over lambda 1, between 0 and 1; the paper used 0.4 and 0.2.
+            depth_share: Lambda 2 over lambda 1, and lambda 4 over lambda 3.
+            price: What a neuron's price follows.
+        """
+        if not 0 < ratio < 1:
+            raise InputError(
+                f"ratio is {ratio}; it must lie between 0 and 1, or every gate is pulled one way"
+            )
+        _check_strength("width_cost", width_cost)
+        width_binarise = width_cost / ratio
+        return cls(
+            width_cost=width_cost,
+            width_binarise=width_binarise,
+            depth_cost=depth_share * width_cost,
+            depth_binarise=depth_share * width_binarise,
+            price=price,
+        )
+
+
+def _check_strength(name: str, value: Any) -> None:
+    if not lies_in(value, 0, LARGEST):
+        raise InputError(f"{name} is {value!r}; a strength is a number from 0 on")
 
 
 class Prices(NamedTuple):
@@ -74,7 +144,8 @@ def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Pric
 def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
     """Return what one more channel of each group costs at the current widths, mean one."""
     table = store.cost_table(gates.dtype)
-    coefficients: Tensor = getattr(table, price.value)
+    combined = combine_costs(table.parameters, table.multiply_adds)
+    coefficients: Tensor = combined[COSTS.index(price.value)]
     groups = store.group_of_gate[: store.n_width]
     opened = open_flat(gates[: store.n_width], store.rows, store.pairs).to(coefficients.dtype)
     kept = gates.new_zeros(len(store.rows)).index_add_(0, groups, opened)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.models.cifar_networks import draw_weights_
-from archlearn.nn.local_response_norm import LocalResponse
+from archlearn.nn.norms import LocalResponse
 
 INPUT_SIDE = 227
 CAFFENET_SMALLEST_SIDE = 67

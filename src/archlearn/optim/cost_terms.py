@@ -13,7 +13,6 @@ from archlearn.analysis.channel_labels import Labels, without_repeats
 from archlearn.analysis.cost_model import count_positions_by_call
 from archlearn.analysis.residual_branches import Closings
 from archlearn.costs import count_parameters
-from archlearn.gating.penalty_prices import COSTS
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merging import PlannedSizes
@@ -55,9 +54,8 @@ class CostTerms:
         self._find_folds()
         self._find_left_out()
         self._find_computed()
-        self.n_costs = len(COSTS)
+        self.n_columns = 2 if calls is None else 3
         if calls is not None:
-            self.n_costs += 1
             self._find_times(calls)
 
     def tables(self) -> dict[str, Tensor]:
@@ -218,9 +216,9 @@ class CostTerms:
         return len(self.entry_rows) - 1
 
     def _pad_costs(self, rows: Sequence[tuple[float, ...]]) -> Tensor:
-        """Return rows with a number for each cost: 0 for those that were left out."""
-        filled = [[*row, *[0.0] * (self.n_costs - len(row))] for row in rows]
-        return as_numbers(filled).view(-1, self.n_costs)
+        """Return rows of parameters, multiply-adds and time: 0 for what was left out."""
+        filled = [[*row, *[0.0] * (self.n_columns - len(row))] for row in rows]
+        return as_numbers(filled).view(-1, self.n_columns)
 
     def _pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return rows of equal length, filled up with the place of the constant 1."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError
+from archlearn.gating.cost_kinds import COSTS, LATENCY, unit_of
 from archlearn.gating.gate_container import STORE, GateContainer
-from archlearn.gating.penalty_prices import COSTS, LATENCY, unit_of
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.optim.data_parallel import renew_wrappers_

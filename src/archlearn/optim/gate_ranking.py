@@ -92,8 +92,11 @@ def find_savings(
     And which layers and branches would take the network below its budget. A channel inside a
     closed branch costs what it would if the branch were open.
     """
-    weights = _weigh_costs(cost(opened[None], gone[None])[0], limits)
-    savings = cost.marginal(opened, gone, weights)
+    with torch.enable_grad():
+        leaf = opened.detach().clone().requires_grad_()
+        present = cost(leaf[None], gone[None])[0]
+        weights = _weigh_costs(present.detach(), limits)
+        (savings,) = torch.autograd.grad(present @ weights, leaf)
     if not len(gone):
         return savings, gone > 0
     if cost.n_branches:
@@ -185,21 +188,20 @@ def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Rank
     many channels as then must.
     """
     for _ in range(_MOVED if len(ranking.ratio) > cost.n_width else 0):
-        count = fit(ranking, cost, limits)
-        landed = cost(*ranking.states(count[None], cost.n_width))[0]
+        count, landed = fit(ranking, cost, limits)
         leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
         is_last[: cost.n_width] = False
         if not is_last.any():  # to wait for a GPU once is cheaper than what follows
             return ranking, count
         ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
-        must_go = (is_last & (ranking.rank < fit(ranking, cost, limits))).any()
+        must_go = (is_last & (ranking.rank < fit(ranking, cost, limits)[0])).any()
         ranking = ranking.move(is_last, torch.where(must_go, -LAST_RESORT, LAST_RESORT))
-    return ranking, fit(ranking, cost, limits)
+    return ranking, fit(ranking, cost, limits)[0]
 
 
-def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
-    """Return how many gates must go, in the order of their ranks, for the network to fit.
+def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many gates must go, in the order of their ranks, and what the network costs then.
 
     Those that are closed for good are the first of them, and go whether there is room or not.
 
@@ -212,17 +214,17 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> Tensor:
     low = torch.where(ranking.ratio == -torch.inf, ranking.rank, -1).amax()
     high = torch.full((), len(ranking.rank), device=device)
     steps = torch.arange(1, _AT_ONCE + 1, device=device)
-    span = len(ranking.rank) + 1
+    span, landed = len(ranking.rank) + 1, limits
     while span > 1:
         counts = low + (((high - low) * steps + _AT_ONCE - 1) // _AT_ONCE)
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1] = True
         place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
-        high = counts[place]
+        high, landed = counts[place], costs[place][0]
         low = torch.where(place > 0, counts[place - 1], low)
         span = (span + _AT_ONCE - 1) // _AT_ONCE
-    return high.view(())
+    return high.view(()), landed
 
 
 def fill_up(

@@ -8,8 +8,8 @@ from torch import nn
 from archlearn.analysis.gate_sites import Site
 from archlearn.costs import known_inputs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
+from archlearn.gating.cost_kinds import unit_of, write_costs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.penalty_prices import unit_of
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -103,7 +103,7 @@ class Inspection:
         lines += [f"not learnt: {name}: {why}" for name, why in self.kept.items()]
         lines += map(str, self.branches)
         if self.least:
-            lines += [f"costs: {_count(self.start)}; at least {_count(self.least)}"]
+            lines += [f"costs: {write_costs(self.start)}; at least {write_costs(self.least)}"]
         lines += [f"not looked into: {name}: {why}" for name, why in self.opaque.items()]
         said = "asked for shapes, answered by the example"
         lines += [f"{said}: {line}: {answer}" for line, answer in self.answers.items()]
@@ -166,10 +166,6 @@ def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspec
         tuple(branches),
         {name: f"{why.text}. Fix: {why.fix}" for name, why in choice.blueprint.kept.items()},
     )
-
-
-def _count(costs: dict[str, float]) -> str:
-    return f"{costs['parameters']:,.0f} parameters, {costs['multiply_adds']:,.0f} multiply-adds"
 
 
 def _row(choice: LearnableSites, place: int, site: Site) -> SiteRow:

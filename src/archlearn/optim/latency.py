@@ -23,7 +23,7 @@ from archlearn.errors import InputError
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
 from archlearn.optim.gate_limits import find_gated
-from archlearn.surgery.compaction import carry_out
+from archlearn.surgery.compaction import apply_plan
 from archlearn.surgery.planning import Decision, decide, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.example_inputs import count_examples, values_for
@@ -159,7 +159,7 @@ def _make_network(
     """Return the compact model of a decision, and the graph that it runs in evaluation."""
     with evaluating(owner):
         plan = write_plan(owner, decision, "parameters")
-        small, graphs, _ = carry_out(owner, decision, plan)
+        small, graphs, _ = apply_plan(owner, decision, plan)
     cast_(small, {name: tensor.dtype for name, tensor in tensors_of(owner)})
     for _, tensor in tensors_of(small):
         # `contiguous` would leave a weight of one input channel as it lay, channels-last perhaps.

@@ -29,15 +29,16 @@ from archlearn.module_utils import (
     find_tensor,
     modes_of,
     set_modes_,
-    without_trials,
+    without_cudnn_benchmark,
+    without_hooks,
 )
 from archlearn.nn.functional import is_open, open_gates
-from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import find_gated
 from archlearn.optim.gate_optimizer import GateOptimizer
-from archlearn.surgery.compaction import carry_out
+from archlearn.surgery.compaction import apply_plan
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
@@ -57,7 +58,7 @@ _log = logging.getLogger(__name__)
 @torch.inference_mode(False)
 @torch.no_grad()
 @without_autocast()
-@without_trials()
+@without_cudnn_benchmark()
 def shrink_(
     model: nn.Module,
     *optimizers: Any,
@@ -248,12 +249,16 @@ def _prepare(
     with evaluating(owner):
         decision = Decision(store.choice, dropped, ())
         plan = write_plan(owner, decision, "parameters")
-        small, graphs, changed = carry_out(owner, decision, plan)
+        small, graphs, changed = apply_plan(owner, decision, plan)
         plain = [without_marks(graph) for graph in graphs]
         traces = replace(
             blueprint.traces, evaluation=plain[0], training=plain[1] if plain[1:] else None
         )
-        choice = choose_again(small, inputs, store.choice, traces, dropped)
+        try:
+            choice = choose_again(small, inputs, store.choice, traces, dropped)
+        except SurgeryError:  # a hook registered since, which the comparison below takes part in
+            with without_hooks(small):
+                choice = choose_again(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
         fresh.leave_out_(left_out)
         bind_gates_(small, fresh)

@@ -10,6 +10,7 @@ from typing import TypeGuard, cast
 
 from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
 from archlearn.errors import InputError
+from archlearn.gating.cost_kinds import COSTS
 
 JsonTable = Mapping[str, object]
 """An object read from JSON or TOML."""
@@ -86,8 +87,7 @@ class Epoch:
     linear: Mapping[str, bool]
     gap: float | None
     binarised_share: float | None
-    parameters: int | None
-    multiply_adds: int | None
+    costs: Mapping[str, int | None]
     seconds: float | None
     latency: float | None = None
     budget_path: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -105,9 +105,18 @@ class NetworkState:
 
     architecture: str
     widths: Mapping[str, int]
-    parameters: int | None
-    multiply_adds: int | None
+    costs: Mapping[str, int | None]
     layers: Mapping[str, tuple[int, int]]
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of its parameters."""
+        return self.costs["parameters"]
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """The multiply-adds of one example."""
+        return self.costs["multiply_adds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,8 +303,7 @@ def _epoch(number: int, row: JsonTable) -> Epoch:
         linear=linear,
         gap=as_number(row.get("binarisation_gap")),
         binarised_share=as_number(row.get("binarised_share")),
-        parameters=as_count(row.get("parameters")),
-        multiply_adds=as_count(row.get("multiply_adds")),
+        costs=_read_costs(row),
         seconds=as_number(row.get("seconds")),
         latency=as_number(row.get("latency")),
         budget_path={name: as_number(limit) or 0.0 for name, limit in path.items()},
@@ -304,20 +312,20 @@ def _epoch(number: int, row: JsonTable) -> Epoch:
     )
 
 
+def _read_costs(row: JsonTable) -> dict[str, int | None]:
+    return {name: as_count(row.get(name)) for name in COSTS}
+
+
 def _standing(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
     entries = [as_table(entry) for entry in as_items(summary.get("widths"))]
     widths = counts_by_name({as_text(e.get("name")): e.get("width") for e in entries})
     if not widths and epoch is not None:
         widths = epoch.widths
-    parameters = as_count(summary.get("parameters"))
-    multiply_adds = as_count(summary.get("multiply_adds"))
-    if not summary and epoch is not None:
-        parameters, multiply_adds = epoch.parameters, epoch.multiply_adds
+    costs = _read_costs(summary) if summary or epoch is None else epoch.costs
     return NetworkState(
         architecture=as_text(summary.get("architecture")) or "-".join(map(str, widths.values())),
         widths=widths,
-        parameters=parameters,
-        multiply_adds=multiply_adds,
+        costs=costs,
         layers={
             as_text(layer.get("name")): (
                 as_count(layer.get("parameters")) or 0,

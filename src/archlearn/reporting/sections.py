@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from archlearn.gating.cost_kinds import COSTS, label_of
 from archlearn.reporting.architecture_diagram import (
     describe_diagram,
     draw_diagram,
@@ -173,10 +174,11 @@ def _remark(saved: str, before: int | None, after: int | None) -> str:
 
 
 def _counted(run: RunRecord) -> tuple[tuple[str, int | None, int | None], ...]:
-    before, after = run.before, run.after
-    return (
-        ("Parameters", before.parameters, after.parameters),
-        ("Multiply-adds", before.multiply_adds, after.multiply_adds),
+    before, after = run.before.costs, run.after.costs
+    labels = [label_of(name) for name in COSTS]
+    titles = [label[:1].upper() + label[1:] for label in labels]
+    return tuple(
+        (title, before[name], after[name]) for title, name in zip(titles, COSTS, strict=True)
     )
 
 
@@ -278,7 +280,7 @@ def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
         format_score(run, epoch.score),
         format_number(epoch.penalty),
         format_number(epoch.gap),
-        format_count(epoch.parameters),
+        format_count(epoch.costs["parameters"]),
         format_duration(epoch.seconds),
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archlearn.gating.penalty_prices import COSTS, LATENCY
+from archlearn.gating.cost_kinds import COSTS, LATENCY
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,
@@ -156,7 +156,7 @@ def gap_lines(run: RunRecord) -> FigureData:
 
 def parameter_lines(run: RunRecord) -> FigureData:
     """Return what compacting at each epoch would have left."""
-    line = _line(run, "parameters", lambda epoch: epoch.parameters)
+    line = _line(run, "parameters", lambda epoch: epoch.costs["parameters"])
     return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
@@ -169,13 +169,13 @@ def budget_lines(run: RunRecord) -> FigureData:
 
 
 def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
-    start = getattr(run.before if name in COSTS else run.epochs[0], name) or 1
+    start = (run.before.costs[name] if name in COSTS else run.epochs[0].latency) or 1
 
     def line(label: str, read: Callable[[Epoch], float | None]) -> Series:
         return _line(run, label, lambda epoch: _divide(read(epoch), start))
 
     words = name.replace("_", "-")
-    yield line(words, lambda epoch: getattr(epoch, name) or 0)
+    yield line(words, lambda epoch: (epoch.costs[name] if name in COSTS else epoch.latency) or 0)
     yield line(f"{words} allowed", lambda epoch: epoch.budget_path.get(name))
     if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
         yield line(f"{words} in training", lambda epoch: epoch.trained.get(name))

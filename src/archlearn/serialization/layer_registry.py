@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from archlearn.errors import FileError, InputError
-from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import Gate, TriState
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
+from archlearn.tracing.transformer_blocks import BLOCKS
 
 LayerClass = type[nn.Module]
 MAX_ITEMS = 16
@@ -182,15 +183,12 @@ def _refuse_node(name: str) -> object:
 _OWN = frozenset(vars(nn.Module())) | {"training"}
 _MARK = "_archlearn_opaque"
 _OBJECT = "object"
-_COMPOSITE_NAMES = """
-Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer
-"""
 
 
 @cache
 def all_composites() -> dict[str, type[nn.Module]]:
     """Return the classes that every file may name, beside those that the caller gives."""
-    listed = {f"torch.nn.{name}": getattr(nn, name) for name in _COMPOSITE_NAMES.split()}
+    listed = {f"torch.nn.{kind.__name__}": kind for kind in BLOCKS}
     return {**listed, "archlearn.NarrowedLocalResponseNorm": NarrowedLocalResponseNorm}
 
 

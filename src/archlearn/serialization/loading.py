@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.original_channels import KEPT, read_kept
 from archlearn.errors import FileError
+from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -39,7 +40,6 @@ from archlearn.serialization.schema import (
     parse_json,
 )
 from archlearn.serialization.values import (
-    ATTRIBUTES,
     METHODS,
     MODEL_OUTPUTS,
     decode,
@@ -121,7 +121,7 @@ def add_tensors_(root: nn.Module, description: Description) -> None:
     _refuse_missing(root, [*entries, *description.shared_tensors])
 
 
-def find_module(root: nn.Module, path: str) -> nn.Module | None:
+def find_described(root: nn.Module, path: str) -> nn.Module | None:
     """Return the submodule of a path such as "body.0", or None; no property is evaluated."""
     found: nn.Module | None = root
     for name in path.split(".") if path else ():
@@ -136,7 +136,7 @@ def _refuse_missing(root: nn.Module, described: Iterable[str]) -> None:
     held: set[tuple[nn.Module | None, str]] = set()
     for path in described:
         owner, _, name = path.rpartition(".")
-        held.add((find_module(root, owner), name))
+        held.add((find_described(root, owner), name))
     for path, module in root.named_modules():
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and (module, name) not in held:
@@ -173,7 +173,7 @@ def _build(entry: ModuleEntry, modules: Mapping[str, type[Any]]) -> nn.Module:
     return layer
 
 
-def is_open(module: nn.Module) -> bool:
+def takes_parts(module: nn.Module) -> bool:
     """Return whether a module holds what it is given, and not what its constructor made."""
     return type(module) in CONTAINERS.values() or is_opaque(module)
 
@@ -182,7 +182,7 @@ def _attach_(built: dict[str, nn.Module], path: str, module: nn.Module) -> None:
     owner, _, name = path.rpartition(".")
     if not _PART.fullmatch(name):
         raise FileError(f"a module is named {shorten(path)}, which is not a path of names")
-    if owner not in built or not is_open(built[owner]):
+    if owner not in built or not takes_parts(built[owner]):
         raise FileError(f"the module {shorten(path)} is inside {shorten(owner)}, which holds none")
     if hasattr(built[owner], name):
         raise FileError(f"a module is named {shorten(path)}, but that name is taken")
@@ -194,14 +194,14 @@ def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
     owner, _, name = path.rpartition(".")
     if entry.requires_grad and "float" not in entry.dtype and entry.dtype != "complex64":
         raise FileError(f"the tensor {shorten(path)} is {shorten(entry.dtype)} with a gradient")
-    module = find_module(root, owner)
+    module = find_described(root, owner)
     if module is None or not _PART.fullmatch(name):
         raise FileError(f"a tensor is named {shorten(path)}, which is no place in the model")
     slots = {**module._parameters, **module._buffers}
     present = slots.get(name)
     if present is not None:
         _check_fit(path, entry, present)
-    elif is_open(module) and not hasattr(module, name):
+    elif takes_parts(module) and not hasattr(module, name):
         _register_(module, name, entry)
     else:
         raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")
@@ -295,7 +295,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
             and len(args) <= 1
         ),
         "output": lambda: target == "output" and len(args) == 1,
-        "call_module": lambda: target != "" and find_module(root, target) is not None,
+        "call_module": lambda: target != "" and find_described(root, target) is not None,
         "get_attr": lambda: _has_tensor(root, target),
         "call_method": lambda: target in METHODS and _starts(args),
     }
@@ -309,7 +309,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
 
 def _has_tensor(root: nn.Module, path: str) -> bool:
     owner, _, name = path.rpartition(".")
-    module = find_module(root, owner)
+    module = find_described(root, owner)
     return module is not None and (
         module._parameters.get(name) is not None or module._buffers.get(name) is not None
     )
@@ -324,7 +324,7 @@ def _check_function(target: object, args: tuple[Any, ...]) -> Callable[..., Any]
         return _named_tuple(cast(dict[str, object], target))
     if target == "getattr":
         fits = len(args) == 2 and _starts(args) and isinstance(args[1], str)
-        fits = fits and args[1] in ATTRIBUTES
+        fits = fits and args[1] in ATTRIBUTES and ATTRIBUTES[args[1]].is_saved
         if not fits:
             raise FileError(f"it reads the attribute {shorten(args[1:])}, which is not allowed")
     return find_operation(target)
@@ -388,14 +388,14 @@ def fill_(model: nn.Module, description: Description, tensors: Mapping[str, Tens
     model.training = description.training
     for entry in description.modules:
         module = _existing_module(model, entry.name)
-        if is_open(module):  # what is inside has an entry of its own
+        if takes_parts(module):  # what is inside has an entry of its own
             module.training = entry.training
         else:
             module.train(entry.training)
 
 
 def _existing_module(model: nn.Module, path: str) -> nn.Module:
-    module = find_module(model, path)
+    module = find_described(model, path)
     if module is None:
         raise FileError(f"it names the module {shorten(path)}, which is not there")
     return module

@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from archlearn.errors import FileError
-from archlearn.nn.functional import linear_by_columns, with_items
 from archlearn.op_table import OPERATIONS, saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.tracing.example_inputs import (
@@ -28,11 +27,6 @@ from archlearn.tracing.example_inputs import (
 Operation = Callable[..., Any]
 
 METHODS = frozenset(call.removeprefix("Tensor.") for call in saved_calls("Tensor"))
-
-ATTRIBUTES = frozenset({
-    "shape", "dtype", "device", "ndim", "T", "mT", "is_cuda", "is_nested", "requires_grad",
-    "values", "indices", "min", "max", "eps", "tiny",
-})  # fmt: skip
 
 MODEL_OUTPUTS = "transformers.modeling_outputs"
 """The module whose records, such as `BaseModelOutput`, a file may name as outputs."""
@@ -84,10 +78,9 @@ def all_operations() -> dict[str, Operation]:
         "archlearn.check_given": check_given,
         "archlearn.check_keywords": check_keywords,
         "archlearn.ones_if_left_out": ones_if_left_out,
-        "archlearn.linear_by_columns": linear_by_columns,
-        "archlearn.with_items": with_items,
     }
-    return listed | saved_calls("operator", "math", "F", "torch", "torch.linalg")
+    own = {call: f for call, f in saved_calls("archlearn").items() if not isinstance(f, type)}
+    return listed | own | saved_calls("operator", "math", "F", "torch", "torch.linalg")
 
 
 @cache

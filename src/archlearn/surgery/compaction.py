@@ -10,10 +10,10 @@ from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import EXAMPLE, known_inputs, place_inputs
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.gating.cost_kinds import unit_of
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights
-from archlearn.gating.penalty_prices import unit_of
 from archlearn.module_utils import (
     copy_model,
     evaluating,
@@ -137,7 +137,7 @@ def _make(
     model: nn.Module, decision: Decision, plan: Plan, inputs: ExampleInputs, *, certified: bool
 ) -> nn.Module:
     """Return the compact model with its `forward`, its certificate and its example."""
-    small, graphs, changed = carry_out(model, decision, plan)
+    small, graphs, changed = apply_plan(model, decision, plan)
     doubles = cast_(small, {name: tensor.dtype for name, tensor in tensors_of(model)})
     blueprint = decision.choice.blueprint
     traces = replace(
@@ -169,7 +169,7 @@ def _compact_scaled(
     return small
 
 
-def carry_out(
+def apply_plan(
     gated: nn.Module, decision: Decision, plan: Plan
 ) -> tuple[nn.Module, list[fx.Graph], bool]:
     """Return the compact model, its graphs, and whether they changed.

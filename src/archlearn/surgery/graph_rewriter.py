@@ -20,8 +20,9 @@ from torch.fx.node import map_arg
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels, without_repeats
 from archlearn.analysis.propagation_rules import elementwise, reshape, rule_for
-from archlearn.analysis.rule_api import opaque
+from archlearn.analysis.rule_api import name_of, opaque
 from archlearn.errors import SurgeryError
+from archlearn.op_table import KIND
 from archlearn.surgery.reshape_rewriter import (
     Cuts,
     DeferredPermutation,
@@ -34,7 +35,7 @@ from archlearn.surgery.special_layers import Seen, narrow_call_
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
-from archlearn.tracing.shape_guards import KIND, topic_of
+from archlearn.tracing.shape_guards import topic_of
 
 _COUNTS = ("numel", "nelement")
 _FAILED = "failed"
@@ -253,7 +254,7 @@ class Rewriter:
         if _is_size(old) and isinstance(was, int):
             return was
         with user.graph.inserting_before(user):
-            if old.target in _COUNTS:
+            if name_of(old) in _COUNTS:
                 share = Fraction(was, now)
                 times = user.graph.call_function(operator.mul, (node, share.numerator))
                 return user.graph.call_function(operator.floordiv, (times, share.denominator))

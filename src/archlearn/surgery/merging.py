@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.mergeable_layers import MergeablePair
-from archlearn.costs import Costs
 from archlearn.errors import SurgeryError
+from archlearn.gating.cost_kinds import COSTS, Costs
 from archlearn.module_utils import find_module, find_tensor, first_names
 from archlearn.surgery.plan import Fold, Merge, Narrowing
 
@@ -88,7 +88,7 @@ def plan_merges(
     """Return for each run of linear links the cheapest way to merge its layers.
 
     A run of layers may merge wholly, in parts or not at all; all ways are compared. A merge
-    must lower what the user counts, and may not raise the other cost.
+    must lower what the user counts, and may not raise any other cost.
     """
     merges: list[Merge] = []
     for run in chain_links([links[site] for site in linear if site in links]):
@@ -96,26 +96,36 @@ def plan_merges(
     return tuple(merges)
 
 
-def separate_costs(merge: Merge, sizes: PlannedSizes) -> Costs:
-    """Return what the layers of a merge and the norms between them cost apart."""
-    parameters = macs = 0
+def count_layer(n_in: Any, n_out: Any, kernel: Any, has_bias: Any, applied: Any) -> tuple[Any, Any]:
+    """Return the parameters and multiply-adds of a layer, of numbers or of tensors of them.
+
+    `kernel` is how many weights a pair of channels has, `applied` at how many places they are.
+    """
+    weights = n_in * n_out * kernel
+    return weights + n_out * has_bias, weights * applied
+
+
+def count_apart(merge: Merge, sizes: PlannedSizes) -> tuple[int, int]:
+    """Return the parameters and multiply-adds of the layers of a merge and the norms between."""
+    parameters = multiply_adds = 0
     for layer in merge.layers:
-        weight = math.prod(sizes.shape(f"{layer}.weight"))
-        parameters += weight + sizes.shape(f"{layer}.weight")[0] * sizes.has_bias(layer)
-        macs += weight * sizes.applied(layer)
+        n_out, n_in, *kernel = sizes.shape(f"{layer}.weight")
+        known = sizes.has_bias(layer), sizes.applied(layer)
+        of_layer = count_layer(n_in, n_out, math.prod(kernel), *known)
+        parameters, multiply_adds = parameters + of_layer[0], multiply_adds + of_layer[1]
     for norm in merge.norms:
         module: Any = find_module(sizes.model, norm)
         parameters += sum(sizes.shape(f"{norm}.{n}")[0] for n, _ in module.named_parameters())
-    return Costs(parameters, macs)
+    return parameters, multiply_adds
 
 
-def merged_costs(merge: Merge, sizes: PlannedSizes) -> Costs:
-    """Return what the one layer costs that a merge makes."""
+def count_merged(merge: Merge, sizes: PlannedSizes) -> tuple[int, int]:
+    """Return the parameters and multiply-adds of the one layer that a merge makes."""
     first, last = merge.layers[0], merge.layers[-1]
     n_in, n_out = sizes.shape(f"{first}.weight")[1], sizes.shape(f"{last}.weight")[0]
-    weight = n_in * n_out * math.prod(merged_kernel(merge.layers, sizes))
     has_bias = bool(merge.norms) or any(sizes.has_bias(layer) for layer in merge.layers)
-    return Costs(weight + n_out * has_bias, weight * sizes.applied(last))
+    kernel = math.prod(merged_kernel(merge.layers, sizes))
+    return count_layer(n_in, n_out, kernel, has_bias, sizes.applied(last))
 
 
 def merged_kernel(layers: tuple[str, ...], sizes: PlannedSizes) -> list[int]:
@@ -146,7 +156,8 @@ def _split(run: list[MergeablePair], sizes: PlannedSizes, pay: str) -> list[Merg
     best: list[tuple[int, list[Merge]]] = [(0, [])]
     for end in range(1, n + 1):
         norms_behind = run[end - 1].norms if end < n else ()
-        kept = getattr(separate_costs(Merge((), norms_behind, (), 0, 0, made=False), sizes), pay)
+        behind = count_apart(Merge((), norms_behind, (), 0, 0, made=False), sizes)
+        kept = getattr(Costs.of(*behind), pay)
         options: list[tuple[int, list[Merge]]] = []
         for start in range(end):
             segment = _weigh(run, start, end, sizes, pay)
@@ -161,15 +172,15 @@ def _split(run: list[MergeablePair], sizes: PlannedSizes, pay: str) -> list[Merg
 
 
 def _weigh(run: list[MergeablePair], start: int, end: int, sizes: PlannedSizes, pay: str) -> Merge:
-    """Return what some layers cost apart and as one; made if exact, and neither cost is raised."""
+    """Return what some layers cost apart and as one; made if exact, and no cost is raised."""
     inside = run[start : end - 1]
     layers = tuple(layers_of(run)[start:end])
     norms = tuple(norm for link in inside for norm in link.norms)
     merge = Merge(layers, norms, tuple(link.site for link in inside), 0, 0, made=False)
-    old, new = separate_costs(merge, sizes), merged_costs(merge, sizes)
+    old, new = Costs.of(*count_apart(merge, sizes)), Costs.of(*count_merged(merge, sizes))
     n_bare = count_bare(layers, inside, sizes)
     is_exact = n_bare is not None and not any(map(sizes.has_bias, layers[:n_bare]))
-    raises = new.parameters > old.parameters or new.multiply_adds > old.multiply_adds
+    raises = any(getattr(new, name) > getattr(old, name) for name in COSTS)
     before, after = getattr(old, pay), getattr(new, pay)
     return replace(merge, before=before, after=after, made=is_exact and not raises)
 

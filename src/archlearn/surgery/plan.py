@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from archlearn.analysis.original_channels import KeptChannels
-from archlearn.costs import Costs
 from archlearn.errors import InputError
+from archlearn.gating.cost_kinds import COSTS, Costs
 
 VERSION = 2
 
@@ -131,8 +131,8 @@ class Plan:
                 linear=tuple(data["linear"]),
                 merges=tuple(_read_merge(merge) for merge in data["merges"]),
                 pay=data["pay"],
-                before=Costs(**data["before"]),
-                after=Costs(**data["after"]),
+                before=_read_costs(data["before"]),
+                after=_read_costs(data["after"]),
                 branches=tuple(data["branches"] if version > 1 else ()),
                 removed=tuple(data["removed"] if version > 1 else ()),
             )
@@ -161,6 +161,10 @@ def _copy_rows_(kept: KeptChannels, source: str, target: str) -> None:
         kept.setdefault(name, {}).pop(0, None)
         if rows is not None:
             kept[name][0] = rows
+
+
+def _read_costs(data: dict[str, int]) -> Costs:
+    return Costs(**{**dict.fromkeys(COSTS, 0), **data})  # there may have been fewer kinds
 
 
 def _read_merge(data: dict[str, Any]) -> Merge:

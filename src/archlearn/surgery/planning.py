@@ -11,10 +11,10 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.linear_ops import find_linear_ops
-from archlearn.costs import Costs, count_parameters, known_inputs
+from archlearn.costs import count_parameters, known_inputs
 from archlearn.errors import InputError, SurgeryError
+from archlearn.gating.cost_kinds import COSTS, Costs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.penalty_prices import COSTS
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.module_utils import (
     computed_names,
@@ -26,7 +26,7 @@ from archlearn.module_utils import (
 )
 from archlearn.nn.functional import is_open, open_gates
 from archlearn.nn.tristate_activation import TriState, check_gate
-from archlearn.surgery.merging import PlannedSizes, merged_costs, plan_merges, separate_costs
+from archlearn.surgery.merging import PlannedSizes, count_apart, count_merged, plan_merges
 from archlearn.surgery.plan import Fold, Narrowing, Plan
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 
@@ -191,7 +191,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in gone)
     folds = tuple(_folds(model, decision))
     sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0))
-    before = Costs(count_parameters(model), _count_multiply_adds(model, decision, set()))
+    before = Costs.of(count_parameters(model), _count_multiply_adds(model, decision, set()))
     made = Plan(
         widths={
             group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
@@ -331,7 +331,7 @@ def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSiz
     gone, gone_calls = decision.gone_tensors(), decision.gone_calls(0)
     computed = computed_tensors(model, plan)
     narrowed = {name for name, _ in sizes.kept}
-    parameters = plan.before.parameters - _count_left_out(model, decision, sizes)
+    parameters = count_parameters(model) - _count_left_out(model, decision, sizes)
     parameters -= sum(p.numel() for name, p in model.named_parameters() if name in gone)
     for owner in {name.rpartition(".")[0] for name in computed}:
         sources = weight_sources(find_module(model, owner))
@@ -349,7 +349,7 @@ def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSiz
         multiply_adds -= lost * sizes.positions[name]
     for merge in plan.merges:
         if merge.made:
-            old, new = separate_costs(merge, sizes), merged_costs(merge, sizes)
-            parameters += new.parameters - old.parameters
-            multiply_adds += new.multiply_adds - old.multiply_adds
-    return Costs(parameters, multiply_adds)
+            old, new = count_apart(merge, sizes), count_merged(merge, sizes)
+            parameters += new[0] - old[0]
+            multiply_adds += new[1] - old[1]
+    return Costs.of(parameters, multiply_adds)

@@ -169,8 +169,8 @@ def _is_sizes(move: Move) -> bool:
 def _sizes(move: Move, infer: bool = True) -> list[Any]:
     """Return sizes as literals, except where the call got them from the input itself."""
     given = list(move.node.args[1:])
-    if len(given) == 1 and isinstance(given[0], tuple | list):
-        given = list(given[0])
+    if len(given) == 1:
+        given = _each_size(move, given[0])
     shape = list(move.expected.shape)
     if len(given) != len(shape) or move.node.target in ("flatten", torch.flatten):
         given = list(shape)
@@ -186,6 +186,19 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
     if infer and len(lost) == 1 and -1 not in sizes:
         sizes[lost[0]] = -1
     return sizes
+
+
+def _each_size(move: Move, sizes: Any) -> list[Any]:
+    """Return sizes one by one, those of a shape that was computed (`size_out`) as new nodes."""
+    if isinstance(sizes, tuple | list):
+        return list(sizes)
+    value = _value(move, sizes)
+    if not isinstance(value, tuple | list):
+        return [sizes]
+    with move.graph.inserting_before(move.node):
+        nodes = [move.graph.call_function(operator.getitem, (sizes, i)) for i in range(len(value))]
+    move.narrowed.update(zip(nodes, value, strict=True))
+    return nodes
 
 
 def _value(move: Move, value: Any) -> Any:

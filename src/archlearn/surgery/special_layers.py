@@ -21,7 +21,7 @@ from archlearn.analysis.propagation_rules import rule_for
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
 from archlearn.analysis.propagation_rules.products import attention
 from archlearn.module_utils import find_module, set_module_
-from archlearn.nn.local_response_norm import NarrowedLocalResponseNorm
+from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
 
 

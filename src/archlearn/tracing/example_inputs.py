@@ -67,6 +67,14 @@ DEFAULT = "<default>"
 _ITS_DEFAULT = object()
 _SAID = 200  # longer values are named by their class
 _WAY_OUT = "put the value that you use into example_inputs"
+_SIZES = (
+    "the example chose the path of forward: give inputs of sizes that take the same one, or an "
+    "example of the sizes that you use"
+)
+_ONE_TOKEN = (
+    "there a single token takes another path than several do: give more tokens, or gates to a "
+    'model that was made with attn_implementation="eager"'
+)
 _CACHES = (
     "a model with gates, and its compact one, keep no cache of keys and values: leave it out, or "
     "give use_cache=False"
@@ -183,9 +191,14 @@ def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> No
         fixed = _ITS_DEFAULT
     if given is not fixed and not _is_equal(given, fixed):
         raise InputError(
-            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; "
-            f"{_ADVICE.get(name, _WAY_OUT)}"
+            f"{name} is {_say(given)}, but the model was traced with {_say(fixed)}; {_advise(name)}"
         )
+
+
+def _advise(name: str) -> str:
+    if "sdpa_attention.py" in name:
+        return _ONE_TOKEN
+    return _SIZES if " at " in name else _ADVICE.get(name, _WAY_OUT)
 
 
 def check_keywords(given: dict[str, Any], defaults: dict[str, Any]) -> None:

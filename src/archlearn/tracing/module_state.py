@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
@@ -157,7 +156,7 @@ class _Holding:
                 add(contents)
 
 
-def look_at(net: nn.Module) -> ModuleState:
+def capture_state(net: nn.Module) -> ModuleState:
     """Return what all modules of a network hold."""
     return ModuleState(net.modules())
 
@@ -165,7 +164,7 @@ def look_at(net: nn.Module) -> ModuleState:
 @contextmanager
 def preserve_state(net: nn.Module, before: ModuleState | None = None) -> Generator[ModuleState]:
     """Put back whatever calls leave behind, also where what modules hold is known already."""
-    known = look_at(net) if before is None else before
+    known = capture_state(net) if before is None else before
     try:
         yield known
     finally:
@@ -201,9 +200,7 @@ def _is_same(one: Any, two: Any) -> bool:
     return isinstance(one, _PLAIN) and one == two
 
 
-_MOVE_STATISTICS: tuple[Any, ...] = (
-    F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm,
-)  # fmt: skip
+_MOVE_STATISTICS = ("batch_norm", "instance_norm")
 
 
 @torch.no_grad()
@@ -235,7 +232,8 @@ def mutable_modules(graphs: Sequence[fx.Graph], net: nn.Module) -> tuple[str, ..
         return ("",)  # whatever they do
     names: set[str] = set()
     for graph in graphs:
-        moves = any(node.target in _MOVE_STATISTICS for node in graph.nodes)
+        called = (getattr(node.target, "__name__", "") for node in graph.nodes)
+        moves = any(name in _MOVE_STATISTICS for name in called)
         names |= {""} if moves else _leaves_of(graph, net) | _learning_norms(graph, net)
     return tuple(sorted(names))
 

@@ -131,7 +131,7 @@ def _is_uniform(value: Any) -> bool:
 
 
 @contextmanager
-def putting_back(inputs: ExampleInputs) -> Generator[list[int]]:
+def preserve_rng(inputs: ExampleInputs) -> Generator[list[int]]:
     """Put the generators of torch and Python back to where they stood.
 
     Yields:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
-from archlearn.op_table import works_in_place
+from archlearn.op_table import ATTRIBUTES, KIND, RANK, SIZES, about_of, works_in_place
 from archlearn.tracing.example_inputs import ExampleInputs, check_argument, check_kind, values_for
 from archlearn.tracing.fx_utils import (
     asks_for_class,
@@ -35,7 +35,7 @@ from archlearn.tracing.fx_utils import (
     is_ours,
 )
 from archlearn.tracing.module_state import preserve_state
-from archlearn.tracing.rng import putting_back
+from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.transformer_blocks import ASKS_FOR_TENSOR
 
 _OF_NUMPY = ("__array_struct__", "__array_interface__")  # ways to memory that is not there
@@ -147,16 +147,6 @@ class AskingAttribute(Asking, Attribute):
         return AskingAttribute(self, k)
 
 
-KIND, RANK, SIZES = 0, 1, 2  # what a question is about; the larger, the less is sure
-_ATTRIBUTES = {
-    "ndim": RANK, "shape": SIZES, "dtype": KIND, "device": KIND, "is_cuda": KIND, "is_nested": KIND,
-    "layout": KIND, "is_sparse": KIND,
-}  # fmt: skip
-_METHODS = {
-    "dim": RANK, "ndimension": RANK, "size": SIZES, "numel": SIZES, "nelement": SIZES,
-    "is_floating_point": KIND, "is_complex": KIND,
-}  # fmt: skip
-_FUNCTIONS = (torch.is_floating_point, torch.is_complex)
 _OPERATORS = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, operator.getitem, operator.eq, operator.ne, operator.lt,
@@ -189,15 +179,16 @@ class Answer:
 def topic_of(node: fx.Node) -> int | None:
     """Return what a number is about, or None if it hangs on the values of tensors."""
     if node.op == "call_method":
-        return _METHODS.get(str(node.target))
+        return about_of(node.target)
     if node.op != "call_function":
         return None
-    if node.target in _FUNCTIONS:
-        return KIND
     if node.target is getattr:
         holder, name = node.args[0], str(node.args[1])
         inner = topic_of(holder) if isinstance(holder, fx.Node) else None
-        return _ATTRIBUTES.get(name) if inner is None else inner
+        known = ATTRIBUTES.get(name)
+        return (known.about if known else None) if inner is None else inner
+    if (about := about_of(node.target)) is not None:
+        return about
     if node.target not in _OPERATORS:
         return None
     topics = [topic_of(part) for part in node.all_input_nodes]
@@ -327,7 +318,7 @@ class ExampleRuns:
             with ExitStack() as stack:
                 for context in (untraced(), unnoticed(), evaluating(self.net), torch.no_grad()):
                     stack.enter_context(context)
-                stack.enter_context(putting_back(self.inputs))
+                stack.enter_context(preserve_rng(self.inputs))
                 self.answers[node, what] = self._find(node, what)
                 for run in (self._run, *self._others):
                     run.forget(live)

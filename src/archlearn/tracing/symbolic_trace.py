@@ -15,17 +15,13 @@ from torch import fx, nn
 from archlearn.errors import InputError, TracingError
 from archlearn.module_utils import check_made, evaluating, noticing_mode_reads, unnoticed
 from archlearn.tracing.block_hooks import BlockCall
-from archlearn.tracing.example_inputs import ExampleInputs as ExampleInputs
-from archlearn.tracing.example_inputs import check_argument as check_argument
-from archlearn.tracing.example_inputs import values_for as values_for
+from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
-from archlearn.tracing.fx_utils import source_of as source_of
-from archlearn.tracing.module_state import look_at, preserve_state
-from archlearn.tracing.rng import check_draws, putting_back, watching_draws
+from archlearn.tracing.module_state import capture_state, preserve_state
+from archlearn.tracing.rng import check_draws, preserve_rng, watching_draws
 from archlearn.tracing.shape_guards import Refusal
 from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
-from archlearn.tracing.tracer import ArchTracer, UntraceableError
-from archlearn.tracing.tracer import Leaf as Leaf
+from archlearn.tracing.tracer import ArchTracer, Leaf, UntraceableError
 from archlearn.tracing.transformer_blocks import describe_fix
 
 Blocks = tuple[BlockCall, ...]
@@ -118,7 +114,7 @@ def _trace_mode(
     opaque: dict[str, str],
 ) -> tuple[fx.Graph, ArchTracer]:
     """Return the graph of a model in its present mode, and the tracer that made it."""
-    is_strict, held, is_settled = False, look_at(net), False
+    is_strict, held, is_settled = False, capture_state(net), False
     while True:
         tracer = ArchTracer([*marked, *opaque], inputs, is_strict=is_strict)
         try:
@@ -136,7 +132,7 @@ def _trace_mode(
                 changed = before.find_changed()
             # Once more: as after a first call, or to find the module that does it every time.
             is_strict = is_settled or not (changed and _settle_(net, inputs))
-            is_settled, held = True, look_at(net)
+            is_settled, held = True, capture_state(net)
         except ImportedMeanwhile:
             continue
         except UntraceableError as found:
@@ -156,12 +152,12 @@ def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
     """
     if inputs is None or not inputs.are_real:
         return False
-    before = look_at(net)
-    with evaluating(net), torch.no_grad(), putting_back(inputs), unnoticed():
+    before = capture_state(net)
+    with evaluating(net), torch.no_grad(), preserve_rng(inputs), unnoticed():
         try:
             first, second = inputs.copy(), inputs.copy()
             net(*first.args, **first.kwargs)
-            is_flag, after = before.only_flags_changed(), look_at(net)
+            is_flag, after = before.only_flags_changed(), capture_state(net)
             net(*second.args, **second.kwargs)
             if is_flag and before.find_changed() and not after.find_changed():
                 return True

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx import _symbolic_trace
 
+from archlearn.op_table import CREATE, functions_with_rule
 from archlearn.tracing.fx_utils import is_ours, leaves_of
 from archlearn.tracing.rng import RECORDED
 from archlearn.tracing.shape_guards import GuardedProxy, Refusal, is_untraced
@@ -36,10 +37,7 @@ _AUTOCAST = (
 )
 ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
-_CREATORS = (
-    "arange", "zeros", "ones", "full", "empty", "eye", "linspace", "rand", "randn", "randperm",
-    "finfo", "iinfo", "tensor", "as_tensor",
-)  # fmt: skip
+_CREATORS = (*functions_with_rule(CREATE), "randperm", "finfo", "iinfo", "as_tensor")
 
 
 @contextmanager

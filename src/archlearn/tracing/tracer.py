@@ -14,7 +14,7 @@ from torch.fx.proxy import TraceError
 
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import linear_by_columns
-from archlearn.nn.local_response_norm import LocalResponse, NarrowedLocalResponseNorm
+from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import ACTIVATE, can_learn, spec_of_function
 from archlearn.tracing.block_hooks import BlockCall, name_nodes

@@ -10,6 +10,7 @@ from typing import Any
 
 from archlearn.data.file_cache import METRICS
 from archlearn.errors import SettingsError
+from archlearn.gating.cost_kinds import COSTS
 from archlearn.training.run_directory import read_lines
 from archlearn.training.settings import LoggerName, RunSettings
 
@@ -80,8 +81,7 @@ _SCALARS = (
     "validation_accuracy",
     "validation_error",
     "binarisation_gap",
-    "parameters",
-    "multiply_adds",
+    *COSTS,
     "learning_rate",
     "gate_rate",
     "memory_bytes",

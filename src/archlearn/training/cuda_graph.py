@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset
 from archlearn.gating.parameters import clip_gates_
-from archlearn.module_utils import without_trials
+from archlearn.module_utils import without_cudnn_benchmark
 from archlearn.training.defaults import steps_per_epoch
 from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import (
@@ -141,7 +141,7 @@ class CapturedStepper:
             if body.work.gate_optimizer is not None:
                 body.work.gate_optimizer.accept_gates()
 
-    @without_trials()
+    @without_cudnn_benchmark()
     def renew(self) -> None:
         """Capture anew: the graphs hold the model's tensors as they were.
 

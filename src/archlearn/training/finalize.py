@@ -4,7 +4,7 @@ import copy
 import json
 import logging
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from archlearn.costs import count_costs, count_layer_costs
+from archlearn.costs import count_layer_costs
 from archlearn.data.dataset import Dataset
 from archlearn.data.file_cache import METRICS, SPEED, SUMMARY
 from archlearn.errors import FileError, InputError
+from archlearn.gating.cost_kinds import Costs
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
@@ -26,7 +27,7 @@ from archlearn.training.checkpoint import Position, capture_random_states, resto
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware, describe_versions
 from archlearn.training.initial_model import start_network
-from archlearn.training.metrics import Score, evaluate, in_format_of, per_example
+from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import COMPACT, read_lines, write_json
 from archlearn.training.run_setup import Session, gate_network, set_layout_
@@ -174,9 +175,9 @@ def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], 
 def _describe(network: nn.Module, session: Session) -> dict[str, Any]:
     """Return the architecture and costs of a plain network."""
     example = in_format_of(network, session.example)
-    described: dict[str, Any] = asdict(per_example(count_costs(network, example), example))
+    described: dict[str, Any] = asdict(costs_of(network, session.example))
     described["layers"] = [
-        {"name": name, **asdict(per_example(costs, example))}
+        {"name": name, **asdict(costs.for_one_example(len(example)))}
         for name, costs in count_layer_costs(network, example).items()
     ]
     if session.settings.gates.learn != "nothing" and network is session.network:
@@ -264,19 +265,35 @@ def _plain(settings: Any) -> dict[str, Any]:
     return {name: getattr(value, "value", value) for name, value in table.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """The network that a run began with beside the compact one.
+
+    Attributes:
+        costs: Of one example, before and after.
+        speeds: Times and memory, by device and size of batches.
+        score_before: What the network began with; None if it began untrained.
+    """
+
+    costs: tuple[Costs, Costs]
+    speeds: list[Speed]
+    score_before: Score | None
+
+
 def measure_run(
     folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset, split: str = "test"
-) -> tuple[list[Speed], Score | None]:
-    """Return times and memory before and after, and the score that the network began with.
+) -> RunComparison:
+    """Return costs, times and memory before and after, and the score that the network began with.
 
-    All of it is written into the run's folder, where the report finds it, but for a score that is
-    not of test data. A network that began untrained has no score.
+    Times, memory and a score of test data are written into the run's folder, where the report finds
+    them.
     """
     original = start_network(settings, dataset)
     objective = objective_of(dataset)
     examples = getattr(dataset, split)
     score = evaluate(original, examples, objective) if settings.start_from else None
     example = in_format_of(original, objective.inputs(dataset.train.inputs[:64]))
+    costs = (costs_of(original, example), costs_of(compact, example))
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows: list[Speed] = []
     for device in devices:
@@ -287,4 +304,4 @@ def measure_run(
     elif (folder / SPEED).is_file():
         written = json.loads((folder / SPEED).read_bytes()) | written
     write_json(folder / SPEED, written)
-    return rows, score
+    return RunComparison(costs, rows, score)

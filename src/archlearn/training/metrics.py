@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.costs import Costs, count_costs
+from archlearn.costs import count_costs
 from archlearn.data.dataset import Split
+from archlearn.gating.cost_kinds import Costs
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
-from archlearn.module_utils import evaluating, without_trials
+from archlearn.module_utils import evaluating, without_cudnn_benchmark
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
@@ -55,7 +56,7 @@ def count_memory(model: nn.Module, optimisers: Iterable[torch.optim.Optimizer]) 
 
 
 @torch.no_grad()
-@without_trials()
+@without_cudnn_benchmark()
 def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor:
     """Return loss sum, score sum and number of examples, in evaluation mode.
 
@@ -191,7 +192,9 @@ class GateMonitor:
             gate.copy_(depth[name].reshape(gate.shape))
 
     def _count(self) -> Costs:
-        return per_example(plan(self._copy, self._example, pay=self._pay).after, self._example)
+        return plan(self._copy, self._example, pay=self._pay).after.for_one_example(
+            len(self._example)
+        )
 
     def _widths(self) -> dict[str, int]:
         return {layer.name: layer.width for layer in read_architecture(self._copy).layers}
@@ -199,18 +202,14 @@ class GateMonitor:
 
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
-    return per_example(count_costs(network, in_format_of(network, example)), example)
+    costs = count_costs(network, in_format_of(network, example))
+    return costs.for_one_example(len(example))
 
 
 def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
     """Return inputs in the number format of a network's weights; tokens stay whole numbers."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     return example.to(next(floating, example.dtype)) if example.is_floating_point() else example
-
-
-def per_example(costs: Costs, example: Tensor) -> Costs:
-    """Return costs with the multiply-adds of one example instead of all."""
-    return Costs(costs.parameters, costs.multiply_adds // len(example))
 
 
 def _key(width: Mapping[str, Tensor], depth: Mapping[str, Tensor]) -> bytes:

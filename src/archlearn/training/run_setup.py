@@ -17,10 +17,11 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
+from archlearn.gating.cost_kinds import Price
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
-from archlearn.gating.penalty_prices import Price, Strengths
+from archlearn.gating.penalties import Strengths
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.gate_schedule import GateSchedule
 from archlearn.optim.latency import LatencyTable

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import tomli_w
 
 from archlearn.errors import SettingsError
-from archlearn.gating.penalty_prices import CostName, PriceName
+from archlearn.gating.cost_kinds import CostName, PriceName
 
 LoggerName = Literal["csv", "tensorboard", "wandb"]
 

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
-from archlearn.errors import RunStoppedError, SettingsError
+from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError
 from archlearn.training.settings import RunSettings, format_settings
 
 PLAIN = "plain"
@@ -84,6 +84,7 @@ def run_sweep(
 
     Raises:
         RunStoppedError: If a run failed; others that had begun are ended first.
+        RunInterruptedError: If Ctrl-C was pressed; so are they then.
         SettingsError: If Ray is asked for and not installed.
     """
     waiting: list[SweepRun] = []
@@ -92,7 +93,12 @@ def run_sweep(
             waiting.append(run)
         else:
             on_end(run)
-    (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, on_end)
+    try:
+        (_run_on_ray if on_ray else _run_here)(waiting, n_jobs, on_end)
+    except KeyboardInterrupt as error:
+        raise RunInterruptedError(
+            "interrupted; give the same command again to go on with the runs that had begun"
+        ) from error
 
 
 def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun], None]) -> None:

@@ -22,8 +22,7 @@ from archlearn.gating.parameters import (
     parameter_groups,
     width_gates,
 )
-from archlearn.gating.penalties import penalty
-from archlearn.gating.penalty_prices import Strengths
+from archlearn.gating.penalties import Strengths, penalty
 from archlearn.optim.distillation import distill
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.training.defaults import Schedule

@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
 
 import torch
@@ -43,7 +43,7 @@ from archlearn.training.run_setup import Session
 
 
 class GracefulStop:
-    """Notes Ctrl-C and a polite kill while it is entered."""
+    """Notes Ctrl-C and a polite kill while it is entered; a second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -68,10 +68,10 @@ class GracefulStop:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self.asked:
+        # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
+        if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-        del number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +148,7 @@ def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> di
         "linear": snapshot.linear,
         "binarisation_gap": snapshot.gap,
         "binarised_share": snapshot.binary_share,
-        "parameters": snapshot.costs.parameters,
-        "multiply_adds": snapshot.costs.multiply_adds,
+        **asdict(snapshot.costs),
         "learning_rate": session.work.schedule.weight_rate(last),
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,

@@ -1,13 +1,14 @@
-"""`certify`: compare two models on real and random inputs, in double precision."""
+"""`certify`: compare two models on the example and random inputs like it, in double precision."""
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
@@ -20,7 +21,102 @@ from archlearn.tracing.rng import cuda_devices, watching_draws
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.precision import exchanging, to_float64
-from archlearn.verification.sample_inputs import SampleInput, joined_sample, plain_samples
+
+N_RANDOM = 3
+# Three random inputs of so many numbers cost next to nothing; larger ones are weighed.
+_SMALL = 2**14
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """Arguments for one call of both models.
+
+    Attributes:
+        n_inputs: How many inputs it stands for; the examples count as one.
+        n_rows: How many rows it has, if rows of the example were left out.
+    """
+
+    inputs: ExampleInputs
+    n_inputs: int
+    n_rows: int | None = None
+
+
+def plain_samples(inputs: ExampleInputs) -> list[SampleInput]:
+    """Return the example inputs, and random ones of the same shapes."""
+    n = N_RANDOM if N_RANDOM * _size(inputs) <= _SMALL else 1
+    drawn = [draw_like(inputs, seed) for seed in range(n)]
+    return [SampleInput(trial, 1) for trial in (inputs, *drawn)]
+
+
+def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> SampleInput | None:
+    """Return the example and random rows in one batch, or None if it does not look like one.
+
+    Args:
+        inputs: The example inputs.
+        most_rows: Of a larger batch the first so many rows are enough.
+    """
+    n_rows = _count_rows(inputs)
+    if not n_rows:
+        return None
+    n = N_RANDOM if N_RANDOM * (_size(inputs) // n_rows) <= _SMALL else 1
+    inputs = _first_rows(inputs, most_rows)
+    n_left = _count_rows(inputs)
+    drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
+    return SampleInput(_join(inputs, drawn), 1 + n, n_left + n if n_left < n_rows else None)
+
+
+def draw_like(
+    inputs: ExampleInputs,
+    seed: int,
+    reshape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape,
+) -> ExampleInputs:
+    """Return random inputs of the same kind; booleans and complex numbers stay as they are."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.numel() == 0:
+            return value
+        shape = reshape(tuple(value.shape))
+        if value.is_floating_point():
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
+        if value.dtype is torch.bool or value.is_complex():
+            return value if shape == value.shape else _repeat_rows(value, shape[0])
+        low, high = int(value.min()), int(value.max())
+        return torch.randint(low, high + 1, shape, generator=generator).to(value)
+
+    return ExampleInputs(*tree_map(draw, (inputs.args, inputs.kwargs)))
+
+
+def _tensors(inputs: ExampleInputs) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(leaf, Tensor)]
+
+
+def _size(inputs: ExampleInputs) -> int:
+    return sum(tensor.numel() for tensor in _tensors(inputs))
+
+
+def _count_rows(inputs: ExampleInputs) -> int:
+    """Return the size of the first dimension, if all tensors have one and the same."""
+    counts = {tensor.shape[0] if tensor.dim() > 1 else 0 for tensor in _tensors(inputs)}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _join(first: ExampleInputs, second: ExampleInputs) -> ExampleInputs:
+    def join(one: Any, two: Any) -> Any:
+        return torch.cat([one, two]) if isinstance(one, Tensor) else one
+
+    return ExampleInputs(*tree_map(join, (first.args, first.kwargs), (second.args, second.kwargs)))
+
+
+def _first_rows(inputs: ExampleInputs, n: int | None) -> ExampleInputs:
+    def cut(value: Any) -> Any:
+        return value[:n] if isinstance(value, Tensor) else value
+
+    return ExampleInputs(*tree_map(cut, (inputs.args, inputs.kwargs)))
+
+
+def _repeat_rows(value: Tensor, n: int) -> Tensor:
+    return value[torch.arange(n, device=value.device) % len(value)]
 
 
 def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
@@ -76,7 +172,7 @@ TOLERANCES = {
 }
 
 
-_FEW = 64  # roundings that add up
+_ROUNDINGS = 64  # that add up
 
 
 _ROWS = 8  # to surgery all rows are alike: more cost much in double precision, and show no more
@@ -331,7 +427,7 @@ def _rounding(dtype: torch.dtype) -> float:
 
     Of a compact model that was just made, the weights are known in double precision.
     """
-    rounded = min(_FEW * torch.finfo(dtype).eps, TOLERANCES.get(dtype, 0.0))
+    rounded = min(_ROUNDINGS * torch.finfo(dtype).eps, TOLERANCES.get(dtype, 0.0))
     return max(TOLERANCES[torch.float64], rounded)
 
 

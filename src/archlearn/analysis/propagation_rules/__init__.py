@@ -12,9 +12,7 @@ from torch import fx, nn
 from archlearn.analysis.channel_labels import fixed_like
 from archlearn.analysis.linear_ops import is_linear_op
 from archlearn.analysis.propagation_rules import (
-    activations,
     elementwise,
-    indexing,
     linear,
     normalization,
     pooling,
@@ -28,7 +26,7 @@ from archlearn.tracing.block_hooks import MARKS
 from archlearn.tracing.example_inputs import CHECKS
 from archlearn.tracing.output_types import is_construction, tensors_in
 
-_MODULES = (activations, elementwise, indexing, linear, normalization, pooling, products, reshape)
+_MODULES = (elementwise, linear, normalization, pooling, products, reshape)
 _HOMES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 
 
