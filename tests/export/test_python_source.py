@@ -148,3 +148,23 @@ def test_what_has_no_plain_source_is_refused(tmp_path: Path) -> None:
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
     with pytest.raises(al.FileError, match="one precision"):
         write_source(mixed, "weights.safetensors")
+
+
+class MaskByItems(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        mask = x.new_zeros(x.size(1))
+        mask[:2] = 1.5
+        return self.last(x * mask[:, None])
+
+
+def test_items_that_are_set_are_statements(tmp_path: Path) -> None:
+    model = halve(MaskByItems(), torch.randn(2, 4, 6))
+    text, loaded = run_source(model, tmp_path)
+    assert "[:2] = 1.5\n" in text
+    x = torch.randn(3, 5, 6)
+    assert torch.equal(loaded(x), model(x))

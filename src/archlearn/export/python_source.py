@@ -377,8 +377,10 @@ class _Function:
             return []
         dead = [name for name in _inputs(node) if self._last_use.get(name) == place]
         free = [self._names[name] for name in dead if self._names[name].isidentifier()]
-        self._names[node.name] = free[0] if free else self._fresh(node.name, place)
-        return [f"{self._names[node.name]} = {text}"]
+        name = self._names[node.name] = free[0] if free else self._fresh(node.name, place)
+        if node.target == "archlearn.with_items":
+            return [f"{name} = {text}", f"{name}[{_index(args[1])}] = {_literal(args[2])}"]
+        return [f"{name} = {text}"]
 
     def _fresh(self, name: str, place: int) -> str:
         living = {self._names[n] for n, last in self._last_use.items()
@@ -402,6 +404,8 @@ class _Function:
             return f"{_literal(args[0])} {_BINARY[name]} {_literal(args[1])}"
         if node.target == "operator.getitem":
             return f"{args[0]}[{_index(args[1])}]"
+        if node.target == "archlearn.with_items":
+            return f"{args[0]}.clone()"
         if home.startswith(("archlearn", "torchvision")):
             raise FileError(
                 f"it calls {node.target}, which plain source cannot hold; export to torch-export "
