@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch.nn.functional import cross_entropy
 
 import archlearn as al
 from benchmarks.torchvision_import import import_models
@@ -36,6 +37,24 @@ def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
     gated = trainer.accelerator.unwrap_model(gated, keep_fp32_wrapper=False)  # no autocast
     torch.testing.assert_close(small.eval()(**example()).loss, gated.eval()(**example()).loss)
     torch.testing.assert_close(al.load(path).eval()(**example()).logits, small(**example()).logits)
+
+
+def test_a_loss_outside_of_the_model_needs_no_labels_to_predict(tmp_path: Path) -> None:
+    inputs = example()
+    labels = inputs.pop("labels")
+    callback = TrainerGateCallback(budget=BUDGET)
+    make_trainer(tmp_path, callback, num_train_epochs=1).train()
+    with pytest.raises(al.InputError, match=r"labels is left out.*compute_loss_func="):
+        callback.compact()(**inputs)
+
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return cross_entropy(outputs.logits, labels)
+
+    callback = TrainerGateCallback(budget=BUDGET)
+    trainer = make_trainer(tmp_path, callback, loss, num_train_epochs=1)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert callback.compact()(**inputs).logits.shape == (len(labels), 2)
 
 
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:

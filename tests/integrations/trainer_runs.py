@@ -39,7 +39,9 @@ def example() -> dict[str, Tensor]:
     return {name: torch.stack([row[name] for row in first]) for name in first[0]}
 
 
-def make_trainer(folder: Path, callback: TrainerGateCallback, **options: Any) -> Any:
+def make_trainer(
+    folder: Path, callback: TrainerGateCallback, compute_loss_func: Any = None, **options: Any
+) -> Any:
     torch.manual_seed(0)
     config = hf.BertConfig(
         vocab_size=60,
@@ -50,7 +52,10 @@ def make_trainer(folder: Path, callback: TrainerGateCallback, **options: Any) ->
         max_position_embeddings=32,
         num_labels=2,
     )
-    gated = al.add_gates(hf.BertForSequenceClassification(config), example())
+    inputs = example()
+    if compute_loss_func is not None:  # the loss is no part of the model then
+        del inputs["labels"]
+    gated = al.add_gates(hf.BertForSequenceClassification(config), inputs)
     usual: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 16,
@@ -64,7 +69,12 @@ def make_trainer(folder: Path, callback: TrainerGateCallback, **options: Any) ->
     }
     arguments = hf.TrainingArguments(**usual | options)
     return hf.Trainer(
-        model=gated, args=arguments, train_dataset=rows(), eval_dataset=rows(), callbacks=[callback]
+        model=gated,
+        args=arguments,
+        train_dataset=rows(),
+        eval_dataset=rows(),
+        callbacks=[callback],
+        compute_loss_func=compute_loss_func,
     )
 
 

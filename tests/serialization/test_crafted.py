@@ -24,6 +24,7 @@ def deep(levels: int) -> Any:
     return value
 
 
+_ROTARY = "transformers.models.{0}.modeling_{0}.{1}RotaryEmbedding"
 CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
     "function": (
         lambda d: node(d, "call_function").update(target="os.system"),

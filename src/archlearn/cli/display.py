@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from archlearn.costs import COSTS, write_costs
 from archlearn.data.file_cache import DownloadProgress
-from archlearn.gating.cost_kinds import COSTS, write_costs
 from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
@@ -229,7 +229,8 @@ def _aim(settings: RunSettings) -> str:
     if gates.budget:
         return f"budget {', '.join(gates.budget)}"
     if gates.gate_optimiser == "budget":
-        return "no budget" if cost is None else f"width cost {cost:.3g}"
+        half = "no budget, so half of the multiply-adds that can go"
+        return half if cost is None else f"width cost {cost:.3g}"
     return f"width cost {cost:.3g}, gate rate {gates.gate_rate:.3g}"
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.cost_kinds import CostName
+from archlearn.costs import CostName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from archlearn.costs import Costs
     from archlearn.data.dataset import Dataset
-    from archlearn.gating.cost_kinds import Costs
     from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
@@ -103,7 +103,8 @@ def compact_command(
 
     Args:
         run: The run's folder.
-        out: The file to write. [default: compact.safetensors in the run's folder]
+        out: The file to write. [default: compact.safetensors in the run's folder, in place of
+            the one that is there]
         pay: A linear layer is merged when this becomes less.
         budget: Close more channels until the network costs no more, as parameters=10000 or
             multiply_adds=50%. The weights are not trained after it.
@@ -125,7 +126,13 @@ def compact_command(
         chosen = plan(revived.model, revived.example, pay=pay)
         small = compact_model(revived.model, chosen)
         save(small, target)
-    sys.stdout.write(f"{chosen}\n{small.certificate}\n{target}\n")
+    n_rows = len(revived.example)  # costs are said of one example, as everywhere
+    before, after = (
+        replace(costs, multiply_adds=costs.multiply_adds // n_rows)
+        for costs in (chosen.before, chosen.after)
+    )
+    said = replace(chosen, before=before, after=after)
+    sys.stdout.write(f"{said}\n{small.certificate}\n{target}\n")
 
 
 EVALUATE_EXAMPLES = """Examples:

@@ -84,6 +84,11 @@ _ENCODER = (
     "runs them apart: give each gates of its own (model.encoder = al.add_gates(model.encoder, x), "
     'and so the decoder), in a model that was made with attn_implementation="eager"'
 )
+_GIVEN = "put into example_inputs what you give to the model"
+_LEFT_OUT = {
+    "labels": "the loss is a part of this model: give any labels of the right shape, or leave them "
+    "out of example_inputs and compute the loss outside (Trainer: compute_loss_func=)"
+}
 _ADVICE = {"use_cache": _CACHES, "past_key_values": _CACHES, "encoder_outputs": _ENCODER}
 
 
@@ -218,8 +223,7 @@ def check_given(given: Any, name: str) -> None:
     """Raise if a tensor is left out that was given when the model was traced."""
     if given is None:
         raise InputError(
-            f"{name} is left out, but the model was traced with it; put into example_inputs what "
-            "you give to the model"
+            f"{name} is left out, but the model was traced with it; {_LEFT_OUT.get(name, _GIVEN)}"
         )
 
 

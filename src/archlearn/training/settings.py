@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import tomli_w
 
+from archlearn.costs import CostName, PriceName
 from archlearn.errors import SettingsError
-from archlearn.gating.cost_kinds import CostName, PriceName
 
 LoggerName = Literal["csv", "tensorboard", "wandb"]
 
@@ -93,7 +93,8 @@ class GateSettings:
     )
     budget: tuple[str, ...] | None = setting(
         None,
-        "What the network may cost: multiply_adds=50%, parameters=10000, latency=50%, or several.",
+        "What the network may cost: multiply_adds=50%, parameters=10000, latency=50%, or several. "
+        "[default: half of the multiply-adds that can go]",
         fixed=True,
     )
     multiple_of: int = setting(
