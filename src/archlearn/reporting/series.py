@@ -216,7 +216,7 @@ def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, 
 
 
 def _depth(epoch: Epoch) -> float | None:
-    # A layer that has merged is not among the widths any more.
+    # A layer that has merged, or was left out with its branch, has no width any more.
     layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
     return len(layers) if epoch.linear else None
 
@@ -233,8 +233,9 @@ def _width_line(run: RunRecord, name: str) -> Series:
         width = epoch.widths.get(name)
         return None if width is None else width / first
 
-    merged = name not in run.epochs[-1].widths
-    return _line(run, f"{name}, merged" if merged else name, share)
+    last = run.epochs[-1]
+    fate = ", merged" if last.linear.get(name) else ", left out"
+    return _line(run, name if name in last.widths else name + fate, share)
 
 
 def _line(run: RunRecord, label: str, measure: Callable[[Epoch], float | None]) -> Series:
