@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.costs import count_layer_costs
-from archlearn.gating.cost_kinds import COSTS, Costs, PriceName
+from archlearn.costs import COSTS, Costs, PriceName
+from archlearn.gating.cost_counter import count_layer_costs
 from archlearn.models import LeNet
 
 DIGITS = torch.zeros(1, 1, 28, 28)

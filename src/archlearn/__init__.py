@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archlearn.analysis.original_channels import kept_channels
-    from archlearn.costs import count_costs
+    from archlearn.costs import Costs, Price
     from archlearn.errors import (
         ArchlearnError,
         CertificateError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         TracingError,
     )
     from archlearn.gating.attach import add_gates
-    from archlearn.gating.cost_kinds import Costs, Price
+    from archlearn.gating.cost_counter import count_costs
     from archlearn.gating.learn import Learn
     from archlearn.gating.parameters import (
         branch_gates,
@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "archlearn.analysis.original_channels": "kept_channels",
-    "archlearn.costs": "count_costs",
+    "archlearn.gating.cost_counter": "count_costs",
     "archlearn.errors": (
         "ArchlearnError CertificateError CheckpointError DataError FileError "
         "GateError InputError RunInterruptedError RunStoppedError SettingsError "
@@ -67,7 +67,7 @@ _HOMES = {
         "branch_gates clip_gates_ depth_gates parameter_groups weights width_gates"
     ),
     "archlearn.gating.penalties": "Strengths penalty",
-    "archlearn.gating.cost_kinds": "Costs Price",
+    "archlearn.costs": "Costs Price",
     "archlearn.nn.tristate_activation": "Gate TriState",
     "archlearn.optim.distillation": "distill",
     "archlearn.optim.gate_optimizer": "GateOptimizer",

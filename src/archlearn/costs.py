@@ -1,141 +1,105 @@
-"""`count_costs`: count the parameters of a model, and the multiply-adds of a run of it."""
+"""What a network costs: the one list that prices, budgets, plans, metrics and reports follow.
 
-from contextlib import ExitStack
-from typing import Any
+A new cost is a field of `Costs` with what it is made of, and its name in `CostName` and `Price`
+below. All costs are sums of what is counted anyway, parameters and multiply-adds. Nothing here
+imports torch, so that the command line knows its choices before torch is there.
+"""
 
-import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+import functools
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any, Literal
 
-from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.cost_kinds import Costs
-from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.module_utils import check_made, evaluating, find_reference
-from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
-from archlearn.nn.tristate_activation import TriState
-from archlearn.tracing.generated_forward import class_forwards
-from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
-from archlearn.tracing.symbolic_trace import ExampleInputs
-from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.transformer_blocks import count_flops, unfused
-
-EXAMPLE = "_archlearn_example"
+CostName = Literal["parameters", "multiply_adds"]
+"""What a network costs: prices, budgets and merges choose among these."""
+PriceName = Literal["neurons", CostName]
 
 
-def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
-    """Return the costs of a model as it stands; gates are not counted.
+class Price(Enum):
+    """What a neuron's price follows."""
 
-    Multiply-adds are those of linear layers, convolutions, matrix products and attention; how
-    norms are computed does not count.
+    NEURONS = "neurons"
+    PARAMETERS = "parameters"
+    MULTIPLY_ADDS = "multiply_adds"
 
-    Args:
-        model: Any model.
-        example_inputs: Arguments for one call; a gated or compact model knows its own.
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a cost is made of, and how it is told.
+
+    Attributes:
+        label: Its unit, as printed.
+        per_parameter: What each parameter adds to it.
+        per_multiply_add: What each multiply-add adds to it.
+        of_one_example: Whether it grows with the batch, and so is told for one example.
     """
-    check_made(model)
-    inputs = known_inputs(model, example_inputs)
-    with class_forwards(model):
-        return Costs.of(count_parameters(model), count_multiply_adds(model, inputs))
+
+    label: str
+    per_parameter: int = 0
+    per_multiply_add: int = 0
+    of_one_example: bool = False
 
 
-def count_layer_costs(model: nn.Module, example_inputs: object = None) -> dict[str, Costs]:
-    """Return the costs of each layer that has parameters of its own, by its name.
+def _cost(label: str, **known: Any) -> Any:
+    return field(metadata={"kind": _Kind(label, **known)})
 
-    What a layer computes in layers inside of it is theirs.
 
-    Args:
-        model: Any model without gates.
-        example_inputs: Arguments for one call; a compact model knows its own.
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Parameters of a network, and multiply-adds of one run on the example inputs."""
+
+    parameters: int = _cost("parameters", per_parameter=1)
+    multiply_adds: int = _cost("multiply-adds", per_multiply_add=1, of_one_example=True)
+
+    @classmethod
+    def of(cls, parameters: int, multiply_adds: int) -> "Costs":
+        """Return all costs of a network with so many parameters and multiply-adds."""
+        return cls(*combine_costs(parameters, multiply_adds))
+
+    def for_one_example(self, n_examples: int) -> "Costs":
+        """Return costs of a run on so many examples as they are told: those of one of them."""
+        return Costs(**{name: n // unit_of(name, n_examples) for name, n in asdict(self).items()})
+
+    def __str__(self) -> str:
+        return write_costs(asdict(self))
+
+
+_KINDS: dict[str, _Kind] = {each.name: each.metadata["kind"] for each in fields(Costs)}
+COSTS = tuple(_KINDS)
+LATENCY = "latency"
+"""A budget may name this beside: nanoseconds of a run, by a table that was measured."""
+_NANOSECONDS = 1_000_000
+
+
+def combine_costs(parameters: Any, multiply_adds: Any) -> list[Any]:
+    """Return each cost of so many parameters and multiply-adds: numbers, or tensors of them."""
+    found: list[Any] = []
+    for kind in _KINDS.values():
+        parts = (kind.per_parameter, parameters), (kind.per_multiply_add, multiply_adds)
+        scaled = [n if rate == 1 else rate * n for rate, n in parts if rate]
+        found.append(functools.reduce(operator.add, scaled))
+    return found
+
+
+def unit_of(name: str, n_examples: int) -> int:
+    """Return what a cost of a run on the example inputs is divided by to be told.
+
+    Multiply-adds are those of one example, and a latency is told in milliseconds.
     """
-    inputs = known_inputs(model, example_inputs)
-    with class_forwards(model):
-        counts = _count_flops(model, inputs).get_flop_counts()
-    found: dict[str, tuple[int, int]] = {}
-    seen: set[nn.Parameter] = set()
-    for name, layer in reversed(list(model.named_modules())):  # what is inside comes first
-        own = set(layer.parameters(recurse=False)) - seen
-        seen |= own
-        if own:
-            flops = sum(counts.get(f"{type(model).__name__}.{name}".rstrip("."), {}).values())
-            inside = [n for inner, (_, n) in found.items() if inner.startswith(name and f"{name}.")]
-            n_own = sum(parameter.numel() for parameter in own)
-            found[name] = n_own, int(flops) // 2 - sum(inside)
-    return {name: Costs.of(*counts) for name, counts in reversed(found.items())}
+    if name == LATENCY:
+        return _NANOSECONDS
+    return n_examples if _KINDS[name].of_one_example else 1
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, each counted once and gates not at all."""
-    gates = {
-        id(gate)
-        for module in model.modules()
-        if isinstance(module, GateContainer | TriState)
-        for name, gate in module.named_parameters()
-        if not name.startswith("activation")
-    }
-    return sum(p.numel() for p in model.parameters() if id(p) not in gates)
+def label_of(name: str) -> str:
+    """Return what a cost is called where people read it."""
+    return _KINDS[name].label
 
 
-def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
-    """Return the multiply-adds of one run in evaluation mode."""
-    counter = _count_flops(model, inputs)
-    return (int(counter.get_total_flops()) - _flops_of_norms(model, counter)) // 2
-
-
-def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
-    """Return the counter of one run in evaluation mode."""
-    counter = count_flops()
-    with ExitStack() as stack:
-        for gated in [m for m in model.modules() if STORE in m._modules]:
-            store: Any = getattr(gated, STORE)
-            graphs = store.choice.blueprint.traces.graphs
-            stack.enter_context(preserve_weights(gated, mutable_modules(graphs, gated)))
-        left = (evaluating(model), preserve_state(model), frozen(model), torch.no_grad(), unfused())
-        for each in (*left, counter):
-            stack.enter_context(each)
-        try:
-            model(*inputs.args, **inputs.kwargs)
-        except ArchlearnError:
-            raise
-        except Exception as error:
-            raise InputError(
-                f"{type(model).__name__} does not run on the example inputs: {first_line(error)}; "
-                "give them as one call of the model takes them"
-            ) from error
-    return counter
-
-
-def _flops_of_norms(model: nn.Module, counter: FlopCounterMode) -> int:
-    counts = counter.get_flop_counts()
-    names = [
-        f"{type(model).__name__}.{name}".rstrip(".")
-        for name, module in model.named_modules()
-        if isinstance(module, LocalResponse | NarrowedLocalResponseNorm)
-    ]
-    return sum(sum(counts[name].values()) for name in names if name in counts)
-
-
-def known_inputs(model: nn.Module, example_inputs: object = None) -> ExampleInputs:
-    """Return the given inputs, or those that the model was gated or compacted with."""
-    if example_inputs is not None:
-        return ExampleInputs.of(example_inputs)
-    store = find_store(model)
-    known = getattr(model, EXAMPLE, None)
-    if store is not None:
-        known = store.choice.blueprint.inputs
-    if known is None:
-        raise InputError(
-            f"{type(model).__name__} does not know its inputs; give example_inputs, as one call "
-            "of the model takes them"
-        )
-    return place_inputs(model, known)
-
-
-def place_inputs(model: nn.Module, inputs: ExampleInputs) -> ExampleInputs:
-    """Return inputs on the model's device, floating ones in its dtype."""
-    reference = find_reference(model)
-    if reference is None:
-        return inputs
-    moved = inputs.to(reference.device)
-    if not reference.is_floating_point():
-        return moved
-    return moved.to(reference.dtype, floating_only=True)
+def write_costs(costs: Mapping[str, float], share: float | None = None) -> str:
+    """Return costs as text; with a share, which is said of the first."""
+    words = [f"{n:,.0f} {label_of(name)}" for name, n in costs.items()]
+    words[0] += "" if share is None else f" ({share:.1%})"
+    return ", ".join(words)

@@ -159,23 +159,35 @@ def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -
         return f"a {one.kind} does not merge with a {two.kind}"
     if one.kind == LINEAR:
         return ""
-    if one.n_space != two.n_space or one.groups != 1 or two.groups != 1:
+    first, second = find_module(net, one.layer), find_module(net, two.layer)
+    has_bias = has_norm or one.bias is not None
+    return refuse_convolutions(first, second, repr(two.layer), has_bias=has_bias)
+
+
+def refuse_convolutions(first: Any, second: Any, name: str, *, has_bias: bool) -> str:
+    """Return why two convolutions do not merge exactly, or ''.
+
+    Args:
+        first: The convolution in front.
+        second: The one behind.
+        name: What the second is called.
+        has_bias: Whether the first adds a bias, its own or that of a norm behind it.
+    """
+    if len(first.kernel_size) != len(second.kernel_size) or first.groups * second.groups > 1:
         return "a grouped convolution does not merge"
-    second: Any = find_module(net, two.layer)
-    first: Any = find_module(net, one.layer)
     if isinstance(first.padding, str) or isinstance(second.padding, str):
         return "give the padding as numbers"
-    pads = any(second.padding)
-    if pads and second.padding_mode != "zeros":
-        return f"{two.layer!r} pads by {second.padding_mode}"
-    bias_free = one.bias is None and not has_norm
-    point = all(k == 1 for k in first.kernel_size) and not any(first.padding)
-    if pads and not (bias_free and point):
-        return (
-            f"{two.layer!r} pads by {second.padding}, so the merged layer would differ at the "
-            "border; use padding=0 there"
-        )
-    return ""
+    if not any(second.padding):
+        return ""
+    if second.padding_mode != "zeros":
+        return f"{name} pads by {second.padding_mode}"
+    is_point = all(k == 1 for k in first.kernel_size) and not any(first.padding)
+    if is_point and not has_bias:
+        return ""
+    return (
+        f"{name} pads by {second.padding}, so the merged layer would differ at the border; use "
+        "padding=0 there"
+    )
 
 
 def _is_read_directly(node: fx.Node) -> bool:

@@ -66,7 +66,7 @@ from archlearn.tracing.example_inputs import ExampleInputs, values_for
 from archlearn.tracing.fx_utils import leaves_of, map_leaves, thaw
 from archlearn.tracing.shape_guards import describes
 from archlearn.tracing.trace_context import frozen
-from archlearn.tracing.transformer_blocks import count_flops, unfused
+from archlearn.tracing.transformer_blocks import count_flops
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
@@ -266,8 +266,7 @@ class _Follower(_Interpreter):
             ) from error
 
     def _run_counted(self, n: fx.Node) -> Any:
-        counter = count_flops()
-        with unfused(), counter:
+        with count_flops() as counter:
             out = super().run_node(n)
         if counter.get_total_flops():
             self.found.other_multiply_adds[n.name] = counter.get_total_flops() // 2

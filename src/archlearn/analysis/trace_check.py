@@ -3,9 +3,9 @@
 Python may decide on something that a trace does not see: the text of a size, the type of a tensor,
 an error that is caught. Then other layers are called, or the same ones read other numbers. Weights
 may hide that, such as those of a layer that starts at zero. So both runs are made with layers that
-note one number for what they read, and return a tensor of the right shape that hangs on the layer,
-on that number, and on the place of each element. It must hang on the number: a change that is small
-beside a large sum is near enough there, but not to its sine.
+note one number for what they read, and return a tensor of the right shape that depends on the
+layer, on that number, and on the place of each element. It depends on the number's sine: of a large
+sum, a small change would pass for rounding.
 """
 
 import math

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from archlearn.costs import COSTS, write_costs
 from archlearn.data.file_cache import DownloadProgress
-from archlearn.gating.cost_kinds import COSTS, write_costs
 from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings

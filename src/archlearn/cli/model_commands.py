@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from archlearn.gating.cost_kinds import CostName
+from archlearn.costs import CostName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from archlearn.costs import Costs
     from archlearn.data.dataset import Dataset
-    from archlearn.gating.cost_kinds import Costs
     from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:

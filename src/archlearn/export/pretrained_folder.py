@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.costs import known_inputs
 from archlearn.errors import InputError, first_line
+from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
 from archlearn.tracing.generated_forward import user_class

@@ -13,9 +13,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.costs import known_inputs
 from archlearn.errors import FileError, InputError, first_line
 from archlearn.export.python_source import write_source
+from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
 from archlearn.tracing.symbolic_trace import ExampleInputs
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import marginal_costs
+from archlearn.costs import COSTS, Price, combine_costs
 from archlearn.errors import LARGEST, InputError, lies_in, with_article
-from archlearn.gating.cost_kinds import COSTS, Price, combine_costs
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
 from archlearn.nn.functional import THRESHOLD, can_read, is_open, join_gates, open_flat

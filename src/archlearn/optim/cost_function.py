@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.mergeable_layers import MergeablePair
-from archlearn.gating.cost_kinds import COSTS, LATENCY, combine_costs, unit_of
+from archlearn.costs import COSTS, LATENCY, combine_costs, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module
 from archlearn.nn.functional import can_read

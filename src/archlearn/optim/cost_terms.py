@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from archlearn.analysis.channel_labels import Labels, without_repeats
 from archlearn.analysis.cost_model import count_positions_by_call
 from archlearn.analysis.residual_branches import Closings
-from archlearn.costs import count_parameters
+from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, find_tensor
 from archlearn.surgery.merging import PlannedSizes

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError, lies_in, with_article
-from archlearn.gating.cost_kinds import COSTS, LATENCY, unit_of
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.tracing.generated_forward import unwrap

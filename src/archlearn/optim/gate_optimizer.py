@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError
-from archlearn.gating.cost_kinds import COSTS, LATENCY, unit_of
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs

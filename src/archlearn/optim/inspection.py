@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from archlearn.analysis.gate_sites import Site
-from archlearn.costs import known_inputs
+from archlearn.costs import unit_of, write_costs
 from archlearn.gating.attach import check_leaves, check_rows, follow_copy
-from archlearn.gating.cost_kinds import unit_of, write_costs
+from archlearn.gating.cost_counter import known_inputs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.nn.tristate_activation import TriState

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, distributed, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from archlearn.costs import place_inputs
 from archlearn.errors import InputError
+from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.module_utils import evaluating, find_reference, tensors_of
 from archlearn.optim.gate_limits import find_gated
@@ -28,7 +28,7 @@ from archlearn.surgery.planning import Decision, decide, write_plan
 from archlearn.tracing.block_hooks import without_marks
 from archlearn.tracing.example_inputs import count_examples, values_for
 from archlearn.tracing.fx_utils import compile_graph
-from archlearn.tracing.transformer_blocks import count_flops, unfused
+from archlearn.tracing.transformer_blocks import count_flops
 from archlearn.verification.precision import cast_
 from archlearn.verification.speed import time_in_turns, wait_for
 
@@ -192,8 +192,7 @@ class _CallTimer(fx.Interpreter):
 
     def _count(self, n: fx.Node) -> Any:
         touched = [self.env[node] for node in n.all_input_nodes]  # freed behind the call
-        counter = count_flops()
-        with unfused(), counter:
+        with count_flops() as counter:
             out = super().run_node(n)
         tensors = [leaf for leaf in tree_leaves([touched, out]) if isinstance(leaf, Tensor)]
         n_numbers = sum(tensor.numel() for tensor in tensors)

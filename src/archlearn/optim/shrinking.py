@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
-from archlearn.costs import place_inputs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
+from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
 from archlearn.gating.selection import choose_again
 from archlearn.module_utils import (
@@ -51,7 +51,7 @@ from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 Kept = dict[int, Tensor]
 """The indices that are kept along each dimension of a tensor that loses some."""
 _MIXING = ("LBFGS", "Muon", "SOAP", "Shampoo")
-"""Optimisers whose update of one number hangs on the others of its tensor."""
+"""Optimisers whose update of one number depends on the others of its tensor."""
 _log = logging.getLogger(__name__)
 
 
@@ -304,7 +304,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
     for optimizer in optimizers:
         if type(optimizer).__name__ in _MIXING:
             raise InputError(
-                f"cannot shrink with {type(optimizer).__name__}: its update of one number hangs on "
+                f"cannot shrink with {type(optimizer).__name__}: its update of a number depends on "
                 "others, so what stays would be updated otherwise; use an optimiser that goes "
                 "number by number, such as SGD or AdamW, or train on without shrink_"
             )

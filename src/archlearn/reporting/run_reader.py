@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard, cast
 
+from archlearn.costs import COSTS
 from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
 from archlearn.errors import InputError
-from archlearn.gating.cost_kinds import COSTS
 
 JsonTable = Mapping[str, object]
 """An object read from JSON or TOML."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archlearn.gating.cost_kinds import COSTS, label_of
+from archlearn.costs import COSTS, label_of
 from archlearn.reporting.architecture_diagram import (
     describe_diagram,
     draw_diagram,

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archlearn.gating.cost_kinds import COSTS, LATENCY
+from archlearn.costs import COSTS, LATENCY
 from archlearn.reporting.run_reader import (
     Epoch,
     JsonTable,

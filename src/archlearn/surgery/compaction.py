@@ -8,9 +8,9 @@ from torch import fx, nn
 
 from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
-from archlearn.costs import EXAMPLE, known_inputs, place_inputs
+from archlearn.costs import unit_of
 from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
-from archlearn.gating.cost_kinds import unit_of
+from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights

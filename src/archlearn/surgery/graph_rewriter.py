@@ -244,7 +244,7 @@ class Rewriter:
         """Return what a number is to be replaced by where it is used, in front of a call.
 
         Raises:
-            SurgeryError: If it hangs on a channel count in a way that is not known.
+            SurgeryError: If it depends on a channel count in a way that is not known.
         """
         node = self.nodes[old.name]
         was: Any = self.values[old.name]
@@ -266,8 +266,8 @@ class Rewriter:
                 )
         if old.op != "call_function" or _is_shape(old):
             raise SurgeryError(
-                f"cannot narrow: {old.name} ({source_of(old)}) is a number that hangs on how many "
-                "channels there are; write it as a number, or mark its module in leaves=[...]"
+                f"cannot narrow: {old.name} ({source_of(old)}) is a number that depends on how "
+                "many channels there are; write it as a number, or mark its module in leaves=[...]"
             )
         args, kwargs = map_arg((old.args, old.kwargs), lambda n: self._keep_number(n, user))
         target: Any = old.target

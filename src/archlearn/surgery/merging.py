@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.cost_model import count_positions
-from archlearn.analysis.mergeable_layers import MergeablePair
+from archlearn.analysis.mergeable_layers import MergeablePair, refuse_convolutions
+from archlearn.costs import COSTS, Costs
 from archlearn.errors import SurgeryError
-from archlearn.gating.cost_kinds import COSTS, Costs
 from archlearn.module_utils import find_module, find_tensor, first_names
 from archlearn.surgery.plan import Fold, Merge, Narrowing
 
@@ -294,23 +294,15 @@ def check_convolutions(first: Any, second: Any) -> None:
     """Raise if two convolutions cannot be merged exactly."""
     if not isinstance(first, _CONVS) or type(first).__name__ != type(second).__name__:
         raise SurgeryError(f"cannot merge a {type(first).__name__} into a {type(second).__name__}")
-    if first.groups != 1 or second.groups != 1:
-        raise SurgeryError("cannot merge a grouped convolution; learn width only there")
     if first.out_channels != second.in_channels:
         raise SurgeryError(
             f"cannot merge: the first layer gives {first.out_channels} channels "
             f"but the second takes {second.in_channels}"
         )
-    if isinstance(first.padding, str) or isinstance(second.padding, str):
-        raise SurgeryError("cannot merge: give the padding as numbers")
-    is_point = all(k == 1 for k in first.kernel_size) and not any(first.padding)
-    if any(second.padding) and not (is_point and first.bias is None):
-        raise SurgeryError(
-            f"cannot merge: the second convolution pads by {second.padding}, so the merged "
-            "layer would differ at the border; use padding=0 there, or learn width only"
-        )
-    if any(second.padding) and second.padding_mode != "zeros":
-        raise SurgeryError(f"cannot merge: the second convolution pads by {second.padding_mode}")
+    has_bias = _has_bias(first)
+    why = refuse_convolutions(first, second, "the second convolution", has_bias=has_bias)
+    if why:
+        raise SurgeryError(f"cannot merge: {why}, or learn width only")
 
 
 def bias_or_zero(layer: Any) -> Tensor:

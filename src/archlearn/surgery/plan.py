@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from archlearn.analysis.original_channels import KeptChannels
+from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError
-from archlearn.gating.cost_kinds import COSTS, Costs
 
 VERSION = 2
 

@@ -11,9 +11,9 @@ from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import CONSTANT, FIXED, Labels, core
 from archlearn.analysis.cost_model import count_positions
 from archlearn.analysis.linear_ops import find_linear_ops
-from archlearn.costs import count_parameters, known_inputs
+from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.cost_kinds import COSTS, Costs
+from archlearn.gating.cost_counter import count_parameters, known_inputs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.gating.selection import LearnableSites, choose_by_hand
 from archlearn.module_utils import (

@@ -1,7 +1,7 @@
 """Concrete answers for questions about shapes and types while a model is traced.
 
 A branch on the rank or a size of a tensor has one answer for the example, and tracing goes on
-along that branch. The answer may not hang on the values of tensors, nor on the batch size, which
+along that branch. The answer may not depend on the values of tensors, nor on the batch size, which
 changes from call to call: the calls traced so far are run on the example inputs, and on batches of
 other sizes, each call once. Meanwhile nothing is traced: `untraced` says so.
 """
@@ -161,7 +161,7 @@ REFUSALS = {
     "text": "the text of a traced value is not known",
     "key": "a traced value cannot be the key of a dictionary or in a set",
 }
-_NUMBERS = ("number", "text", "key")  # what hangs on a number itself, not on one bit of it
+_NUMBERS = ("number", "text", "key")  # what depends on a number itself, not on one bit
 
 
 class Refusal(BaseException):
@@ -177,7 +177,7 @@ class Answer:
 
 
 def topic_of(node: fx.Node) -> int | None:
-    """Return what a number is about, or None if it hangs on the values of tensors."""
+    """Return what a number is about, or None if it depends on the values of tensors."""
     if node.op == "call_method":
         return about_of(node.target)
     if node.op != "call_function":
@@ -261,7 +261,7 @@ def _is_sure_of_kind(node: fx.Node) -> bool:
 
 
 def is_own(node: fx.Node) -> bool:
-    """Return whether a value hangs on the model alone, and not on its inputs."""
+    """Return whether a value depends on the model alone, and not on its inputs."""
     return is_made_of(node, lambda part: part.op == "get_attr")
 
 

@@ -123,27 +123,26 @@ def has_blocks(net: nn.Module) -> bool:
     return any(isinstance(module, BLOCKS) for module in net.modules())
 
 
-def count_flops() -> Any:
-    """Return a counter of operations, attention on a CPU among them, as a context to run in."""
+@contextmanager
+def count_flops() -> Generator[Any]:
+    """Yield torch's counter of operations, attention on a CPU among them.
+
+    Attention runs step by step meanwhile: nobody can count what a fused kernel does.
+    """
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return FlopCounterMode(display=False, custom_mapping={attend: _count_attention})
+    was_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False, custom_mapping={attend: _count_attention}) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fused)
 
 
 def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Count both products; each head of a query has one of keys and values."""
     *batch, n_queries, size = q
     return 2 * math.prod(batch) * n_queries * k[-2] * (size + v[-1])
-
-
-@contextmanager
-def unfused() -> Generator[None]:
-    """Let attention run step by step: nobody can count what a fused kernel does."""
-    was_fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_fused)
 
 
 _FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states")

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from archlearn.costs import COSTS
 from archlearn.data.file_cache import METRICS
 from archlearn.errors import SettingsError
-from archlearn.gating.cost_kinds import COSTS
 from archlearn.training.run_directory import read_lines
 from archlearn.training.settings import LoggerName, RunSettings
 

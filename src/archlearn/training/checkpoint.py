@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from archlearn.costs import count_parameters
 from archlearn.data.file_cache import write_whole
 from archlearn.errors import CheckpointError, FileError, first_line
+from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.gate_container import STORE
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from archlearn.costs import count_layer_costs
+from archlearn.costs import Costs
 from archlearn.data.dataset import Dataset
 from archlearn.data.file_cache import METRICS, SPEED, SUMMARY
 from archlearn.errors import FileError, InputError
-from archlearn.gating.cost_kinds import Costs
+from archlearn.gating.cost_counter import count_layer_costs
 from archlearn.gating.gate_container import find_store
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from archlearn.costs import count_costs
+from archlearn.costs import Costs
 from archlearn.data.dataset import Split
-from archlearn.gating.cost_kinds import Costs
+from archlearn.gating.cost_counter import count_costs
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
 from archlearn.module_utils import evaluating, without_cudnn_benchmark

@@ -11,13 +11,13 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from archlearn.costs import Price
 from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
 from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import Framing
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.cost_kinds import Price
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 import tomli_w
 
+from archlearn.costs import CostName, PriceName
 from archlearn.errors import SettingsError
-from archlearn.gating.cost_kinds import CostName, PriceName
 
 LoggerName = Literal["csv", "tensorboard", "wandb"]
 
