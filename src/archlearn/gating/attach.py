@@ -65,6 +65,11 @@ def check_net(net: Any) -> None:
             f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
             "before torch.compile or DDP, and wrap the gated copy"
         )
+    if isinstance(net, torch.jit.ScriptModule):
+        raise InputError(
+            f"the model is compiled by torch.jit ({type(net).__name__}), and its forward cannot be "
+            "followed; give the model as it was before, and script or export the compact one"
+        )
     check_forwards(net, "add_gates", may_be_wrapped=False)
     if find_store(net) is not None or any(isinstance(m, TriState) for m in net.modules()):
         raise InputError("the model has gates already; call add_gates on the model without them")

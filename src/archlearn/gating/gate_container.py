@@ -331,12 +331,14 @@ def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> N
     """Refuse the `state_dict` of a model that other channels have been cut out of."""
     own = {f"{prefix}{key}": place for key, place in store.kept.named_buffers()}
     saved = {key: place for key, place in state.items() if key.startswith(prefix)}
-    if saved and (own.keys() != saved.keys() or any(
+    has_gates = any(key.startswith(prefix.removesuffix("kept.")) for key in state)
+    if has_gates and (own.keys() != saved.keys() or any(
         own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu())
         for key, place in saved.items()
     )):  # fmt: skip
         raise InputError(
-            "the state_dict is of a model that channels have been cut out of; call "
-            "archlearn.shrink_(model, optimizer, gates, like=state_dict) first, with all the "
-            "optimisers there are, so that this one has the same; then load it, and their states"
+            "the state_dict is of a model that other channels have been cut out of than of this "
+            "one; on the model as add_gates makes it, call archlearn.shrink_(model, optimizer, "
+            "gates, like=state_dict), with all the optimisers there are; then load it, and their "
+            "states"
         )
