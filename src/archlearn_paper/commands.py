@@ -29,7 +29,7 @@ RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PagesAsked:
+class PageOptions:
     """What was typed of the experiments that are to be made.
 
     Attributes:
@@ -60,7 +60,7 @@ class PagesAsked:
         return self.out or (QUICK_RESULTS if self.quick else RESULTS)
 
 
-def make_page(asked: PagesAsked, name: str) -> bool:
+def make_page(asked: PageOptions, name: str) -> bool:
     """Make the missing runs of an experiment and its page, or draw the page from the results.
 
     Returns whether the page is there: there may be no time for all runs, or only some be asked for.
@@ -82,7 +82,7 @@ def make_page(asked: PagesAsked, name: str) -> bool:
     return _run(request_runs(asked, experiment, scale))
 
 
-def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]) -> bool:
+def make_comparison(asked: PageOptions, setup: ComparisonSetup, methods: Sequence[Method]) -> bool:
     """Make the missing runs of a comparison and its page, or draw the page from the results.
 
     A page that is drawn has the methods and budgets that its runs were for. Returns whether the
@@ -100,7 +100,7 @@ def make_comparison(asked: PagesAsked, setup: ComparisonSetup, methods: Sequence
     return draw_anew(*found[name], asked.folder)
 
 
-def make_all(asked: PagesAsked, images: str | None) -> None:
+def make_all(asked: PageOptions, images: str | None) -> None:
     """Make every page, one after the other; what is there already is not made again.
 
     Once the time is up, no further page is begun.
@@ -145,7 +145,7 @@ def find_results(folder: Path) -> list[ResultsFound]:
     return [*named, *find_comparisons(folder)]
 
 
-def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
+def _list_pages(asked: PageOptions, images: str | None) -> Pages:
     pages: Pages = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
@@ -159,7 +159,7 @@ def _list_pages(asked: PagesAsked, images: str | None) -> Pages:
 
 
 def request_runs(
-    asked: PagesAsked, experiment: Experiment, scale: Scale, includes: Callable[[str], bool] = bool
+    asked: PageOptions, experiment: Experiment, scale: Scale, includes: Callable[[str], bool] = bool
 ) -> RunRequest:
     """Return what is to be made of an experiment."""
     return RunRequest(
@@ -204,7 +204,7 @@ def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> 
 
 
 def request_comparison(
-    asked: PagesAsked, setup: ComparisonSetup, methods: Sequence[Method]
+    asked: PageOptions, setup: ComparisonSetup, methods: Sequence[Method]
 ) -> RunRequest:
     """Return what a comparison of some methods asks for.
 

@@ -164,16 +164,21 @@ QUICK = Scale(
 )
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds that were typed with commas between them.
+def parse_numbers(text: str, option: str, advice: str) -> tuple[int, ...]:
+    """Return the numbers that were typed with commas between them.
 
     Raises:
-        SettingsError: If they are no different numbers.
+        SettingsError: If they are no different whole numbers.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise SettingsError(f"--seeds {text!r}: write different numbers with commas, as 0,1,2,3,4")
+        raise SettingsError(f"{option} {text!r}: write different numbers {advice}")
     return tuple(int(part) for part in parts)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds that were typed."""
+    return parse_numbers(text, "--seeds", "with commas, as 0,1,2,3,4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

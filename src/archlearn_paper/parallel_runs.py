@@ -117,19 +117,19 @@ def _train_group(
     active = [_prepare_run(run, fabric) for run in runs]
     settled = [_settled_epoch(each) for each in active]
     parts = [each.epochs(0, until) for each, until in zip(active, settled, strict=True)]
-    seconds = _take_turns(parts, fabric.device, count_epoch)
+    seconds = _round_robin(parts, fabric.device, count_epoch)
     pairs = list(zip(active, settled, strict=True))
     followers = [_compact_and_continue(each, epoch, fabric) for each, epoch in pairs]
     rest = [
         follower.epochs(first, follower.session.n_epochs)
         for follower, first in zip(followers, settled, strict=True)
     ]
-    seconds += _take_turns(rest, fabric.device, count_epoch)
+    seconds += _round_robin(rest, fabric.device, count_epoch)
     for first, last in zip(active, followers, strict=True):
         yield _summarise(first, last.session, seconds)
 
 
-def _take_turns(
+def _round_robin(
     parts: Sequence[Iterator[bool]], device: torch.device, count_epoch: Callable[[], None]
 ) -> float:
     """Go through several runs, some steps of each at a time; return the seconds that took."""

@@ -2,7 +2,7 @@
 
 They were settled on validation data; the test data had no part in it. `learn_architecture` is the
 paper's penalty at a price, `learn_to_budget` the library's `GateOptimizer` at a number of
-parameters; `fix_width` learns which neurons stay of a number given; `start_anew` gives a learnt
+parameters; `fix_width` learns which neurons stay of a number given; `reinitialise` gives a learnt
 architecture fresh weights.
 """
 
@@ -225,7 +225,7 @@ def project(gate: Tensor, n_kept: int) -> Tensor:
     return torch.where(rank < n_kept, opened, closed)
 
 
-def start_anew(model: nn.Module, seed: int) -> nn.Module:
+def reinitialise(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of a model with the weights and buffers of a fresh one.
 
     Every layer's own `reset_parameters` is called, in the order of the modules, with torch's

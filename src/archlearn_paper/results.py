@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from archlearn.data.file_cache import write_whole
+from archlearn.data.file_cache import write_atomically
 from archlearn.errors import DataError
 from archlearn_paper.experiment import Row, read_row
 
@@ -129,7 +129,7 @@ def write_results(folder: Path, results: Results) -> Path:
     path = results_path(folder, results.experiment, unfinished=not results.complete)
     names = [item.name for item in fields(results) if item.name != "rows"]
     table = {"format": _FORMAT} | {name: getattr(results, name) for name in names}
-    write_whole(path, _write_lines(table, results.rows).encode())
+    write_atomically(path, _write_lines(table, results.rows).encode())
     if results.complete:
         results_path(folder, results.experiment, unfinished=True).unlink(missing_ok=True)
     return path

@@ -91,7 +91,6 @@ def test_interrupted_inside_an_epoch_and_resumed_is_identical(whole: Path, tmp_p
     assert lines[:2] == said[:2]  # the network at the start, and not half-way with its parameters
     where = f"resumed at step {found[0].step} of 300, after epoch {found[0].epoch} of 30"
     assert lines[2] == where
-    assert "projected –" not in again
 
 
 def test_killed_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from archlearn.data import (
     no_progress,
 )
 from archlearn.data.dataset import measure_channels
-from archlearn.data.file_cache import cache_folder, download, write_whole
+from archlearn.data.file_cache import cache_folder, download, write_atomically
 from archlearn.data.standard_datasets import MNIST, PARTS, format_idx, load_idx_source, parse_idx
 
 
@@ -297,7 +297,7 @@ def test_a_file_has_its_name_only_once_the_disk_has_it(
 
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "replace", record_replace)
-    write_whole(tmp_path / "a", b"12345")
+    write_atomically(tmp_path / "a", b"12345")
     assert events == ["sync 5 bytes", "name a", "sync folder"]
     assert (tmp_path / "a").read_bytes() == b"12345"
 
@@ -309,9 +309,9 @@ def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(
     def fail(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    write_whole(tmp_path / "a", b"old")
+    write_atomically(tmp_path / "a", b"old")
     monkeypatch.setattr(os, broken, fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_whole(tmp_path / "a", b"new")
+        write_atomically(tmp_path / "a", b"new")
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"

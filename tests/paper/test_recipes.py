@@ -9,7 +9,7 @@ from archlearn.models import LeNet
 from archlearn.training import GateSettings, RunSettings, override
 from archlearn_paper.experiment import Run
 from archlearn_paper.parallel_runs import train_side_by_side
-from archlearn_paper.recipes import Given, Holder, count_kept, fix_width, project, start_anew
+from archlearn_paper.recipes import Given, Holder, count_kept, fix_width, project, reinitialise
 
 
 def test_the_largest_gates_stay_and_move_no_further_than_they_must() -> None:
@@ -88,7 +88,7 @@ def compact() -> nn.Module:
 
 
 def test_architecture_stays_and_weights_are_new(compact: nn.Module) -> None:
-    fresh = start_anew(compact, seed=1)
+    fresh = reinitialise(compact, seed=1)
     shapes = {name: tensor.shape for name, tensor in compact.state_dict().items()}
     assert {name: tensor.shape for name, tensor in fresh.state_dict().items()} == shapes
     for name, parameter in fresh.named_parameters():
@@ -97,9 +97,9 @@ def test_architecture_stays_and_weights_are_new(compact: nn.Module) -> None:
 
 
 def test_the_seed_decides_and_nothing_else(compact: nn.Module) -> None:
-    first = start_anew(compact, seed=1)
+    first = reinitialise(compact, seed=1)
     torch.randn(7)
-    again, other = start_anew(compact, seed=1), start_anew(compact, seed=2)
+    again, other = reinitialise(compact, seed=1), reinitialise(compact, seed=2)
     for name, parameter in first.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name))
     assert not torch.equal(first.get_parameter("fc1.weight"), other.get_parameter("fc1.weight"))
@@ -110,14 +110,14 @@ def test_callers_random_numbers_go_on_as_they_would() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    start_anew(net, seed=1)
+    reinitialise(net, seed=1)
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_running_statistics_start_anew() -> None:
     net = nn.Sequential(nn.BatchNorm1d(2))
     net(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
-    fresh = start_anew(net, seed=0)
+    fresh = reinitialise(net, seed=0)
     assert torch.equal(fresh.get_buffer("0.running_mean"), torch.zeros(2))
     assert not torch.equal(net.get_buffer("0.running_mean"), torch.zeros(2))
 
@@ -130,4 +130,4 @@ class Scale(nn.Module):
 
 def test_a_layer_that_cannot_start_anew_is_named() -> None:
     with pytest.raises(al.InputError, match="'1', a Scale, has parameters but no"):
-        start_anew(nn.Sequential(nn.Linear(1, 1), Scale()), seed=0)
+        reinitialise(nn.Sequential(nn.Linear(1, 1), Scale()), seed=0)

@@ -14,7 +14,7 @@ from torch import nn
 from archlearn import DataError, RunInterruptedError, SettingsError
 from archlearn.data.standard_datasets import load_digits
 from archlearn.training import GateSettings, HardwareSettings, RunSettings
-from archlearn_paper.commands import PagesAsked, request_comparison
+from archlearn_paper.commands import PageOptions, request_comparison
 from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import (
     FULL,
@@ -402,7 +402,7 @@ def test_a_comparison_of_fewer_methods_or_budgets_is_refused(
     write_earlier(tmp_path, COMPARISON)
     contest = choose_setup(model="lenet", data="digits:28", budgets=budgets, seeds="0,1", epochs=30)
     request = request_comparison(
-        PagesAsked(out=tmp_path, command=""), contest, find_methods(methods)
+        PageOptions(out=tmp_path, command=""), contest, find_methods(methods)
     )
     if lost is None:
         check_earlier(request)

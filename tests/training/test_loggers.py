@@ -38,7 +38,7 @@ def go_on(kind: Any, folder: Path, rows: list[dict[str, Any]]) -> None:
         parameters=1, widths={}, n_steps=9, first_epoch=2, first_step=6,
     )  # fmt: skip
     logger.started(start)
-    logger.epoch_ended(EpochEnd(row=again, projected=None, seconds_left=0.0))
+    logger.epoch_ended(EpochEnd(row=again, seconds_left=0.0))
     logger.finished({})
 
 

@@ -20,45 +20,12 @@ def gated(widths: list[float], depth: float) -> nn.Module:
 
 def test_a_snapshot_worked_by_hand() -> None:
     model = gated([0.2, 0.95, 1.0, 0.7], 0.45)
-    snapshot = GateMonitor(model, X, "parameters").measure(*read_gates(model), epochs_to_move=3.0)
+    snapshot = GateMonitor(model, X, "parameters").measure(*read_gates(model))
     assert snapshot.widths == {"0": 3, "2": 2}
     assert snapshot.linear == {"0": False}
     assert snapshot.gap == pytest.approx((0.2 + 0.05 + 0.0 + 0.3 + 0.45) / 5)
     assert snapshot.binary_share == pytest.approx(2 / 5)
     assert snapshot.costs == al.Costs(3 * 3 + 3 + 2 * 3 + 2, 3 * 3 + 2 * 3)
-    assert snapshot.projected is None
-
-
-def test_gates_are_projected_to_go_on_as_in_the_last_epoch() -> None:
-    model = gated([0.9, 0.95, 1.0, 0.7], 0.45)
-    observatory = GateMonitor(model, X, "parameters")
-    first = observatory.measure(*read_gates(model), epochs_to_move=4.0)
-    assert first.projected is None  # no gate has moved yet
-    before = read_gates(model)
-    with torch.no_grad():
-        al.width_gates(model)["0"][3] = 0.6
-    moving = observatory.measure(*read_gates(model), epochs_to_move=2.0)
-    assert moving.widths["0"] == 4
-    assert moving.costs.parameters == 4 * 4 + 2 * 5
-    assert moving.projected == 3 * 4 + 2 * 4
-    resumed = GateMonitor(model, X, "parameters")
-    resumed.go_on_from(*before)
-    assert resumed.measure(*read_gates(model), epochs_to_move=2.0) == moving
-    still = observatory.measure(*read_gates(model), epochs_to_move=0.0)
-    assert still.projected == still.costs.parameters == 4 * 4 + 2 * 5
-
-
-def test_a_projection_is_never_older_than_the_gates_beside_it() -> None:
-    """Epochs may take milliseconds; what was projected for other gates is no projection."""
-    model = gated([0.9, 0.9, 0.9, 0.9], 0.45)
-    observatory = GateMonitor(model, X, "parameters")
-    projected: list[int | None] = []
-    for gate in (0.9, 0.8, 0.7):
-        with torch.no_grad():
-            al.width_gates(model)["0"][3] = gate
-        snapshot = observatory.measure(*read_gates(model), epochs_to_move=3.0)
-        projected.append(snapshot.projected)
-    assert projected == [None, 4 * 4 + 2 * 5, 3 * 4 + 2 * 4]
 
 
 def test_memory_of_training_worked_by_hand() -> None:

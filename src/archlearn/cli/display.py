@@ -17,7 +17,6 @@ from rich.text import Text
 
 from archlearn.costs import COSTS, write_costs
 from archlearn.data.file_cache import DownloadProgress
-from archlearn.reporting.formatting import format_count
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
 
@@ -104,7 +103,7 @@ class PlainDisplay(Callback):
         widths = "-".join(str(width) for width in row["widths"].values())
         _write(
             f"epoch {row['epoch']:3d}  loss {_number(row['train_loss'])}  {describe_score(row)}  "
-            f"{widths}  gap {row['binarisation_gap']:.3f}  {_sizes(end)}  "
+            f"{widths}  gap {row['binarisation_gap']:.3f}  {_sizes(row)}  "
             f"left {duration(end.seconds_left)}"
         )
 
@@ -169,13 +168,12 @@ def _headline(end: EpochEnd, start: RunStart) -> Text:
         f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {_number(row['train_loss'])}   "
         f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
         f"gates: {row['binarisation_gap']:.3f} from binary, "
-        f"{row['binarised_share']:.0%} settled   {_sizes(end)}"
+        f"{row['binarised_share']:.0%} settled   {_sizes(row)}"
     )
 
 
-def _sizes(end: EpochEnd) -> str:
-    """Return what the network costs now, and what it may cost or where it is heading."""
-    row = end.row
+def _sizes(row: Mapping[str, Any]) -> str:
+    """Return what the network costs now, and under a budget what it may cost."""
     path = row.get("budget_path")
     if path:
         costs = (
@@ -183,7 +181,7 @@ def _sizes(end: EpochEnd) -> str:
             for name, limit in path.items()
         )
         return f"{', '.join(costs)}  price {row['price']:.2g}"
-    return f"parameters {row['parameters']:,} (projected {format_count(end.projected)})"
+    return f"parameters {row['parameters']:,}"
 
 
 def _amount(cost: float) -> str:

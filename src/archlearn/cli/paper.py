@@ -72,7 +72,7 @@ def paper(
     from archlearn_paper import commands
     from archlearn_paper.tables import write_documentation
 
-    asked = commands.PagesAsked(
+    asked = commands.PageOptions(
         out=out,
         command=shlex.join(["archlearn", *sys.argv[1:]]),
         quick=quick,
@@ -143,7 +143,7 @@ def compare(
     setup = choose_setup(
         model=model, data=data, quick=quick, budgets=budget, seeds=seeds, epochs=epochs
     )
-    asked = commands.PagesAsked(
+    asked = commands.PageOptions(
         out=out,
         command=shlex.join(["archlearn", *sys.argv[1:]]),
         quick=quick,

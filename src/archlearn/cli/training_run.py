@@ -13,14 +13,14 @@ from typing import Any
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.file_cache import DownloadProgress
 from archlearn.errors import RunStoppedError
-from archlearn.training.callbacks import Callback, EpochLogger, Several
+from archlearn.training.callbacks import Callback, CallbackList, EpochLogger
 from archlearn.training.run import Audience, learn, resume
 from archlearn.training.run_directory import (
     COMPACT,
     REPORT,
     explaining_full_disks,
-    how_to_go_on,
     read_run_settings,
+    resume_hint,
 )
 from archlearn.training.settings import LoggerName, RunSettings, override
 
@@ -58,7 +58,7 @@ def _explaining_pipes(folder: Path) -> Generator[None]:
         yield
     except BrokenPipeError as error:
         raise RunStoppedError(
-            f"nobody reads the output any more; write it into a file, and {how_to_go_on(folder)}"
+            f"nobody reads the output any more; write it into a file, and {resume_hint(folder)}"
         ) from error
 
 
@@ -67,7 +67,7 @@ def _audience(display: Callback, progress: DownloadProgress, logger: LoggerName 
     if logger is not None and os.environ.get("RANK", "0") == "0":
         observers.append(EpochLogger(logger))
     command = shlex.join(["archlearn", *sys.argv[1:]])
-    return Audience(observer=Several(observers), progress=progress, command=command)
+    return Audience(observer=CallbackList(observers), progress=progress, command=command)
 
 
 def _conclude(folder: Path, summary: Mapping[str, Any], *, report: bool) -> Mapping[str, Any]:

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archlearn.data.transforms import Framing
+from archlearn.data.transforms import ImageTransform
 from archlearn.errors import DataError, SettingsError
 
 Task = Literal["classification", "regression", "next_token"]
 """A class for each example, numbers for each example, or a class for each token of a text."""
-_AS_THEY_ARE = Framing()
+_AS_THEY_ARE = ImageTransform()
 _MOST_TO_MEASURE = 100_000
 SPLIT_SEED = 20170
 """The validation split does not follow the run's seed: runs of several seeds stay comparable."""
@@ -86,7 +86,7 @@ class Dataset:
     n_outputs: int
     target_mean: Tensor
     target_std: Tensor
-    framing: Framing = _AS_THEY_ARE
+    framing: ImageTransform = _AS_THEY_ARE
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the same data set with its examples on a device."""
@@ -271,7 +271,7 @@ def build_dataset(
     validation_share: float,
     limit: int | None = None,
     classes: int | None = None,
-    framing: Framing | None = None,
+    framing: ImageTransform | None = None,
 ) -> Dataset:
     """Return a data set whose mean and deviation are those of its train part.
 
@@ -283,7 +283,7 @@ def build_dataset(
         framing: How images are scaled and varied on their way to the network.
     """
     _check(examples)
-    framing = framing or Framing()
+    framing = framing or ImageTransform()
     _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
@@ -334,7 +334,7 @@ def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[
     return train, validation
 
 
-def _check_framing(examples: Examples, framing: Framing) -> None:
+def _check_framing(examples: Examples, framing: ImageTransform) -> None:
     shape = tuple(examples.train.inputs.shape[1:])
     asked = framing.side is not None or framing.augment != "no"
     if asked and (len(shape) != 3 or (framing.side is not None and framing.side < 1)):

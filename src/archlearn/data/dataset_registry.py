@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archlearn.data.dataset import Examples, Split, Task
 from archlearn.data.file_cache import DownloadProgress, no_progress
-from archlearn.data.image_cache import Reading
+from archlearn.data.image_cache import ImageReading
 from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
 from archlearn.data.standard_datasets import (
     FASHION_MNIST,
@@ -87,7 +87,7 @@ def load_examples(
         contents = read_idx_folder(folder)
         return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
     if kind in IMAGE_LAYOUTS and rest:
-        reading = Reading(progress=progress, skip_broken=skip_broken)
+        reading = ImageReading(progress=progress, skip_broken=skip_broken)
         return _from_images(kind, rest, reading)
     if kind == "tiny-shakespeare" and rest:
         path, length = _path_and_number(rest)
@@ -98,7 +98,7 @@ def load_examples(
     raise _unknown(name)
 
 
-def _from_images(kind: str, rest: str, reading: Reading) -> Examples:
+def _from_images(kind: str, rest: str, reading: ImageReading) -> Examples:
     """Read `DIR` or `DIR:SIDE` in one of the layouts that folders of images have."""
     path, side = _path_and_number(rest)
     return IMAGE_LAYOUTS[kind](path, reading if side is None else replace(reading, side=side))

@@ -32,7 +32,7 @@ IMAGE_SUFFIXES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ImageReading:
     """How images are read.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
+class ImageList:
     """Image files and the class of each."""
 
     paths: Sequence[Path]
@@ -66,7 +66,7 @@ def list_classes(folder: Path) -> list[str]:
     return classes
 
 
-def list_images(folder: Path, classes: Sequence[str], side: int) -> Listing:
+def list_images(folder: Path, classes: Sequence[str], side: int) -> ImageList:
     """Return the images under each class's folder with the number of the class."""
     paths: list[Path] = []
     targets: list[int] = []
@@ -76,10 +76,10 @@ def list_images(folder: Path, classes: Sequence[str], side: int) -> Listing:
             raise DataError(f"{folder / name} holds no image; remove the folder or fill it")
         paths += found
         targets += [number] * len(found)
-    return Listing(paths=paths, targets=targets, side=side)
+    return ImageList(paths=paths, targets=targets, side=side)
 
 
-def named_broken(path: Path, why: str, reading: Reading) -> None:
+def refuse_broken(path: Path, why: str, reading: ImageReading) -> None:
     """Name a broken image in a warning where it may be left out, else refuse.
 
     Raises:
@@ -130,7 +130,7 @@ _ORDER_SEED = 4711
 _IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
 
 
-def read_through_cache(listing: Listing, reading: Reading) -> Split:
+def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
     """Return the images of a list, decoded now or at an earlier time.
 
     Raises:
@@ -147,7 +147,7 @@ def read_through_cache(listing: Listing, reading: Reading) -> Split:
     return Split(torch.from_numpy(images), targets, mixed=True)
 
 
-def _key(listing: Listing, reading: Reading) -> str:
+def _key(listing: ImageList, reading: ImageReading) -> str:
     """Return a name that differs where a file is another, newer or of another size."""
     digest = hashlib.sha256(f"{_FORMAT} {listing.side} {reading.skip_broken}".encode())
     for path, target in zip(listing.paths, listing.targets, strict=True):
@@ -157,7 +157,7 @@ def _key(listing: Listing, reading: Reading) -> str:
     return digest.hexdigest()[:24]
 
 
-def _build(folder: Path, listing: Listing, reading: Reading) -> None:
+def _build(folder: Path, listing: ImageList, reading: ImageReading) -> None:
     """Decode into a folder beside, and give it its name when all is there."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     temporary.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _build(folder: Path, listing: Listing, reading: Reading) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(folder: Path, listing: Listing, reading: Reading) -> None:
+def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
     generator = torch.Generator().manual_seed(_ORDER_SEED)
     order = torch.randperm(len(listing.paths), generator=generator).tolist()
     paths = [listing.paths[place] for place in order]
@@ -180,7 +180,7 @@ def _fill(folder: Path, listing: Listing, reading: Reading) -> None:
     _check_room(folder, listing)
     broken: set[int] = set()
     for place, why in decode_all(file, paths, listing.side, reading.progress):
-        named_broken(paths[place], why, reading)
+        refuse_broken(paths[place], why, reading)
         broken.add(place)
     kept = [place for place in range(len(paths)) if place not in broken]
     if broken:
@@ -196,7 +196,7 @@ def _fill(folder: Path, listing: Listing, reading: Reading) -> None:
     (folder / _ABOUT).write_text(json.dumps(about, indent=1))
 
 
-def _check_room(folder: Path, listing: Listing) -> None:
+def _check_room(folder: Path, listing: ImageList) -> None:
     n_bytes, free = len(listing.paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
     if n_bytes > free:
         raise DataError(
@@ -220,7 +220,7 @@ FEWEST_TO_CACHE = 2000
 """Fewer images than this are decoded anew each time, which takes a second or two."""
 
 
-def read_images(listing: Listing, reading: Reading) -> Split:
+def read_images(listing: ImageList, reading: ImageReading) -> Split:
     """Return the images of a list as bytes, images x 3 x side x side, with their classes.
 
     Raises:
@@ -242,7 +242,7 @@ def _check_pillow() -> None:
         raise DataError("images need pillow; pip install 'archlearn[cli]'") from error
 
 
-def _read_now(listing: Listing, reading: Reading) -> Split:
+def _read_now(listing: ImageList, reading: ImageReading) -> Split:
     images: list[np.ndarray] = []
     targets: list[int] = []
     for path, target in zip(listing.paths, listing.targets, strict=True):
@@ -250,7 +250,7 @@ def _read_now(listing: Listing, reading: Reading) -> Split:
             images.append(decode_image(path, listing.side))
             targets.append(target)
         except BrokenImageError as error:
-            named_broken(path, str(error), reading)
+            refuse_broken(path, str(error), reading)
         reading.progress("images", len(images), len(listing.paths))
     if not images:
         raise DataError(f"none of {len(listing.paths)} images can be read")

@@ -12,8 +12,8 @@ from typing import Any
 from archlearn.data.dataset import Examples, carve_test
 from archlearn.data.image_cache import (
     IMAGE_SUFFIXES,
-    Listing,
-    Reading,
+    ImageList,
+    ImageReading,
     list_classes,
     list_images,
     read_images,
@@ -24,7 +24,7 @@ DEFAULT_SIDE = 64
 _TEST_SHARE = 0.2
 
 
-def load_folder(folder: Path, reading: Reading) -> Examples:
+def load_folder(folder: Path, reading: ImageReading) -> Examples:
     """Return the images of a folder, made square, in red, green and blue.
 
     With `train` and `test` (or `val`) inside, those are the parts; else a fifth is set apart.
@@ -52,7 +52,7 @@ _TABLE = "meta.mat"
 _KITS = ("ILSVRC2012_devkit_t12/data", "devkit/data", "data", ".")
 
 
-def load_imagenet(folder: Path, reading: Reading) -> Examples:
+def load_imagenet(folder: Path, reading: ImageReading) -> Examples:
     """Return ILSVRC-2012; its validation part is the test, as its test labels are not public.
 
     Raises:
@@ -66,7 +66,7 @@ def load_imagenet(folder: Path, reading: Reading) -> Examples:
     return Examples(name="imagenet", source=f"folder {folder}", train=train, test=test)
 
 
-def _list_validation(folder: Path, classes: list[str], side: int) -> Listing:
+def _list_validation(folder: Path, classes: list[str], side: int) -> ImageList:
     inside = folder / "val"
     if not inside.is_dir():
         raise DataError(f"{folder} has no folder val with the validation images of ILSVRC-2012")
@@ -87,7 +87,7 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> Listing:
             f"the kit's class {unknown} is {names.get(unknown)!r}, which {folder / 'train'} does "
             "not have; unpack all classes"
         )
-    return Listing(paths=paths, targets=[numbers[names[n]] for n in labels], side=side)
+    return ImageList(paths=paths, targets=[numbers[names[n]] for n in labels], side=side)
 
 
 def _find_kit(folder: Path) -> Path:
@@ -128,7 +128,7 @@ _SIDE = 64
 _TINY_TABLE = "val_annotations.txt"
 
 
-def load_tiny_imagenet(folder: Path, reading: Reading) -> Examples:
+def load_tiny_imagenet(folder: Path, reading: ImageReading) -> Examples:
     """Return 200 classes of 64 x 64 images; the official validation part is the test.
 
     The labels of the official test part were never published, so a part of the train images is
@@ -147,7 +147,7 @@ def load_tiny_imagenet(folder: Path, reading: Reading) -> Examples:
     return Examples(name="tiny-imagenet", source=f"folder {folder}", train=train, test=test)
 
 
-def _list_table(table: Path, numbers: dict[str, int], side: int) -> Listing:
+def _list_table(table: Path, numbers: dict[str, int], side: int) -> ImageList:
     """Return the images that a table of file, class and box lists."""
     paths: list[Path] = []
     targets: list[int] = []
@@ -158,4 +158,4 @@ def _list_table(table: Path, numbers: dict[str, int], side: int) -> Listing:
             raise DataError(f"{table} gives {file} the class {name!r}, which train/ does not have")
         paths.append(table.parent / "images" / file)
         targets.append(numbers[name])
-    return Listing(paths=paths, targets=targets, side=side)
+    return ImageList(paths=paths, targets=targets, side=side)

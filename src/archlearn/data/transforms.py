@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Augment = Literal["no", "flip", "crop", "crop-flip", "pad-crop-flip"]
-SMALLEST_WINDOW = 0.7
+SMALLEST_CROP = 0.7
 """Side of the smallest window that is cut out, as a part of the image's side."""
 PADDING = 1 / 8
 """Furthest that a padded image is shifted, as a part of its side: 4 pixels of 32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Framing:
+class ImageTransform:
     """How images come before the network.
 
     Attributes:
@@ -36,22 +36,22 @@ class Framing:
         """Return the shape of an example as the network sees it."""
         return shape if self.side is None else (*shape[:-2], self.side, self.side)
 
-    def steady(self, images: Tensor) -> Tensor:
+    def for_evaluation(self, images: Tensor) -> Tensor:
         """Return a batch as it is measured on."""
-        return images if self.side is None else scale(images, self.side)
+        return images if self.side is None else resize_images(images, self.side)
 
-    def varied(self, images: Tensor) -> Tensor:
+    def for_training(self, images: Tensor) -> Tensor:
         """Return a batch as it is learnt from, drawn anew each time."""
         if self.augment == "no":
-            return self.steady(images)
+            return self.for_evaluation(images)
         side = self.side or images.shape[-1]
         if self.augment == "pad-crop-flip":
             # Beyond the border lies the mean colour, as in He et al. (CVPR 2016).
-            return cut_windows(images, draw_shifts(images), side, padding="zeros")
-        return cut_windows(images, draw_windows(images, self.augment), side)
+            return crop_images(images, draw_shifted_crops(images), side, padding="zeros")
+        return crop_images(images, draw_crops(images, self.augment), side)
 
 
-def scale(images: Tensor, side: int) -> Tensor:
+def resize_images(images: Tensor, side: int) -> Tensor:
     """Return images of another side, bilinear; what becomes smaller is averaged first."""
     if images.shape[-2:] == (side, side):
         return images
@@ -59,18 +59,18 @@ def scale(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images, (side, side), mode="bilinear", antialias=smaller)
 
 
-def draw_windows(images: Tensor, augment: Augment) -> Tensor:
+def draw_crops(images: Tensor, augment: Augment) -> Tensor:
     """Return a window for each image as the map from the new frame to the old, n x 2 x 3."""
     zoom = images.new_ones(len(images))
     if augment in ("crop", "crop-flip"):
-        zoom = SMALLEST_WINDOW + (1 - SMALLEST_WINDOW) * torch.rand_like(zoom)
+        zoom = SMALLEST_CROP + (1 - SMALLEST_CROP) * torch.rand_like(zoom)
     # Coordinates run from -1 to 1, so a window of part z can move by 1 - z either way.
     right, low = ((2 * torch.rand_like(zoom) - 1) * (1 - zoom) for _ in range(2))
     flip = augment in ("flip", "crop-flip")
     return _windows(zoom, right, low, _draw_signs(zoom) if flip else torch.ones_like(zoom))
 
 
-def draw_shifts(images: Tensor) -> Tensor:
+def draw_shifted_crops(images: Tensor) -> Tensor:
     """Return for each image a window of its size, shifted by whole pixels, half turned round."""
     zoom = images.new_ones(len(images))
     side = images.shape[-1]
@@ -91,7 +91,7 @@ def _windows(zoom: Tensor, right: Tensor, low: Tensor, sign: Tensor) -> Tensor:
     return torch.stack([across, down], 1)
 
 
-def cut_windows(
+def crop_images(
     images: Tensor, windows: Tensor, side: int, padding: Literal["border", "zeros"] = "border"
 ) -> Tensor:
     """Return what each window shows, scaled to a side; beyond the border the edge goes on."""

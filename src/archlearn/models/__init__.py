@@ -1,22 +1,17 @@
 """Built-in networks by name, pretrained weights, and users' own networks."""
 
-from typing import TYPE_CHECKING
-
-from archlearn import lazy_names
-
-if TYPE_CHECKING:
-    from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
-    from archlearn.models.cifar_networks import (
-        VGG,
-        DenseNet,
-        MobileNetStage,
-        MobileNetV2,
-        PreActivationResNet,
-        ResNet,
-    )
-    from archlearn.models.lenet import MLP, ConvNet, DeepLeNet, LeNet
-    from archlearn.models.model_registry import MODELS, build_network
-    from archlearn.models.transformers import GPT, Mixer, ViT
+from archlearn.models.caffenet import AlexNet, CaffeNet, CaffeNetSizes
+from archlearn.models.cifar_networks import (
+    VGG,
+    DenseNet,
+    MobileNetStage,
+    MobileNetV2,
+    PreActivationResNet,
+    ResNet,
+)
+from archlearn.models.lenet import MLP, ConvNet, DeepLeNet, LeNet
+from archlearn.models.model_registry import MODELS, build_network
+from archlearn.models.transformers import GPT, Mixer, ViT
 
 __all__ = [
     "GPT",
@@ -38,16 +33,3 @@ __all__ = [
     "ViT",
     "build_network",
 ]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "archlearn.models.caffenet": "AlexNet CaffeNet CaffeNetSizes",
-        "archlearn.models.cifar_networks": (
-            "VGG DenseNet MobileNetStage MobileNetV2 PreActivationResNet ResNet"
-        ),
-        "archlearn.models.lenet": "MLP ConvNet DeepLeNet LeNet",
-        "archlearn.models.model_registry": "MODELS build_network",
-        "archlearn.models.transformers": "GPT Mixer ViT",
-    },
-)

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from archlearn.data.file_cache import write_whole
+from archlearn.data.file_cache import write_atomically
 from archlearn.errors import InputError
 from archlearn.reporting.comparison import describe_comparison
 from archlearn.reporting.figures import write_variables
@@ -38,7 +38,7 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
     content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
     table = read_paper_table(runs)
     pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
-    write_whole(out, render(content | {"by_layer": table, "pasted": pasted}).encode())
+    write_atomically(out, render(content | {"by_layer": table, "pasted": pasted}).encode())
     return out
 
 

@@ -164,26 +164,25 @@ def budget_lines(run: RunRecord) -> FigureData:
     """Return each cost with a budget beside what it might be at that epoch, of the start."""
     costs = (*COSTS, LATENCY)
     names = [name for name in costs if any(name in epoch.budget_path for epoch in run.epochs)]
-    lines: list[Series] = []
-    for name in names:
-        start = (run.before.costs[name] if name in COSTS else run.epochs[0].latency) or 1
+    lines = tuple(line for name in names for line in _budget_lines_of(run, name))
+    return _lines(run, "part of the start", "share", lines)
 
-        def cost(epoch: Epoch, name: str = name, start: float = start) -> float:
-            return ((epoch.costs[name] if name in COSTS else epoch.latency) or 0) / start
 
-        def allowed(epoch: Epoch, name: str = name, start: float = start) -> float | None:
-            limit = epoch.budget_path.get(name)
-            return None if limit is None else limit / start
+def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
+    start = (run.before.costs[name] if name in COSTS else run.epochs[0].latency) or 1
 
-        def trained(epoch: Epoch, name: str = name, start: float = start) -> float | None:
-            computed = epoch.trained.get(name)
-            return None if computed is None else computed / start
+    def line(label: str, read: Callable[[Epoch], float | None]) -> Series:
+        return _line(run, label, lambda epoch: _divide(read(epoch), start))
 
-        words = name.replace("_", "-")
-        lines += [_line(run, words, cost), _line(run, f"{words} allowed", allowed)]
-        if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
-            lines.append(_line(run, f"{words} in training", trained))
-    return _lines(run, "part of the start", "share", tuple(lines))
+    words = name.replace("_", "-")
+    yield line(words, lambda epoch: (epoch.costs[name] if name in COSTS else epoch.latency) or 0)
+    yield line(f"{words} allowed", lambda epoch: epoch.budget_path.get(name))
+    if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
+        yield line(f"{words} in training", lambda epoch: epoch.trained.get(name))
+
+
+def _divide(cost: float | None, start: float) -> float | None:
+    return None if cost is None else cost / start
 
 
 def price_lines(run: RunRecord) -> FigureData:
@@ -216,7 +215,7 @@ def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, 
 
 
 def _depth(epoch: Epoch) -> float | None:
-    # A layer that has merged is not among the widths any more.
+    # A layer that has merged, or was left out with its branch, has no width any more.
     layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
     return len(layers) if epoch.linear else None
 
@@ -227,14 +226,10 @@ def _changes(run: RunRecord, name: str) -> bool:
 
 
 def _width_line(run: RunRecord, name: str) -> Series:
-    first = run.before.widths[name]
-
-    def share(epoch: Epoch) -> float | None:
-        width = epoch.widths.get(name)
-        return None if width is None else width / first
-
-    merged = name not in run.epochs[-1].widths
-    return _line(run, f"{name}, merged" if merged else name, share)
+    first, last = run.before.widths[name], run.epochs[-1]
+    fate = ", merged" if last.linear.get(name) else ", left out"
+    label = name if name in last.widths else name + fate
+    return _line(run, label, lambda epoch: _divide(epoch.widths.get(name), first))
 
 
 def _line(run: RunRecord, label: str, measure: Callable[[Epoch], float | None]) -> Series:

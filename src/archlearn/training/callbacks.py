@@ -44,13 +44,10 @@ class EpochEnd:
     """A line of metrics, and what only a display needs.
 
     Attributes:
-        projected: Parameters at the end if gates go on as in the last epoch; None while that is
-            not known.
         seconds_left: Time until the last step at the speed of this sitting.
     """
 
     row: Mapping[str, Any]
-    projected: int | None
     seconds_left: float
 
 
@@ -137,7 +134,7 @@ class EpochLogger(Callback):
         self._logger.log_metrics(numbers | widths, row["epoch"])
 
 
-class Several(Callback):
+class CallbackList(Callback):
     """Tells several observers, in order."""
 
     def __init__(self, observers: Sequence[Callback]) -> None:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from archlearn.data.file_cache import write_whole
+from archlearn.data.file_cache import write_atomically
 from archlearn.errors import CheckpointError, FileError, first_line
 from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.gate_container import STORE
@@ -223,7 +223,7 @@ def write_checkpoint(folder: Path, position: Position, tensors: Mapping[str, Ten
     }
     content = save(plain, metadata=metadata)
     latest, incoming = folder / LATEST, folder / f".{LATEST}.incoming"
-    write_whole(incoming, content)
+    write_atomically(incoming, content)
     if latest.exists():
         os.replace(latest, folder / PREVIOUS)
     os.replace(incoming, latest)

@@ -22,7 +22,7 @@ from archlearn.training.train_step import (
     EagerStepper,
     StepContext,
     Stepper,
-    limit_gradients_,
+    clip_gradients_,
     loss_of,
     make_optimisers,
     penalty_of,
@@ -71,7 +71,7 @@ class DeviceStep:
             optimiser.zero_grad(set_to_none=True)
         loss, cost = self._forward()
         self._differentiate(loss, cost)
-        limit_gradients_(work.optimisers, work.limits)
+        clip_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
             update_(optimiser)
         if work.strengths is not None:

@@ -117,8 +117,6 @@ class GateSnapshot:
         gap: Mean distance of gates from binary.
         binary_share: Share of gates within a tenth of 0 or 1.
         costs: What the network would cost, compacted now.
-        projected: Parameters at the end if gates go on as in the last epoch; None while that is
-            not known, as before they begin to move.
     """
 
     widths: dict[str, int]
@@ -126,7 +124,6 @@ class GateSnapshot:
     gap: float
     binary_share: float
     costs: Costs
-    projected: int | None
 
 
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
@@ -159,24 +156,10 @@ class GateMonitor:
         self._example = example
         self._pay = pay
         self._known: dict[bytes, tuple[Costs, dict[str, int]]] = {}
-        self._last: Tensor | None = None
 
-    def go_on_from(self, width: Gates, depth: Gates) -> None:
-        """Take these as the gates of the epoch before, as when a run is resumed."""
-        self._last = _flatten(width, depth)
-
-    def measure(self, width: Gates, depth: Gates, epochs_to_move: float) -> GateSnapshot:
-        """Return what the gates say.
-
-        Args:
-            width: Width gates, from `read_gates`.
-            depth: Depth gates.
-            epochs_to_move: Epochs in which gates will still move.
-        """
-        flat = _flatten(width, depth)
-        last = self._last if self._last is not None and self._last.shape == flat.shape else flat
-        drift = flat - last
-        self._last = flat
+    def measure(self, width: Gates, depth: Gates) -> GateSnapshot:
+        """Return what the gates say, width gates and depth gates from `read_gates`."""
+        flat = torch.cat([*width.values(), *depth.values(), torch.empty(0)])
         costs, widths = self._look(width, depth)
         distance = torch.minimum(flat, 1 - flat)
         return GateSnapshot(
@@ -188,18 +171,7 @@ class GateMonitor:
             gap=distance.mean().item() if len(flat) else 0.0,
             binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
             costs=costs,
-            projected=(
-                self._project(flat, drift * epochs_to_move, width, depth)
-                if epochs_to_move > 0 and len(flat)
-                else costs.parameters
-            ),
         )
-
-    def _project(self, flat: Tensor, way: Tensor, width: Gates, depth: Gates) -> int | None:
-        """Return the parameters after gates have gone a way, or None if none of them moves."""
-        if not way.any():
-            return None
-        return self._look(*_split((flat + way).clamp(0, 1), width, depth))[0].parameters
 
     def _look(self, width: Gates, depth: Gates) -> tuple[Costs, dict[str, int]]:
         """Return the costs and widths with these gates; the same ones are looked at only once."""
@@ -238,16 +210,6 @@ def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
     """Return inputs in the number format of a network's weights; tokens stay whole numbers."""
     floating = (p.dtype for p in network.parameters() if p.is_floating_point())
     return example.to(next(floating, example.dtype)) if example.is_floating_point() else example
-
-
-def _flatten(width: Gates, depth: Gates) -> Tensor:
-    return torch.cat([*width.values(), *depth.values(), torch.empty(0)])
-
-
-def _split(flat: Tensor, width: Gates, depth: Gates) -> tuple[Gates, Gates]:
-    sizes = [gate.numel() for gate in (*width.values(), *depth.values())]
-    pieces = iter(flat.split(sizes)) if sizes else iter(())
-    return {name: next(pieces) for name in width}, {name: next(pieces) for name in depth}
 
 
 def _key(width: Mapping[str, Tensor], depth: Mapping[str, Tensor]) -> bytes:

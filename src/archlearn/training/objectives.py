@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archlearn.data.dataset import Dataset, Task
-from archlearn.data.transforms import Framing
+from archlearn.data.transforms import ImageTransform
 from archlearn.optim.distillation import at_least_single
 
-_AS_THEY_ARE = Framing()
+_AS_THEY_ARE = ImageTransform()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Objective:
     std: Tensor
     target_mean: Tensor
     target_std: Tensor
-    framing: Framing = _AS_THEY_ARE
+    framing: ImageTransform = _AS_THEY_ARE
 
     def inputs(self, raw: Tensor) -> Tensor:
         """Return normalised inputs as they are measured on; bytes count as 0 to 1.
 
         Tokens are handed on as they are.
         """
-        return _laid_out(self.framing.steady(self._normalised(raw)))
+        return _laid_out(self.framing.for_evaluation(self._normalised(raw)))
 
     def training_inputs(self, raw: Tensor) -> Tensor:
         """Return normalised inputs as they are learnt from, varied at random where asked for."""
-        return _laid_out(self.framing.varied(self._normalised(raw)))
+        return _laid_out(self.framing.for_training(self._normalised(raw)))
 
     def _normalised(self, raw: Tensor) -> Tensor:
         if self.task == "next_token":

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import torch
 from safetensors import SafetensorError
 
-from archlearn.data.file_cache import CONFIG, GATES, METRICS, sync, write_whole
+from archlearn.data.file_cache import CONFIG, GATES, METRICS, sync, write_atomically
 from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
@@ -164,7 +164,7 @@ def has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (METRICS, LATEST, PREVIOUS))
 
 
-def how_to_go_on(folder: Path) -> str:
+def resume_hint(folder: Path) -> str:
     """Return what to type to go on with a run that was stopped."""
     if (folder / CONFIG).exists():
         return f"go on with: archlearn learn --resume {shlex.quote(str(folder))}"
@@ -173,7 +173,7 @@ def how_to_go_on(folder: Path) -> str:
 
 def write_settings(folder: Path, settings: RunSettings) -> None:
     """Write the settings of a run as TOML."""
-    write_whole(folder / CONFIG, format_settings(settings).encode())
+    write_atomically(folder / CONFIG, format_settings(settings).encode())
 
 
 def read_run_settings(folder: Path) -> RunSettings:
@@ -217,19 +217,19 @@ def cut_lines(path: Path, last_epoch: int) -> list[dict[str, Any]]:
     """Leave only the lines up to an epoch in the file, and return them."""
     rows = [row for row in read_lines(path) if row["epoch"] <= last_epoch]
     if path.exists():
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
     return rows
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
-    write_whole(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=1, default=str) + "\n").encode())
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def says_full(error: OSError | SafetensorError) -> bool:
+def is_disk_full(error: OSError | SafetensorError) -> bool:
     """Return whether an error is that of a full disk; safetensors has the number in its text."""
     if isinstance(error, OSError):
         return error.errno in _FULL
@@ -242,12 +242,12 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if not says_full(error):
+        if not is_disk_full(error):
             raise
         why = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
         raise RunStoppedError(
             f"the disk is full: {why} while writing into {folder}; what was written "
-            f"before is whole; make room, then {how_to_go_on(folder)}"
+            f"before is whole; make room, then {resume_hint(folder)}"
         ) from error
 
 
@@ -262,7 +262,7 @@ def writing(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if not says_full(error):
+        if not is_disk_full(error):
             raise
         raise SettingsError(
             f"the disk is full, so {path} was not written; make room, or choose another file with "
@@ -294,7 +294,7 @@ def explaining_full_memory() -> Generator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not says_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise SettingsError(
             f"the memory is too small for this run ({first_line(error)}); choose a smaller "
@@ -302,7 +302,7 @@ def explaining_full_memory() -> Generator[None]:
         ) from error
 
 
-def says_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Return whether an error is that of a full memory; torch has no type for the host's."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

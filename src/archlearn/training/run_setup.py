@@ -15,7 +15,7 @@ from archlearn.costs import Price
 from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
 from archlearn.data.file_cache import DownloadProgress, no_progress
-from archlearn.data.transforms import Framing
+from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, SettingsError
 from archlearn.gating.attach import add_gates
 from archlearn.gating.gate_container import find_store
@@ -57,7 +57,13 @@ from archlearn.training.initial_model import (
 from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_directory import LATENCY_FILE, read_run_settings, write_json
 from archlearn.training.settings import GateSettings, RunSettings, check_ranges
-from archlearn.training.train_step import Limits, StepContext, Stepper, has_gates, make_optimisers
+from archlearn.training.train_step import (
+    GradientLimits,
+    StepContext,
+    Stepper,
+    has_gates,
+    make_optimisers,
+)
 
 _LEARNT = {"width": Learn.WIDTH, "depth": Learn.DEPTH, "all": Learn.WIDTH | Learn.DEPTH}
 
@@ -116,7 +122,7 @@ def load_dataset(settings: RunSettings, progress: DownloadProgress) -> Dataset:
         validation_share=settings.validation,
         limit=settings.limit,
         classes=settings.classes,
-        framing=Framing(settings.resize, settings.augment),
+        framing=ImageTransform(settings.resize, settings.augment),
     )
     if settings.normalise == "imagenet":
         return normalise_as_imagenet(dataset)
@@ -329,9 +335,9 @@ def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
 
-def _limits(settings: RunSettings) -> Limits:
+def _limits(settings: RunSettings) -> GradientLimits:
     rate, step = settings.gates.gate_rate, settings.gates.largest_step
-    return Limits(
+    return GradientLimits(
         norm=settings.optimiser.clip_norm or None,
         gate=step / rate if rate and step else None,
     )

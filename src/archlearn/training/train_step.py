@@ -139,7 +139,7 @@ def _can_cut(optimiser: torch.optim.Optimizer) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class GradientLimits:
     """Bounds on gradients; None sets no bound.
 
     Attributes:
@@ -152,7 +152,7 @@ class Limits:
 
 
 @torch.no_grad()
-def limit_gradients_(optimisers: Optimisers, limits: Limits) -> None:
+def clip_gradients_(optimisers: Optimisers, limits: GradientLimits) -> None:
     """Bring gradients within their limits: weights by a common factor, gates one by one.
 
     An optimiser whose update is fused divides by the factor itself, on the way.
@@ -205,7 +205,7 @@ class StepContext:
     strengths: Strengths | None
     batch_size: int
     accumulate: int
-    limits: Limits
+    limits: GradientLimits
 
     @property
     def gate_optimizer(self) -> GateOptimizer | None:
@@ -294,7 +294,7 @@ class EagerStepper:
         parts = self._parts(place)
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)
-        limit_gradients_(work.optimisers, work.limits)
+        clip_gradients_(work.optimisers, work.limits)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad()

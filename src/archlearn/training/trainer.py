@@ -38,7 +38,7 @@ from archlearn.training.metrics import (
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import append_line, how_to_go_on, read_lines, sync_lines
+from archlearn.training.run_directory import append_line, resume_hint, sync_lines
 from archlearn.training.run_setup import Session
 
 
@@ -86,7 +86,6 @@ class EpochRecord:
         depth: Depth gates.
         market: Where a budget is learnt: its path, and the price at which the network fits.
         memory_bytes: What training takes now, from `count_memory`.
-        epochs_to_move: Epochs in which gates will still move.
         seconds: Time spent so far.
         seconds_left: Time until the last step.
     """
@@ -99,7 +98,6 @@ class EpochRecord:
     depth: Gates
     market: dict[str, object]
     memory_bytes: int
-    epochs_to_move: float
     seconds: float
     seconds_left: float
 
@@ -114,16 +112,6 @@ class RunLog:
             session.work.model, session.example, session.settings.strengths.pay
         )
         self._waiting: list[EpochRecord] = []
-        self._resume()
-
-    def _resume(self) -> None:
-        """Go on from the last line of gates, if the run has been here before."""
-        lines = read_lines(self._session.folder / GATES)
-        if lines:
-            last = lines[-1]
-            width = {name: torch.tensor(gate) for name, gate in last["width"].items()}
-            depth = {name: torch.tensor([gate]) for name, gate in last["depth"].items()}
-            self._monitor.go_on_from(width, depth)
 
     def note(self, entry: EpochRecord) -> None:
         """Take an entry down; it is not written yet."""
@@ -136,14 +124,13 @@ class RunLog:
 
     def _write_one(self, entry: EpochRecord) -> None:
         folder, epoch = self._session.folder, entry.position.epoch
-        snapshot = self._monitor.measure(entry.width, entry.depth, entry.epochs_to_move)
+        snapshot = self._monitor.measure(entry.width, entry.depth)
         row = make_row(self._session, entry, snapshot)
         depth = {name: values[0] for name, values in rounded(entry.depth).items()}
         gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
         append_line(folder / METRICS, row)
         append_line(folder / GATES, gates)
-        end = EpochEnd(row=row, projected=snapshot.projected, seconds_left=entry.seconds_left)
-        self._observer.epoch_ended(end)
+        self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
 
 
 def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> dict[str, object]:
@@ -311,7 +298,6 @@ class TrainingLoop:
             depth=depth,
             market=self._market(),
             memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
-            epochs_to_move=self._epochs_to_move(),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
         )
@@ -333,12 +319,6 @@ class TrainingLoop:
         gates = self._session.work.gate_optimizer
         return {} if gates is None else gates.describe()
 
-    def _epochs_to_move(self) -> float:
-        if self._session.work.gate_optimizer is not None:
-            return 0.0  # a budget is where they will be
-        until = self._session.work.schedule.gates_until
-        return max(0.0, (until - self.position.step) / self._session.steps_per_epoch)
-
     def _seconds_left(self) -> float:
         done = self.position.step - self._first_step
         if done <= 0:
@@ -356,13 +336,13 @@ class TrainingLoop:
         raise RunStoppedError(
             f"the loss became {loss} by step {self.position.step} (epoch "
             f"{self.position.epoch + 1}); the last checkpoint is from before that; with a smaller "
-            f"rate {how_to_go_on(self._session.folder)} --learning-rate {rate / 4:g}"
+            f"rate {resume_hint(self._session.folder)} --learning-rate {rate / 4:g}"
         )
 
     def _interrupted(self) -> RunInterruptedError:
         return RunInterruptedError(
             f"interrupted at step {self.position.step} (epoch {self.position.epoch + 1} of "
-            f"{self._session.n_epochs}); {how_to_go_on(self._session.folder)}"
+            f"{self._session.n_epochs}); {resume_hint(self._session.folder)}"
         )
 
     def _save(self) -> None:

@@ -6,6 +6,7 @@ would change. The mean square of that over batches is the channel's worth (Molch
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -97,7 +98,9 @@ class ParameterCounts:
         return marginal_costs(self._table, counts, self._table.parameters).tolist()
 
 
-def close_to_budget(sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int) -> int:
+def prune_until_budget(
+    sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int
+) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
     At every step the channel goes whose harm is least: not per parameter, which took most of a
@@ -150,7 +153,7 @@ def prune_to_budget(gated: nn.Module, harms: Mapping[str, Tensor], budget: int) 
     """
     gates = width_gates(gated)
     ranked = {name: Ranked(harms[name]) for name in gates}
-    close_to_budget(ParameterCounts(gated), list(ranked.values()), budget)
+    prune_until_budget(ParameterCounts(gated), list(ranked.values()), budget)
     for name, gate in gates.items():
         gate[ranked[name].closed()] = 0.0
     return compact(gated)
@@ -161,11 +164,39 @@ def gate_widths(model: nn.Module, example: Tensor) -> nn.Module:
     return add_gates(model, example, learn={"*": Learn.WIDTH}, width_start=1.0).eval()
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSlice:
+    """A dimension of a parameter that holds a group's channels and no others.
+
+    Attributes:
+        channel: Which of the group's channels each index of the dimension belongs to.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    dim: int
+    channel: Tensor
+
+
+def find_slices(gated: nn.Module, group: str) -> list[GroupSlice]:
+    """Return the dimensions of parameters that hold a group's channels and no others."""
+    store = find_store(gated)
+    assert store is not None
+    graph, parameters = store.choice.blueprint, dict(gated.named_parameters())
+    channels = next(each.channels for each in graph.groups if each.name == group)
+    order = torch.argsort(channels)
+    return [
+        GroupSlice(name, parameters[name], dim, order[torch.searchsorted(channels[order], found)])
+        for (name, dim), found in graph.dims.items()
+        if name in parameters and bool(torch.isin(found, channels).all())
+    ]
+
+
 Losses = Callable[[nn.Module], Iterable[Tensor]]
 """Gives the losses of a model on batches, one after the other."""
 
 
-def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.Module:
+def prune_by_taylor(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.Module:
     """Return a model narrowed to a budget; where it is small enough, a copy that computes the same.
 
     Args:
@@ -178,10 +209,10 @@ def trim(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.M
         BudgetError: If the model cannot be brought to the budget.
     """
     gated = gate_widths(model, example)
-    return prune_to_budget(gated, measure_worth(gated, losses), budget).train(model.training)
+    return prune_to_budget(gated, taylor_importance(gated, losses), budget).train(model.training)
 
 
-def measure_worth(gated: nn.Module, losses: Losses) -> dict[str, Tensor]:
+def taylor_importance(gated: nn.Module, losses: Losses) -> dict[str, Tensor]:
     """Return the mean square of every gate's gradient over batches, by group."""
     gates = width_gates(gated)
     worth = {name: torch.zeros_like(gate) for name, gate in gates.items()}

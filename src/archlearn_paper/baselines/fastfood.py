@@ -5,6 +5,7 @@ B, G and S are learnt diagonals, P a fixed permutation, and H the Walsh-Hadamard
 several such products side by side (Yang et al. 2014, "Deep Fried Convnets").
 """
 
+import bisect
 import copy
 import math
 from collections.abc import Sequence
@@ -142,11 +143,7 @@ def choose_features(model: nn.Module, layers: Sequence[str], budget: int) -> int
             f"{budget:,} parameters were asked for, but {fixed:,} are in layers that Fastfood "
             f"leaves alone, and it takes at least {size(1):,}; ask for more"
         )
-    low, high = 1, max(2, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if size(middle) <= most else (low, middle)
-    return low
+    return max(1, bisect.bisect_right(range(1, max(2, most)), most, key=size))
 
 
 def reduce_by_fastfood(

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
-from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import width_gates
 from archlearn.nn.hard_concrete import HIGHEST, LOWEST, TEMPERATURE
 from archlearn_paper.baselines.budget import (
     BudgetError,
     ParameterCounts,
+    find_slices,
     gate_widths,
     prune_to_budget,
 )
@@ -240,26 +240,20 @@ def count_left(network: nn.Module, example: Tensor) -> int:
 
 def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
     """Return the module that writes each group of channels last, by the name of the group."""
-    store = find_store(gate_widths(model, example))
-    assert store is not None
-    blueprint = store.choice.blueprint
+    gated = gate_widths(model, example)
     found: dict[str, ScaledLayer] = {}
-    for group in blueprint.groups:
+    for group in width_gates(gated):
         rows = {
-            name.removesuffix(".weight"): channels
-            for (name, dim), channels in blueprint.dims.items()
-            if dim == 0
-            and name.endswith(".weight")
-            and bool(torch.isin(channels, group.channels).all())
+            each.name.removesuffix(".weight"): each.channel
+            for each in find_slices(gated, group)
+            if each.dim == 0 and each.name.endswith(".weight")
         }
         norms = [n for n in rows if isinstance(model.get_submodule(n), _NORMS)]
         last = norms or list(rows)
         if len(last) != 1:
             raise InputError(
-                f"the channels of {group.name!r} are written by {', '.join(rows) or 'nothing'}; a "
+                f"the channels of {group!r} are written by {', '.join(rows) or 'nothing'}; a "
                 "diagonal needs one layer that writes them: use a network without sums of layers"
             )
-        place = {channel: index for index, channel in enumerate(group.channels.tolist())}
-        gates = torch.tensor([place[channel] for channel in rows[last[0]].tolist()])
-        found[group.name] = ScaledLayer(last[0], gates)
+        found[group] = ScaledLayer(last[0], rows[last[0]])
     return found

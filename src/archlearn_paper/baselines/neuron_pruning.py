@@ -10,17 +10,20 @@ takes them out. Convolutions are merged by whole channels.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.errors import InputError
-from archlearn.gating.gate_container import GateContainer, find_store
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
-from archlearn_paper.baselines.budget import ParameterCounts, close_to_budget, gate_widths
+from archlearn_paper.baselines.budget import (
+    GroupSlice,
+    ParameterCounts,
+    find_slices,
+    gate_widths,
+    prune_until_budget,
+)
 
 
 class Neurons:
@@ -78,14 +81,6 @@ class Neurons:
         return torch.where(self.is_kept, costs, torch.inf).nan_to_num(nan=torch.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A weight that reads a group, and the neuron that each of its input columns comes from."""
-
-    weight: nn.Parameter
-    neuron: Tensor
-
-
 def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
     """Return the model with like neurons merged, down to a number of parameters.
 
@@ -94,19 +89,13 @@ def reduce_by_merging(model: nn.Module, example: Tensor, budget: int) -> nn.Modu
     """
     gated = gate_widths(model, example)
     layers = {name: _neurons(gated, name) for name in width_gates(gated)}
-    close_to_budget(ParameterCounts(gated), list(layers.values()), budget)
+    prune_until_budget(ParameterCounts(gated), list(layers.values()), budget)
     return _carry_out(gated, layers)
 
 
 def _neurons(gated: nn.Module, group: str) -> Neurons:
-    blueprint = _store(gated).choice.blueprint
-    channels = _channels(blueprint, group)
-    rows = [
-        _by_neuron(gated.get_parameter(name), 0, _places(channels, blueprint.dims[name, dim]))
-        for name, dim in _homes(gated, group)
-        if dim == 0
-    ]
-    columns = [_by_neuron(c.weight, 1, c.neuron) for c in _columns(gated, group)]
+    slices = find_slices(gated, group)
+    rows, columns = ([_by_neuron(each) for each in slices if each.dim == dim] for dim in (0, 1))
     if not rows or not columns:
         raise InputError(
             f"the neurons of {group!r} cannot be merged: no plain layer writes them, or none reads "
@@ -115,50 +104,11 @@ def _neurons(gated: nn.Module, group: str) -> Neurons:
     return Neurons(torch.cat(rows, 1), torch.cat(columns, 1))
 
 
-def _by_neuron(tensor: Tensor, dim: int, neuron: Tensor) -> Tensor:
+def _by_neuron(found: GroupSlice) -> Tensor:
     """Return one row a neuron: all that a tensor holds for it along a dimension."""
-    lines = tensor.detach().movedim(dim, 0)
-    n_neurons = int(neuron.max()) + 1
-    return lines[torch.argsort(neuron, stable=True)].reshape(n_neurons, -1)
-
-
-def _places(channels: Tensor, labels: Tensor) -> Tensor:
-    """Return where each label stands among a group's channels."""
-    position = torch.full((int(max(channels.max(), labels.max())) + 1,), -1)
-    position[channels] = torch.arange(len(channels))
-    return position[labels]
-
-
-def _columns(gated: nn.Module, group: str) -> list[_Column]:
-    blueprint = _store(gated).choice.blueprint
-    channels = _channels(blueprint, group)
-    return [
-        _Column(gated.get_parameter(name), _places(channels, blueprint.dims[name, dim]))
-        for name, dim in _homes(gated, group)
-        if dim == 1
-    ]
-
-
-def _homes(gated: nn.Module, group: str) -> list[tuple[str, int]]:
-    """Return the dimensions of parameters that hold a group's channels and no others."""
-    blueprint = _store(gated).choice.blueprint
-    channels = _channels(blueprint, group)
-    names = {name for name, _ in gated.named_parameters()}
-    return [
-        (name, dim)
-        for (name, dim), found in blueprint.dims.items()
-        if name in names and bool(torch.isin(found, channels).all())
-    ]
-
-
-def _channels(blueprint: ChannelGraph, group: str) -> Tensor:
-    return next(each.channels for each in blueprint.groups if each.name == group)
-
-
-def _store(gated: nn.Module) -> GateContainer:
-    store = find_store(gated)
-    assert store is not None
-    return store
+    lines = found.tensor.detach().movedim(found.dim, 0)
+    n_neurons = int(found.channel.max()) + 1
+    return lines[torch.argsort(found.channel, stable=True)].reshape(n_neurons, -1)
 
 
 @torch.no_grad()
@@ -166,16 +116,16 @@ def _carry_out(gated: nn.Module, layers: Mapping[str, Neurons]) -> nn.Module:
     gates = width_gates(gated)
     for name, neurons in layers.items():
         start = 0
-        for column in _columns(gated, name):
-            size = column.weight.numel() // len(neurons.outgoing)
+        for column in (each for each in find_slices(gated, name) if each.dim == 1):
+            size = column.tensor.numel() // len(neurons.outgoing)
             _write(column, neurons.outgoing[:, start : start + size])
             start += size
         gates[name].copy_(neurons.is_kept)
     return compact(gated)
 
 
-def _write(column: _Column, outgoing: Tensor) -> None:
-    order = torch.argsort(column.neuron, stable=True)
-    moved = column.weight.data.movedim(1, 0)
+def _write(column: GroupSlice, outgoing: Tensor) -> None:
+    order = torch.argsort(column.channel, stable=True)
+    moved = column.tensor.data.movedim(1, 0)
     lines = outgoing.reshape(len(order), *moved.shape[1:]).to(moved)
     moved[order] = lines

@@ -10,7 +10,7 @@ from archlearn.errors import SettingsError
 from archlearn_paper.comparison.methods import CALIBRATION_SEED, METHODS, ComparisonSetup, Method
 from archlearn_paper.comparison.ranking import MethodRanking
 from archlearn_paper.comparison.stages import ComparisonStages
-from archlearn_paper.experiment import Experiment, Scale, parse_seeds
+from archlearn_paper.experiment import Experiment, Scale, parse_numbers, parse_seeds
 from archlearn_paper.results import Results, read_results
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def choose_setup(
         scale = replace(scale, epochs=epochs)
     chosen = QUICK_BUDGETS if quick else BUDGETS
     if budgets is not None:
-        chosen = _parse_budgets(budgets)
+        chosen = parse_numbers(budgets, "--budget", "of parameters, as 5000,10000")
     return ComparisonSetup(model=model, budgets=chosen, scale=scale)
 
 
@@ -120,13 +120,3 @@ def _parse_counted(text: str) -> tuple[int, ...]:
             f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
         )
     return seeds
-
-
-def _parse_budgets(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    budgets = tuple(int(part) for part in parts if part.isdecimal())
-    if len(budgets) < len(parts) or len(set(budgets)) < len(budgets) or min(budgets) < 1:
-        raise SettingsError(
-            f"--budget {text!r}: write different numbers of parameters, as 5000,10000"
-        )
-    return budgets

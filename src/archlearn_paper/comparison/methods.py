@@ -20,7 +20,12 @@ from archlearn.surgery.compaction import compact
 from archlearn.training.checkpoint import seed_everything
 from archlearn.training.objectives import objective_of
 from archlearn.training.settings import RunSettings
-from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, ParameterCounts, gate_widths, trim
+from archlearn_paper.baselines.budget import (
+    BUDGET_TOLERANCE,
+    ParameterCounts,
+    gate_widths,
+    prune_by_taylor,
+)
 from archlearn_paper.baselines.fastfood import reduce_by_fastfood
 from archlearn_paper.baselines.learnt_diagonals import (
     Penalty,
@@ -42,7 +47,7 @@ from archlearn_paper.recipes import (
     RATE_OF_AN_EXAMPLE,
     VALIDATION,
     learn_to_budget,
-    start_anew,
+    reinitialise,
     train_plainly,
 )
 
@@ -254,7 +259,7 @@ def _add_group_penalty(setup: ComparisonSetup, seed: int, strength: float) -> nn
 
 
 def _by_gradients(setup: ComparisonSetup, model: nn.Module, budget: int) -> nn.Module:
-    return trim(model, setup.example(), budget, setup.losses)
+    return prune_by_taylor(model, setup.example(), budget, setup.losses)
 
 
 def _by_weights(
@@ -302,7 +307,7 @@ def _narrow_evenly(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:
     kept = min(parts, key=lambda widths: abs(sizes.parameters(widths) - budget))
     for gate, n_kept in zip(gates.values(), kept, strict=True):
         gate[n_kept:] = 0.0
-    return start_anew(compact(gated), seed)
+    return reinitialise(compact(gated), seed)
 
 
 def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module:

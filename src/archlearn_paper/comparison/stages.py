@@ -52,7 +52,7 @@ from archlearn_paper.experiment import (
     group,
     spread_of,
 )
-from archlearn_paper.recipes import start_anew
+from archlearn_paper.recipes import reinitialise
 
 N_FIRST = 3
 """Methods that have more seeds at a budget: those of the highest means."""
@@ -352,7 +352,7 @@ class ComparisonStages:
         for finished in done:
             budget, seed = rows.get(finished.row.row), finished.row.seed
             if budget is not None and seed in scale.seeds:
-                network = start_anew(finished.load_model(), seed)
+                network = reinitialise(finished.load_model(), seed)
                 settings = setup.plain(seed, scale.epochs)
                 row = name_result(SCRATCH, budget)
                 works.append(Run(row=row, settings=settings, network=network))

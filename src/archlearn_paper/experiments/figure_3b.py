@@ -5,7 +5,7 @@ each; then, as a control, the number of examples of all ten classes, with as man
 of proposition 3, that more classes are harder for a network that is given, is measured too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,17 @@ _THIRD_LAYER = "fc1"
 _BOUND = 0.9
 _CONTROL_BOUND = 0.5
 """The part of the rise from 2 to 10 classes that examples alone may account for."""
+
+
+_NUMBERS: dict[str, Callable[[Row], float]] = {
+    "neurons": lambda row: row.n_neurons,
+    "third_layer": lambda row: row.widths[_THIRD_LAYER],
+    "parameters": lambda row: row.parameters,
+    "error": lambda row: row.error,
+    "train_loss": lambda row: row.train_loss,
+}
+_JUDGED = ("neurons", "third_layer", "error")
+"""What is to rise with the number of classes."""
 
 
 def _name_classes(n_classes: int) -> str:
@@ -94,12 +105,11 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
         str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss).to_json()
         for n in given
     }
-    names = ("neurons", "third_layer", "error")
-    means = {name: [classes[str(n)][name]["mean"] for n in found] for name in names}
+    means = {name: [classes[str(n)][name]["mean"] for n in found] for name in _JUDGED}
     premise = [losses[str(n)]["mean"] for n in given]
     return {
         "classes": classes,
-        "spearman": {name: correlate_ranks(found, means[name]) for name in names},
+        "spearman": {name: correlate_ranks(found, means[name]) for name in _JUDGED},
         "spearman_of_runs": _correlate_runs(groups, found),
         "examples": {
             str(n): _describe(groups[name_control(n)])
@@ -112,14 +122,8 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "neurons": spread_of(rows, lambda row: row.n_neurons).to_json(),
-        "third_layer": spread_of(rows, lambda row: row.widths[_THIRD_LAYER]).to_json(),
-        "parameters": spread_of(rows, lambda row: row.parameters).to_json(),
-        "error": spread_of(rows, lambda row: row.error).to_json(),
-        "train_loss": spread_of(rows, lambda row: row.train_loss).to_json(),
-        "limit": rows[0].settings.get("limit"),
-    }
+    numbers = {name: spread_of(rows, read).to_json() for name, read in _NUMBERS.items()}
+    return numbers | {"limit": rows[0].settings.get("limit")}
 
 
 def _correlate_runs(groups: dict[str, list[Row]], found: Sequence[int]) -> dict[str, float]:
@@ -127,9 +131,7 @@ def _correlate_runs(groups: dict[str, list[Row]], found: Sequence[int]) -> dict[
     pairs = [(n, row) for n in found for row in groups[_name_classes(n)]]
     counts = [n for n, _ in pairs]
     return {
-        "neurons": correlate_ranks(counts, [row.n_neurons for _, row in pairs]),
-        "third_layer": correlate_ranks(counts, [row.widths[_THIRD_LAYER] for _, row in pairs]),
-        "error": correlate_ranks(counts, [row.error for _, row in pairs]),
+        name: correlate_ranks(counts, [_NUMBERS[name](row) for _, row in pairs]) for name in _JUDGED
     }
 
 

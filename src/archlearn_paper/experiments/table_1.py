@@ -37,7 +37,7 @@ from archlearn_paper.recipes import (
     fix_width,
     learn_architecture,
     learn_to_budget,
-    start_anew,
+    reinitialise,
     train_plainly,
 )
 from archlearn_paper.statistics import measure_spread, pair_by_seed
@@ -213,7 +213,7 @@ def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTas
                 rate=PLAIN_RATE_OF_AN_EXAMPLE,
                 weight_decay=line.weight_decay,
             ),
-            network=start_anew(finished.load_model(), finished.row.seed),
+            network=reinitialise(finished.load_model(), finished.row.seed),
         )
         for finished in done
         if (line := LEARNT.get(finished.row.row)) is not None

@@ -25,7 +25,7 @@ from archlearn.training.settings import (
     OptimiserSettings,
     RunSettings,
 )
-from archlearn_paper.baselines.budget import trim
+from archlearn_paper.baselines.budget import prune_by_taylor
 from archlearn_paper.baselines.fastfood import replace_by_fastfood
 from archlearn_paper.baselines.neuron_pruning import reduce_by_merging
 from archlearn_paper.baselines.svd import factorise, quarter_ranks, reduce_by_svd
@@ -297,7 +297,7 @@ def _made_smaller(scale: Scale, network: nn.Module, seed: int) -> dict[str, nn.M
     losses = partial(list_losses, _further(scale, seed))
     for share in sorted(set(SHARES.values())):
         budget = round(share * n_parameters / 100)
-        made[f"taylor, {share} %"] = trim(network, example, budget, losses)
+        made[f"taylor, {share} %"] = prune_by_taylor(network, example, budget, losses)
         for name, reduce in RIVALS.items():
             made[f"{name}, {share} %"] = reduce(network, example, budget)
     return made

@@ -22,7 +22,7 @@ from archlearn_paper.baselines.torch_pruning_methods import (
     reduce_by_torch_pruning,
     reduce_evenly,
 )
-from archlearn_paper.recipes import start_anew
+from archlearn_paper.recipes import reinitialise
 
 IMAGES = torch.randn(2, 3, 67, 67, generator=torch.Generator().manual_seed(0))
 
@@ -91,5 +91,5 @@ def test_sparse_learning_pulls_on_all_layers_and_prunes(net: nn.Module) -> None:
 
 
 def test_training_anew(net: nn.Module) -> None:
-    fresh = start_anew(net, seed=1)
+    fresh = reinitialise(net, seed=1)
     assert not torch.equal(fresh.get_parameter("fc6.weight"), net.get_parameter("fc6.weight"))

@@ -12,10 +12,10 @@ from archlearn_paper.baselines.budget import (
     BudgetError,
     ParameterCounts,
     Ranked,
-    close_to_budget,
     is_within,
-    measure_worth,
-    trim,
+    prune_by_taylor,
+    prune_until_budget,
+    taylor_importance,
 )
 
 DIGITS = torch.zeros(1, 1, 28, 28)
@@ -38,19 +38,19 @@ def losses(model: nn.Module) -> Iterator[Tensor]:
 
 def test_worth_by_hand() -> None:
     gated = al.add_gates(chain(), torch.ones(1, 2).double(), width_start=1.0)
-    (worth,) = measure_worth(gated, losses).values()
+    (worth,) = taylor_importance(gated, losses).values()
     # gradients 2, 4, 6 on the first batch and twice that on the second; means of the squares
     torch.testing.assert_close(worth, torch.tensor([10.0, 40.0, 90.0], dtype=torch.float64))
 
 
 def test_the_least_worth_goes_first() -> None:
-    small = trim(chain(), torch.ones(1, 2).double(), 8, losses)
+    small = prune_by_taylor(chain(), torch.ones(1, 2).double(), 8, losses)
     assert small.get_parameter("0.weight").tolist() == [[2.0, 2.0], [3.0, 3.0]]
 
 
 def test_a_model_within_its_budget_is_left_as_it_is() -> None:
     net = chain()
-    same = trim(net, torch.ones(1, 2).double(), 12, losses)
+    same = prune_by_taylor(net, torch.ones(1, 2).double(), 12, losses)
     al.certify(net, same, torch.ones(1, 2).double(), tolerance=1e-12)
     assert sum(p.numel() for p in same.parameters()) == 12
 
@@ -69,7 +69,7 @@ def test_budgets_are_met_from_any_ranking(budget: int) -> None:
     generator = torch.Generator().manual_seed(budget)
     sizes = ParameterCounts(al.add_gates(LeNet(), DIGITS))
     ranked = [Ranked(torch.rand(n, generator=generator)) for n in (20, 50, 500)]
-    assert is_within(close_to_budget(sizes, ranked, budget), budget)
+    assert is_within(prune_until_budget(sizes, ranked, budget), budget)
 
 
 def test_a_channel_that_would_lead_below_the_budget_is_passed_over() -> None:
@@ -77,7 +77,7 @@ def test_a_channel_that_would_lead_below_the_budget_is_passed_over() -> None:
     sizes = ParameterCounts(al.add_gates(LeNet(widths=(2, 3, 90)), DIGITS))
     harms = torch.full((2,), 9.0), torch.full((3,), 1e-9), torch.ones(90)
     ranked = [Ranked(harm) for harm in harms]
-    assert close_to_budget(sizes, ranked, 5_000) == 5_525 - 9 * 59
+    assert prune_until_budget(sizes, ranked, 5_000) == 5_525 - 9 * 59
     assert [len(group) for group in ranked] == [2, 3, 81]
 
 
@@ -86,4 +86,4 @@ def test_a_budget_below_one_channel_each_is_refused() -> None:
     ranked = [Ranked(torch.ones(n)) for n in (20, 50, 500)]
     # one channel each: 26 + 26 + 17 + 20
     with pytest.raises(BudgetError, match=r"50 parameters were asked for, but .* still has 89"):
-        close_to_budget(sizes, ranked, 50)
+        prune_until_budget(sizes, ranked, 50)
