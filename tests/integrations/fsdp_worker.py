@@ -69,6 +69,12 @@ def main(folder: Path) -> None:
     with pytest.raises(al.InputError, match="is spread over processes by fully_shard"):
         al.shrink_(model, optimizer, gates)
     assert [parameter.shape for parameter in model.parameters()] == before
+    with pytest.raises(al.InputError, match="bring the weights together"):
+        al.compact(model)
+    plain_net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    sharded = fully_shard(al.add_gates(plain_net, x[:2], learn={"*": al.Learn.WIDTH}), mesh=mesh)
+    with pytest.raises(al.InputError, match="give fully_shard the blocks"):
+        al.GateOptimizer(sharded, N_STEPS, budget={"multiply_adds": "50%"})
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     torch.save(dict(state), folder / f"{rank}.pt")
     if rank == 0:

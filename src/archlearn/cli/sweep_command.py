@@ -62,7 +62,8 @@ def sweep(
         sys.stdout.write(f"{len(done)} of {len(runs)}: {run.folder}\n")
         sys.stdout.flush()
 
-    sys.stdout.write(f"{len(runs)} runs, {min(jobs, len(runs))} at a time, in {out}\n")
+    n_at_a_time = min(jobs, len(runs))
+    sys.stdout.write(f"{out}: runs to make or to keep: {len(runs)}, {n_at_a_time} at a time\n")
     sys.stdout.flush()
     run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)

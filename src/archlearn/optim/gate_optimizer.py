@@ -124,6 +124,11 @@ class GateOptimizer(torch.optim.Optimizer):
         counts = {"least_width": least_width, "multiple_of": multiple_of}
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
+        if any(hasattr(gate, "full_tensor") for gate in gates):
+            raise InputError(
+                "the gates are spread over processes by fully_shard, but a decision looks at all "
+                "of them; give fully_shard the blocks of the model, not the model as a whole"
+            )
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         if not all(gate.requires_grad for gate in gates):  # another one has let them stand still
             for gate in gates:

@@ -91,6 +91,7 @@ def compact(
             f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
             "and example inputs as example_inputs=..."
         )
+    _check_whole(model)
     check_gates(model)
     check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
@@ -103,6 +104,18 @@ def compact(
     if store is not None and store.budget:
         _warn_of_missed_budget(store.budget, made, inputs)
     return small
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Refuse a model whose parameters are spread over processes."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise InputError(
+                f"{name!r} is spread over processes by fully_shard, and compact needs it whole; "
+                "bring the weights together by get_model_state_dict(model, options="
+                "StateDictOptions(full_state_dict=True)), load them into a gated model made anew, "
+                "and compact that one"
+            )
 
 
 def _compact_binary(
