@@ -1,6 +1,7 @@
 """Gates are put behind the activations of a copy of the user's model."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -247,3 +248,11 @@ def test_gates_cannot_be_added_twice() -> None:
 def test_a_start_outside_zero_and_one_is_refused(name: str, start: float) -> None:
     with pytest.raises(al.InputError, match=f"{name} is .*; a gate lies in"):
         gate(**{name: start})
+
+
+def test_a_scripted_model_is_refused_by_name() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    with pytest.raises(al.InputError, match=r"compiled by torch.jit .*give the model as it was"):
+        al.add_gates(scripted, X)

@@ -242,6 +242,8 @@ def test_a_state_dict_can_be_loaded_into_a_model_cut_alike() -> None:
     rule_again = torch.optim.Adam(al.weights(again), lr=0.01)
     with pytest.raises(al.InputError, match="like=state_dict"):
         again.load_state_dict(state)
+    with pytest.raises(al.InputError, match="on the model as add_gates makes it"):
+        model.load_state_dict(again.state_dict())  # has channels that were cut out
     early = torch.optim.Adam(al.weights(again), lr=0.01)
     early.load_state_dict(rule_state)
     with pytest.raises(al.InputError, match="load states of optimisers behind shrink_"):

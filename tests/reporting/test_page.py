@@ -86,6 +86,11 @@ def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
         assert words in page.text
 
 
+def test_a_layer_that_did_not_merge_was_left_out_with_its_branch(tmp_path: Path) -> None:
+    story = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=[])
+    assert "50 → left out" in report([write_run(tmp_path / "a", story)]).text
+
+
 def test_a_page_asks_nothing_of_the_network_and_runs_nothing(tmp_path: Path) -> None:
     page = report([write_run(tmp_path / "a"), write_run(tmp_path / "b")])
     single = report([tmp_path / "a"])

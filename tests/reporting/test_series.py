@@ -95,6 +95,13 @@ def test_the_line_of_a_layer_that_merges_ends_there(tmp_path: Path) -> None:
     assert width_lines(run).span == (0, 2)
 
 
+def test_the_line_of_a_layer_whose_branch_closes_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('model = "mlp"\n')
+    closed = {**ROWS[2], "widths": {"b": 3, "out": 2}, "linear": {"branch x": True}}
+    write_lines(tmp_path / "metrics.jsonl", [*ROWS[:2], closed])
+    assert width_lines(read_run(tmp_path)).lines[0].label == "a, left out"
+
+
 def test_depth_counts_the_layers_that_are_not_linear(run: RunRecord) -> None:
     assert depth_lines(run).lines[0].values == (3, 2, 1)
 

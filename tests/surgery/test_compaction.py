@@ -228,3 +228,13 @@ def test_weights_lie_in_memory_as_they_did(
         assert weight.is_contiguous(memory_format=layout)
         # With one channel both layouts are contiguous, and the outputs lie as the strides say.
         assert weight.stride() == torch.empty(weight.shape).to(memory_format=layout).stride()
+
+
+def test_weights_that_are_nan_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = gate()
+    al.compact(model)
+    assert "NaN" not in caplog.text
+    with torch.no_grad():
+        model.get_parameter("second.bias").fill_(torch.nan)
+    al.compact(model)
+    assert "'second.bias' holds NaN: the loss has diverged" in caplog.text

@@ -32,11 +32,15 @@ LONGEST_NAME = 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerChange:
-    """A layer's channels before and after; `after` is None where the layer is gone."""
+    """A layer's channels before and after.
+
+    `after` is None where the layer is gone: merged with the next, or left out with its branch.
+    """
 
     name: str
     before: int
     after: int | None
+    is_merged: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,7 @@ def read_diagram(run: RunRecord) -> ArchitectureDiagram:
             name=name,
             before=width,
             after=None if name in run.merged else run.after.widths.get(name),
+            is_merged=name in run.merged,
         )
         for name, width in run.before.widths.items()
     )
@@ -143,5 +148,5 @@ def _shorten(name: str) -> str:
 
 def _change(layer: LayerChange) -> str:
     if layer.after is None:
-        return f"{layer.before} → merged"
+        return f"{layer.before} → {'merged' if layer.is_merged else 'left out'}"
     return f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"

@@ -236,7 +236,7 @@ def _progress(run: RunRecord) -> Iterator[FigureItem | None]:
     depth = depth_lines(run)
     caption = f"Not learnt in this run; the network has {len(run.before.widths)} layers."
     if not depth.empty:
-        caption = "A linear layer can merge with the next."
+        caption = "A linear layer can merge with the next; a closed branch is left out."
     yield _over_epochs("depth", "Depth.", caption, depth) or FigureItem("depth", "Depth.", caption)
     yield _over_epochs("size", "Size.", "If compacted at that epoch.", parameter_lines(run))
     told = "The cost, what it may be, and what a step computes."

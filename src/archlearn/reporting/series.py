@@ -215,7 +215,7 @@ def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, 
 
 
 def _depth(epoch: Epoch) -> float | None:
-    # A layer that has merged is not among the widths any more.
+    # A layer that has merged, or was left out with its branch, has no width any more.
     layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
     return len(layers) if epoch.linear else None
 
@@ -226,8 +226,9 @@ def _changes(run: RunRecord, name: str) -> bool:
 
 
 def _width_line(run: RunRecord, name: str) -> Series:
-    first, merged = run.before.widths[name], name not in run.epochs[-1].widths
-    label = f"{name}, merged" if merged else name
+    first, last = run.before.widths[name], run.epochs[-1]
+    fate = ", merged" if last.linear.get(name) else ", left out"
+    label = name if name in last.widths else name + fate
     return _line(run, label, lambda epoch: _divide(epoch.widths.get(name), first))
 
 

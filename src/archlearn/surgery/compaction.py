@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import compress
 
 import torch
 from torch import fx, nn
@@ -98,6 +99,7 @@ def compact(
         if store is not None and store.kind != "binary":
             return _compact_scaled(model, plan, inputs, certified=certified)
         small, made = _compact_binary(model, plan, inputs, certified=certified)
+    _warn_of_nan(small)
     if store is not None and store.budget:
         _warn_of_missed_budget(store.budget, made, inputs)
     return small
@@ -116,6 +118,22 @@ def _compact_binary(
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
     return small, made
+
+
+def _warn_of_nan(model: nn.Module) -> None:
+    """Say when weights are NaN: a certificate compares NaN with NaN then."""
+    weights = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    if not weights:
+        return
+    flags = [weight.isnan().any() for weight in weights.values()]
+    found = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    name = next(compress(weights, found), None)
+    if name is not None:
+        logger.warning(
+            "%r holds NaN: the loss has diverged, and a certificate means nothing here; go back to "
+            "a checkpoint, and lower the learning rate",
+            name,
+        )
 
 
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:
