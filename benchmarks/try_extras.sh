@@ -1,5 +1,6 @@
 #!/bin/sh
 # Build the wheel and install it with each extra into an empty environment: sh benchmarks/try_extras.sh [PYTHON]
+# With torch alone the README's first example runs; with the others, what they are for is imported or tried.
 # What is installed already is kept by constraints.txt, so no extra can replace torch.
 set -eu
 python=${1:-python3}
@@ -21,6 +22,9 @@ try() {
     echo "archlearn$1: installed, and runs: $2"
 }
 try "" "import archlearn as al; al.add_gates; al.GateOptimizer; al.compact; al.load"
+awk '/^```python/ {on = 1; next} /^```/ {if (on) exit} on' "$home/README.md" >readme.py
+"$env/python" readme.py >/dev/null
+echo "archlearn: the README's example runs with nothing but torch and what archlearn needs"
 try '[cli]' "import archlearn.training, archlearn.reporting, archlearn.cli"
 "$env/archlearn" --help >/dev/null
 try '[tensorboard]' "import tensorboard, archlearn.training"
@@ -28,5 +32,7 @@ try '[lightning]' "import archlearn.integrations.lightning"
 try '[transformers]' "import archlearn.integrations.trainer_callback, accelerate"
 try '[export]' "import archlearn.export.programs, onnx, onnxruntime, onnxscript"
 try '[wandb]' "import wandb, archlearn.training"
+WANDB_MODE=offline "$env/archlearn" learn --model mlp:24-16 --data digits --epochs 1 --logger wandb --out w >/dev/null
+ls w/wandb
 try '[ray]' "import ray, archlearn.training.sweep"
 "$env/archlearn" sweep --model mlp:24-16 --data digits --epochs 1 --budget parameters=60% --ray --out "$work/s"

@@ -208,22 +208,35 @@ def test_a_compact_llama_generates_what_the_gated_one_does() -> None:
         small.generate(prompt, use_cache=True, **options)
 
 
-def test_a_compact_llama_is_saved_with_the_classes_that_the_error_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_compact_llama_is_saved_and_saved_again(tmp_path: Path, by_hand: bool) -> None:
     torch.manual_seed(0)
     gated = al.add_gates(llama().double().eval(), {"input_ids": tokens()})
     close_half_(gated)
     small: Any = al.compact(gated)
-    path = tmp_path / "llama.safetensors"
-    named = r"modules={'LlamaRotaryEmbedding': LlamaRotaryEmbedding, 'LlamaConfig': LlamaConfig}"
-    with pytest.raises(al.FileError, match=named):
-        al.save(small, path)
+    path, again = tmp_path / "llama.safetensors", tmp_path / "again.safetensors"
     rotary = type(small.model.rotary_emb)
-    given = {"LlamaRotaryEmbedding": rotary, "LlamaConfig": hf.LlamaConfig}
+    given = {"LlamaRotaryEmbedding": rotary, "LlamaConfig": hf.LlamaConfig} if by_hand else None
     al.save(small, path, modules=given)
     loaded = al.load(path, modules=given)
+    al.save(loaded, again, modules=given)
+    assert again.read_bytes() == path.read_bytes()
     for length in (5, 7):
         expected = small(input_ids=tokens(2, length)).logits
         assert torch.equal(loaded(input_ids=tokens(2, length))["logits"], expected)
+
+
+@pytest.mark.parametrize("name", ["Phi", "GPTNeoX"])
+def test_rotary_embeddings_whose_config_holds_a_set_are_saved(tmp_path: Path, name: str) -> None:
+    config = getattr(hf, f"{name}Config")(
+        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=4, use_cache=False,
+    )  # fmt: skip
+    net: Any = getattr(hf, f"{name}ForCausalLM")(config).eval()
+    small: Any = al.compact(al.add_gates(net, {"input_ids": tokens()}))
+    al.save(small, tmp_path / "small.safetensors")
+    loaded: Any = al.load(tmp_path / "small.safetensors")
+    assert torch.equal(loaded(input_ids=tokens(3, 5)).logits, small(input_ids=tokens(3, 5)).logits)
 
 
 def test_generate_of_an_encoder_decoder_says_what_to_do_and_that_works() -> None:

@@ -39,6 +39,19 @@ def test_labels_bf16_and_a_budget(tmp_path: Path) -> None:
     torch.testing.assert_close(al.load(path).eval()(**example()).logits, small(**example()).logits)
 
 
+def test_a_folder_is_written_as_its_sizes_allow_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "small"
+    callback = TrainerGateCallback(budget=BUDGET, save_to=folder)
+    make_trainer(tmp_path, callback, max_steps=8).train()
+    assert f"{folder / 'archlearn.safetensors'}: read it with archlearn.load (" in caplog.text
+    small = al.load(folder / "archlearn.safetensors").eval()
+    torch.testing.assert_close(
+        small(**example()).logits, callback.compact().eval()(**example()).logits
+    )
+
+
 def test_a_loss_outside_of_the_model_needs_no_labels_to_predict(tmp_path: Path) -> None:
     inputs = example()
     labels = inputs.pop("labels")

@@ -13,7 +13,7 @@ from archlearn.nn.functional import (
     act_together,
     binarise,
     binarised_gates,
-    can_read,
+    is_concrete,
     is_open,
     open_gates,
 )
@@ -113,7 +113,7 @@ def test_gates_are_not_looked_at_where_they_may_not_be() -> None:
     seen: list[bool] = []
 
     def look(gate: Tensor) -> Tensor:
-        seen.append(can_read(gate.detach()))
+        seen.append(is_concrete(gate.detach()))
         return open_gates(gate).sum()
 
     gate = torch.tensor([0.1, 0.3, 0.2])

@@ -82,6 +82,7 @@ def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
         "2.13.0+cpu",
         "3 min 1 s",
         "archlearn learn --model lenet",
+        f"archlearn evaluate {tmp_path / 'a'}",
     ):
         assert words in page.text
 

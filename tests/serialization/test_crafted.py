@@ -24,10 +24,23 @@ def deep(levels: int) -> Any:
     return value
 
 
+_ROTARY = "transformers.models.{0}.modeling_{0}.{1}RotaryEmbedding"
 CRAFTED: dict[str, tuple[Callable[[Json], Any], str]] = {
     "function": (
         lambda d: node(d, "call_function").update(target="os.system"),
         "calls 'os.system', which is not an operation that a file may name",
+    ),
+    "rotary embedding that is not there": (
+        lambda d: module(d, "layer").update(
+            kind="transformers.models.no.modeling_no.NoRotaryEmbedding"
+        ),
+        "install a version of transformers that has it",
+    ),
+    "class of transformers that is no rotary embedding": (
+        lambda d: module(d, "layer").update(
+            kind="transformers.models.bert.modeling_bert.BertModel"
+        ),
+        "which is not one that a file may name",
     ),
     "function that is no name": (
         lambda d: node(d, "call_function").update(target=["torch.relu"]),

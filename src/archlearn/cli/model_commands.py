@@ -50,7 +50,7 @@ def inspect_command(
     from archlearn.models.model_registry import build_network, reads_tokens
     from archlearn.optim.inspection import inspect as inspect_model
     from archlearn.training.initial_model import run_once
-    from archlearn.training.metrics import in_format_of
+    from archlearn.training.objectives import in_format_of
 
     sizes, n_outputs = parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)

@@ -24,7 +24,7 @@ from archlearn.gating.gate_container import GateContainer, GateKind, add_store_,
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
-from archlearn.gating.selection import LearnableSites, choose
+from archlearn.gating.selection import LearnableSites, select_sites
 from archlearn.module_utils import copy_model, find_reference, noticing_calls
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
@@ -148,7 +148,7 @@ _WORTH_NAMING, _WORTH_SAYING = 0.1, 0.2
 _log = logging.getLogger(__name__)
 
 
-def follow_copy(
+def trace_copy(
     net: nn.Module,
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
@@ -162,7 +162,7 @@ def follow_copy(
     Their fused kernel may compute something else than their layers, and so may a subclass.
 
     Raises:
-        InputError: As `choose` does, or if the model does not run on the inputs.
+        InputError: As `select_sites` does, or if the model does not run on the inputs.
         TracingError: If its calls cannot be followed.
     """
     inputs = with_attention_mask(net, inputs)
@@ -191,7 +191,7 @@ def _follow_and_check(
         remove_wrapper_(module)
     disable_caches_(copied)
     try:
-        choice = choose(copied, inputs, learn, leaves, **options)
+        choice = select_sites(copied, inputs, learn, leaves, **options)
         if not is_bound(net):
             _check_copy(net, copied, choice)
     except TracingError:
@@ -327,7 +327,7 @@ def add_gates(
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
     # A real gate must be part of the layer in front; those of a stream have many.
-    gated, choice = follow_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
+    gated, choice = trace_copy(net, inputs, learn, leaves, with_streams=kind == "binary")
     if kind == "l0":
         if not choice.blueprint.groups:
             raise InputError(

@@ -91,17 +91,19 @@ class GateContainer(nn.Module):
         self.original_costs: dict[str, float] | None = None
         self.original_sizes = {group.name: len(group.channels) for group in groups}
         self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
-        self._keep("rows", _rows(sizes.tolist()))
+        self._register_constant("rows", _rows(sizes.tolist()))
         self._least = [group.least for group in groups]
-        self._keep("pairs", self.rows[[place for place, n in enumerate(self._least) if n > 1]])
-        self._keep_prices(choice, sizes)
+        self._register_constant(
+            "pairs", self.rows[[place for place, n in enumerate(self._least) if n > 1]]
+        )
+        self._register_prices(choice, sizes)
 
     @property
     def home(self) -> nn.Module:
         """The module that holds the width gates."""
         return getattr(self, self.home_name)
 
-    def _keep_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
+    def _register_prices(self, choice: LearnableSites, sizes: Tensor) -> None:
         """Keep what goes with each gate. All gates of depth and branches count as one more group.
 
         "prices" has two rows: the neurons of each width gate, and which way its cost pulls a gate
@@ -110,26 +112,26 @@ class GateContainer(nn.Module):
         n_groups, n_depth, n_branches = len(sizes), len(choice.links), len(choice.branches)
         counts = torch.cat([sizes, torch.tensor([n_depth + n_branches])])
         index = torch.repeat_interleave(torch.arange(n_groups + 1), counts)
-        self._keep("group_of_gate", index)
+        self._register_constant("group_of_gate", index)
         neurons = F.pad(choice.neurons(), (0, 1))[index]
         pull = torch.cat([torch.zeros(self.n_width), torch.ones(n_depth), -torch.ones(n_branches)])
-        self._keep_numbers("prices", torch.stack([neurons, pull]))
-        self._keep_numbers("freed_neurons", F.pad(choice.freed_neurons(), (0, 1)))
+        self._register_numbers("prices", torch.stack([neurons, pull]))
+        self._register_numbers("freed_neurons", F.pad(choice.freed_neurons(), (0, 1)))
 
-    def _keep_numbers(self, name: str, numbers: Tensor) -> None:
+    def _register_numbers(self, name: str, numbers: Tensor) -> None:
         """Keep numbers that move with the model, but stay what they are in half precision.
 
         Millions of multiply-adds are infinite there. Integers are not cast with a model, so the
         bits of float32 numbers are kept as such.
         """
-        self._keep(name, numbers.float().view(torch.int32))
+        self._register_constant(name, numbers.float().view(torch.int32))
 
-    def _keep(self, name: str, numbers: Tensor) -> None:
+    def _register_constant(self, name: str, numbers: Tensor) -> None:
         """Keep integers that move with the model and are in no `state_dict`."""
         self.register_buffer(name, numbers, persistent=False)
         self._kept[name] = numbers.clone()
 
-    def refill_(self) -> None:
+    def restore_constants_(self) -> None:
         """Put back what `to_empty` may have lost and no `state_dict` holds."""
         self.kept_prices = None
         self.n_loads += 1
@@ -229,7 +231,7 @@ class GateContainer(nn.Module):
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
         for name in CostTable.__slots__:
-            self._keep_numbers(f"cost_{name}", getattr(table, name))
+            self._register_numbers(f"cost_{name}", getattr(table, name))
 
     def cost_table(self, dtype: torch.dtype = torch.float32) -> CostTable:
         """Return the cost table, where the model now is."""
@@ -254,7 +256,7 @@ class GateContainer(nn.Module):
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""
         name = f"index_{sum(1 for buffer in self._buffers if buffer.startswith('index_'))}"
-        self._keep(name, index)
+        self._register_constant(name, index)
         return f"{STORE}.{name}"
 
     def extra_repr(self) -> str:
@@ -322,7 +324,7 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
             )
     if isinstance(store, GateContainer):
         _check_places(store, state, f"{prefix}{STORE}.kept.")
-        store.refill_()
+        store.restore_constants_()
 
 
 def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> None:

@@ -13,7 +13,7 @@ from archlearn.costs import COSTS, Price, combine_costs
 from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
-from archlearn.nn.functional import THRESHOLD, can_read, is_open, join_gates, open_flat
+from archlearn.nn.functional import THRESHOLD, is_concrete, is_open, join_gates, open_flat
 from archlearn.nn.hard_concrete import count_expected
 from archlearn.nn.tristate_activation import TriState
 
@@ -111,7 +111,7 @@ def gate_coefficients(store: GateContainer, gates: Tensor, strengths: Strengths)
         gates: All gates, one behind the other, without a gradient.
         strengths: How hard each term pulls.
     """
-    if strengths.price is not Price.NEURONS or not can_read(gates) or gates.is_inference():
+    if strengths.price is not Price.NEURONS or not is_concrete(gates) or gates.is_inference():
         return _work_out(store, gates, strengths)
     depth = gates[store.n_width :].tolist() if len(gates) > store.n_width else ()
     key = (strengths.numbers(), gates.dtype, [gate >= THRESHOLD for gate in depth])

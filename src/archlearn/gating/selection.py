@@ -125,7 +125,7 @@ class LearnableSites:
 _DEPTH_FIX = "nothing is needed if width is learnt"
 
 
-def choose(
+def select_sites(
     net: nn.Module,
     inputs: ExampleInputs,
     learn: Mapping[str, Learn] | None,
@@ -160,7 +160,7 @@ def choose(
     return choice
 
 
-def choose_again(
+def reselect_sites(
     net: nn.Module, inputs: ExampleInputs, choice: LearnableSites, traces: Traces, dropped: Tensor
 ) -> LearnableSites:
     """Return what is learnt in a narrowed network: what was learnt, in the same groups.
@@ -236,7 +236,7 @@ def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Te
     return found
 
 
-def choose_by_hand(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
+def select_tristates(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
     """Return what the `TriState` activations that a user placed can learn."""
 
     def find(site: Site) -> TriState | None:

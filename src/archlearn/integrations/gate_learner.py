@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,13 +28,19 @@ class GateLearner:
     """
 
     def __init__(
-        self, save_to: str | Path | None, options: dict[str, Any], *, shrinks: bool
+        self,
+        save_to: str | Path | None,
+        options: dict[str, Any],
+        *,
+        shrinks: bool,
+        write: Callable[[nn.Module, Path], object] = save,
     ) -> None:
         if "total_steps" in options or "model" in options:
             raise InputError("the trainer knows the model and its total_steps; leave them out")
         self._save_to = None if save_to is None else Path(save_to)
         self._options = options
         self._shrinks = shrinks
+        self._write = write
         self._gated: nn.Module | None = None
         self._gates: GateOptimizer | None = None
         self._state: dict[str, Any] | None = None
@@ -97,7 +103,7 @@ class GateLearner:
             )
             self.gates.finish()
         if self._save_to is not None and is_main_process:
-            save(self.compact(), self._save_to)
+            self._write(self.compact(), self._save_to)
 
     def compact(self) -> nn.Module:
         """Return the compact model, as `archlearn.compact` does.

@@ -1,5 +1,6 @@
 """`TrainerGateCallback`: learn gates in a run of the `Trainer` of Hugging Face transformers."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from archlearn.errors import InputError
+from archlearn.export.pretrained_folder import save_pretrained
 from archlearn.integrations.gate_learner import GateLearner
 from archlearn.optim.gate_optimizer import GateOptimizer
+from archlearn.serialization import save
+
+logger = logging.getLogger(__name__)
 
 _GATES_FILE = "archlearn_gates.pt"
 
@@ -35,14 +40,16 @@ class TrainerGateCallback(TrainerCallback):
         """Prepare to learn gates.
 
         Args:
-            save_to: A file for the compact model, written when training ends.
+            save_to: Where the compact model is written when training ends: a file if the name ends
+                in .safetensors, else a folder, as `save_pretrained` of
+                `archlearn.export.pretrained_folder` makes it. What it holds is logged.
             resume_from: The folder of the checkpoint to go on from, where it is not the trainer's
                 own `checkpoint-…` in its `output_dir`.
             shrink: Whether to cut out what is closed for good, so that later steps cost less.
             options: Those of `GateOptimizer`, such as `budget={"multiply_adds": "50%"}`; the number
                 of steps is the trainer's.
         """
-        self._learner = GateLearner(save_to, options, shrinks=shrink)
+        self._learner = GateLearner(save_to, options, shrinks=shrink, write=_write)
         self._resume_from = resume_from
 
     @property
@@ -98,6 +105,14 @@ class TrainerGateCallback(TrainerCallback):
     ) -> None:
         """Cut to the budget if training ended early, and write the compact model."""
         self._learner.finish(is_main_process=state.is_world_process_zero)
+
+
+def _write(model: nn.Module, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        save(model, path)
+        return
+    saved = save_pretrained(model, path)
+    logger.log(logging.INFO if saved.is_pretrained else logging.WARNING, "%s", saved)
 
 
 def _folder_of(args: TrainingArguments, state: TrainerState) -> Path:

@@ -33,7 +33,7 @@ def open_gates(gate: Float[Tensor, " gates"], least: int = 1) -> Float[Tensor, "
     lost all its channels would end the network. With `least` of 2 the two largest are.
     """
     is_kept = is_open(gate)
-    if not (can_read(is_kept) and is_kept.numpy().tobytes().count(1) >= least):
+    if not (is_concrete(is_kept) and is_kept.numpy().tobytes().count(1) >= least):
         largest = gate.argmax(0, keepdim=True)
         is_kept = is_kept.scatter(0, largest, 1)
         if least > 1:
@@ -56,7 +56,7 @@ def binarised_gates(
         pairs: As in `open_flat`.
         least: How many of each group stay open at least; left out, one.
     """
-    if can_read(gates[0].detach()):
+    if is_concrete(gates[0].detach()):
         n_groups = len(rows)
         widths = map(open_gates, gates[:n_groups], least or [1] * n_groups)
         return (*widths, *map(binarise, gates[n_groups:]))
@@ -75,7 +75,7 @@ def act_together(
     )
 
 
-def can_read(numbers: Tensor) -> bool:
+def is_concrete(numbers: Tensor) -> bool:
     """Return whether numbers may be looked at: nothing is traced, and no device waited for.
 
     On a CPU a look is cheaper than the operations that would do without.

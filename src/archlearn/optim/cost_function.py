@@ -15,7 +15,7 @@ from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.costs import COSTS, LATENCY, combine_costs, unit_of
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module
-from archlearn.nn.functional import can_read
+from archlearn.nn.functional import is_concrete
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
 from archlearn.optim.latency import LatencyTable
 from archlearn.surgery.merging import chain_links, count_bare, count_layer, layers_of, merged_kernel
@@ -272,7 +272,7 @@ class CostFunction:
         saved = saved * present[:, t["computed_presence"]]
         parameters = parameters + (saved * touched).sum(1)
         changes = torch.stack([parameters, torch.zeros_like(parameters)], 1)
-        if "seg_in" in t and not (can_read(is_linear) and not is_linear.any()):
+        if "seg_in" in t and not (is_concrete(is_linear) and not is_linear.any()):
             is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
             changes = changes + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
         costs = torch.stack(combine_costs(*(counts[:, :2] + changes).unbind(1)), 1)

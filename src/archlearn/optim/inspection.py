@@ -7,10 +7,10 @@ from torch import nn
 
 from archlearn.analysis.gate_sites import Site
 from archlearn.costs import unit_of, write_costs
-from archlearn.gating.attach import check_leaves, check_rows, follow_copy
+from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.selection import LearnableSites, choose_by_hand
+from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.example_inputs import count_examples
@@ -131,10 +131,10 @@ def inspect(
         return _inspect(store.choice, CostFunction(_owner(model, store), store.choice))
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
-        return _inspect(choose_by_hand(model, inputs))
+        return _inspect(select_tristates(model, inputs))
     check_forwards(model, "inspect")
     marked = check_leaves(model, leaves)
-    copied, choice = follow_copy(model, check_rows(inputs), None, marked, must_learn=False)
+    copied, choice = trace_copy(model, check_rows(inputs), None, marked, must_learn=False)
     has_gates = choice.blueprint.groups or choice.branches
     return _inspect(choice, CostFunction(copied, choice) if has_gates else None)
 

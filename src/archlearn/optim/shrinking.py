@@ -22,7 +22,7 @@ from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
-from archlearn.gating.selection import choose_again
+from archlearn.gating.selection import reselect_sites
 from archlearn.module_utils import (
     evaluating,
     find_module,
@@ -255,10 +255,10 @@ def _prepare(
             blueprint.traces, evaluation=plain[0], training=plain[1] if plain[1:] else None
         )
         try:
-            choice = choose_again(small, inputs, store.choice, traces, dropped)
+            choice = reselect_sites(small, inputs, store.choice, traces, dropped)
         except SurgeryError:  # a hook registered since, which the comparison below takes part in
             with without_hooks(small):
-                choice = choose_again(small, inputs, store.choice, traces, dropped)
+                choice = reselect_sites(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
         fresh.leave_out_(left_out)
         bind_gates_(small, fresh)

@@ -1,20 +1,23 @@
 """Layers that a file may hold, their arguments, and their parametrisations."""
 
 import inspect
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from archlearn.errors import FileError, InputError
+from archlearn.errors import FileError, InputError, first_line
 from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import Gate, TriState
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
+from archlearn.serialization.schema import ModuleEntry
 from archlearn.serialization.values import decode, encode, is_identifier, shorten
 from archlearn.tracing.transformer_blocks import BLOCKS
 
@@ -204,6 +207,57 @@ def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any
                 f"modules={{{name!r}: ...}} takes a name that files use; choose another"
             )
     return {**all_composites(), **(modules or {})}
+
+
+# Decoders of transformers call these as they are, for they turn autocast off. Files may name them,
+# and the config that they keep; they are looked up in the package that is installed.
+_ROTARY = re.compile(
+    r"transformers\.models\.(\w+)\.(modeling_\w+\.\w+RotaryEmbedding|configuration_\w+\.\w+Config)"
+)
+_MOST_ROTARY = 8
+
+
+def rotary_classes_in(model: nn.Module) -> dict[str, type[Any]]:
+    """Return the rotary embeddings of transformers in a model and their configs, by name."""
+    kinds: set[type[Any]] = {type(module) for module in model.modules()}
+    kinds |= {type(getattr(module, "config", None)) for module in model.modules()}
+    named = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+    return {name: kind for name, kind in sorted(named.items()) if _ROTARY.fullmatch(name)}
+
+
+def find_rotary_classes(entries: Iterable[ModuleEntry]) -> dict[str, type[Any]]:
+    """Return those that a file names.
+
+    Raises:
+        FileError: If there are too many, or transformers has no such class.
+    """
+    names: set[str] = set()
+    for entry in entries:
+        names.add(entry.kind)
+        for value in entry.arguments.values():
+            match value:
+                case {"object": [str(label), _]}:
+                    names.add(label)
+                case _:
+                    pass
+    named = sorted(name for name in names if _ROTARY.fullmatch(name))
+    if len(named) > _MOST_ROTARY:
+        raise FileError(f"it names {len(named)} classes of transformers; at most {_MOST_ROTARY}")
+    return {name: _import_rotary(name) for name in named}
+
+
+def _import_rotary(name: str) -> type[Any]:
+    home, _, label = name.rpartition(".")
+    try:
+        kind = getattr(import_module(home), label)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise FileError(
+            f"it holds a {label}, which is looked up in {home} ({first_line(error)}); install a "
+            "version of transformers that has it"
+        ) from error
+    if not isinstance(kind, type) or f"{kind.__module__}.{kind.__qualname__}" != name:
+        raise FileError(f"it names {shorten(name)}, which is another class")
+    return kind
 
 
 def read_attributes(

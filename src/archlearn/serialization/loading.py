@@ -22,6 +22,7 @@ from archlearn.serialization.layer_registry import (
     CONTAINERS,
     build_layer,
     build_opaque,
+    find_rotary_classes,
     is_opaque,
     merge_classes,
     parametrise_,
@@ -471,7 +472,7 @@ def _load(path: Path, modules: Mapping[str, type[Any]]) -> nn.Module:
         file.migrate()
         description = Description.from_json(file.metadata.get("description", ""))
         file.check_tensors(description.tensors)
-        model = rebuild(description, modules)
+        model = rebuild(description, {**find_rotary_classes(description.modules), **modules})
         fill_(
             model, description, {entry.name: file.read(entry.name) for entry in description.tensors}
         )

@@ -25,11 +25,12 @@ from archlearn.serialization.layer_registry import (
     read_arguments,
     read_attributes,
     read_parametrisations,
+    rotary_classes_in,
 )
 from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
-from archlearn.tracing.generated_forward import check_forwards
+from archlearn.tracing.generated_forward import check_forwards, generated_graphs
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 from archlearn.tracing.transformer_blocks import BLOCKS
@@ -266,7 +267,7 @@ def save(
         TracingError: If the model's `forward` cannot be followed.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    path, known = Path(path), merge_classes(modules)
+    path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
     _refuse_gates(model, path)
     check_forwards(model, "save")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
@@ -310,8 +311,8 @@ def describe_model(
 def _find_traces(
     model: nn.Module, example_inputs: object, leaves: tuple[LayerClass, ...]
 ) -> Traces:
-    """Return the graphs that a compact model was given, or follow the model's own forward."""
-    graphs = vars(type(model)).get("_archlearn_graphs")
+    """Return the graphs of a compact or loaded model, or follow the model's own forward."""
+    graphs = generated_graphs(model)
     if graphs is None:
         if example_inputs is None:
             example_inputs = getattr(model, "_archlearn_example", None) or _needed_inputs(model)

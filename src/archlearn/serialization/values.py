@@ -140,6 +140,8 @@ def encode(value: object) -> object:
         return [encode(item) for item in cast(list[object], value)]
     if isinstance(value, tuple):
         return {"tuple": [encode(item) for item in cast(tuple[object, ...], value)]}
+    if isinstance(value, set):
+        return {"set": sorted((encode(item) for item in cast(set[object], value)), key=repr)}
     if isinstance(value, Mapping):
         items = cast(Mapping[object, object], value).items()
         return {"dict": [[encode(key), encode(item)] for key, item in items]}
@@ -180,7 +182,7 @@ def decode(value: object, find_node: FindNode, depth: int = 0) -> Any:
     if not isinstance(value, dict) or len(cast(dict[str, object], value)) != 1:
         raise FileError(f"it holds the argument {shorten(value)}, which is of no known kind")
     ((kind, content),) = cast(dict[str, object], value).items()
-    if kind in ("tuple", "slice", "dict"):
+    if kind in ("tuple", "slice", "dict", "set"):
         return _decode_group(kind, decode(_listed(content), find_node, depth + 1))
     return _decode_single(kind, content, find_node)
 
@@ -190,6 +192,8 @@ def _decode_group(kind: str, items: list[Any]) -> object:
         return tuple(items)
     if kind == "slice" and len(items) == 3:
         return slice(*items)
+    if kind == "set" and all(isinstance(item, str | int) for item in items):
+        return set(items)
     pairs = all(isinstance(item, list) and len(item) == 2 for item in items)
     if kind == "dict" and pairs and all(isinstance(key, str | int) for key, _ in items):
         return dict(items)

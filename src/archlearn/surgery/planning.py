@@ -15,7 +15,7 @@ from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.cost_counter import count_parameters, known_inputs
 from archlearn.gating.gate_container import STORE, GateContainer, find_store
-from archlearn.gating.selection import LearnableSites, choose_by_hand
+from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.module_utils import (
     computed_names,
     computes_weights,
@@ -103,7 +103,7 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         for gate in (site.width, site.depth):
             if gate is not None:
                 check_gate(name, gate)
-    choice = choose_by_hand(model, known_inputs(model, example_inputs))
+    choice = select_tristates(model, known_inputs(model, example_inputs))
     blueprint = choice.blueprint
     kept = torch.zeros(len(blueprint.root), dtype=torch.bool)
     closed = torch.zeros_like(kept)

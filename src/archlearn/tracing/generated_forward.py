@@ -127,6 +127,12 @@ def _generate_again(
     return generate_class(base, name, graphs, **kept)
 
 
+def generated_graphs(model: nn.Module) -> Sequence[fx.Graph] | None:
+    """Return the graphs that `generate_class` was given for a model, or None."""
+    found = vars(type(model))
+    return found[GRAPHS] if GRAPHS in found else found[_RECIPE][2] if _RECIPE in found else None
+
+
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
 
 
