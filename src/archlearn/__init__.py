@@ -9,6 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from archlearn import data as data
+    from archlearn import models as models
+    from archlearn import reporting as reporting
+    from archlearn import serialization as serialization
+    from archlearn import training as training
     from archlearn.analysis.original_channels import kept_channels
     from archlearn.costs import Costs, Price
     from archlearn.errors import (

@@ -7,7 +7,7 @@ import pytest
 
 import archlearn as al
 from archlearn.training import RunSettings, sweep
-from archlearn.training.sweep import PLAIN, Point, SweepRun, choose, list_runs
+from archlearn.training.sweep import PLAIN, Point, SweepRun, choose_cheapest, list_runs
 from tests.cli.commands import exit_code
 
 WORDS = [
@@ -96,6 +96,6 @@ def test_the_cheapest_within_the_loss_is_chosen() -> None:
     run = SweepRun(PLAIN, Path("a"), RunSettings())
     rows = [(PLAIN, 0.92, 100.0), ("a", 0.918, 50.0), ("b", 0.914, 25.0), ("c", 0.90, 10.0)]
     points = [Point(name, accuracy, 1.0, macs, run) for name, accuracy, macs in rows]
-    assert choose(points, 0.5).budget == "a"
-    assert choose(points, 1.0).budget == "b"
-    assert choose(points, 0.0).budget == PLAIN
+    assert choose_cheapest(points, 0.5).budget == "a"
+    assert choose_cheapest(points, 1.0).budget == "b"
+    assert choose_cheapest(points, 0.0).budget == PLAIN

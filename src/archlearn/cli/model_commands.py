@@ -50,7 +50,7 @@ def inspect_command(
     from archlearn.models.model_registry import build_network, reads_tokens
     from archlearn.optim.inspection import inspect as inspect_model
     from archlearn.training.initial_model import run_once
-    from archlearn.training.metrics import in_format_of
+    from archlearn.training.objectives import in_format_of
 
     sizes, n_outputs = parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
@@ -246,6 +246,10 @@ def _find_compact(target: Path) -> Path:
     from archlearn.training.run_directory import COMPACT
 
     path = target / COMPACT if target.is_dir() else target
+    if not target.exists():
+        raise SettingsError(
+            f"there is no {target}; give a run's folder, or a file that archlearn compact wrote"
+        )
     if target.is_dir() and not path.is_file():
         raise SettingsError(
             f"the run {target} has no compact model yet; let it end (archlearn learn --resume "

@@ -104,9 +104,9 @@ def _say_points(points: "list[Point]") -> None:
 def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:
     """Copy the compact model that loses little enough, and say what it scores on test data."""
     from archlearn.training.run_directory import COMPACT
-    from archlearn.training.sweep import choose, read_summary
+    from archlearn.training.sweep import choose_cheapest, read_summary
 
-    chosen = choose(points, lose)
+    chosen = choose_cheapest(points, lose)
     shutil.copyfile(chosen.best.folder / COMPACT, out / COMPACT)
     tested = (read_summary(chosen.best.folder) or {})["test_accuracy"]
     sys.stdout.write(

@@ -27,8 +27,8 @@ from archlearn.training.checkpoint import Position, capture_random_states, resto
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.hardware import describe_hardware, describe_versions
 from archlearn.training.initial_model import start_network
-from archlearn.training.metrics import Score, costs_of, evaluate, in_format_of
-from archlearn.training.objectives import objective_of
+from archlearn.training.metrics import Score, costs_of, evaluate
+from archlearn.training.objectives import in_format_of, objective_of
 from archlearn.training.run_directory import COMPACT, read_lines, write_json
 from archlearn.training.run_setup import Session, gate_network, set_layout_
 from archlearn.training.settings import RunSettings
@@ -152,8 +152,8 @@ def _warn_of_nothing_learnt(session: Session) -> None:
             by_budget = session.settings.gates.gate_optimiser == "budget"
             cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
         logger.warning(
-            "the network has learnt nothing: its train loss of %.3g is that of a guess (%.3g). "
-            "Try more --epochs, another --learning-rate (it was %g)%s",
+            "the network has learnt nothing: its train loss of %.3g is no better than a guess "
+            "(%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
             rows[-1]["train_loss"],
             guess,
             session.settings.optimiser.learning_rate,

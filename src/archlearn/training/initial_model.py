@@ -25,8 +25,7 @@ from archlearn.models.pretrained import (
 )
 from archlearn.module_utils import evaluating
 from archlearn.training.checkpoint import is_checkpoint
-from archlearn.training.metrics import in_format_of
-from archlearn.training.objectives import objective_of
+from archlearn.training.objectives import in_format_of, objective_of
 from archlearn.training.run_directory import COMPACT
 from archlearn.training.settings import RunSettings
 

@@ -1,15 +1,16 @@
-"""Loss and score on a split; sizes, costs and gates of a model."""
+"""What a run measures in each epoch and writes to `metrics.jsonl`: scores, costs and gates."""
 
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
 from archlearn.costs import Costs
 from archlearn.data.dataset import Split
+from archlearn.data.file_cache import GATES, METRICS
 from archlearn.gating.cost_counter import count_costs
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.parameters import branch_gates, depth_gates, width_gates
@@ -17,7 +18,11 @@ from archlearn.module_utils import evaluating, without_cudnn_benchmark
 from archlearn.nn.functional import is_open
 from archlearn.surgery.architecture import read_architecture
 from archlearn.surgery.planning import plan
-from archlearn.training.objectives import Objective
+from archlearn.training.callbacks import Callback, EpochEnd
+from archlearn.training.checkpoint import Position
+from archlearn.training.objectives import Objective, in_format_of
+from archlearn.training.run_directory import append_line
+from archlearn.training.run_setup import Session
 
 _BATCH = {"cpu": 1000, "cuda": 5000}
 _MOST_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 28}
@@ -206,12 +211,96 @@ def costs_of(network: nn.Module, example: Tensor) -> Costs:
     return costs.for_one_example(len(example))
 
 
-def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
-    """Return inputs in the number format of a network's weights; tokens stay whole numbers."""
-    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
-    return example.to(next(floating, example.dtype)) if example.is_floating_point() else example
-
-
 def _key(width: Mapping[str, Tensor], depth: Mapping[str, Tensor]) -> bytes:
     """Return the binary values of all gates as bytes: costs depend on nothing else."""
     return b"|".join(is_open(gate).numpy().tobytes() for gate in (*width.values(), *depth.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochRecord:
+    """What is known at the end of an epoch, all of it on the host.
+
+    Attributes:
+        loss: Mean loss of the epoch's steps; None before the first.
+        penalty: Mean penalty of the epoch's steps; None before the first.
+        score: Score on the validation part; None where there is none.
+        width: Width gates, from `read_gates`.
+        depth: Depth gates.
+        market: Where a budget is learnt: its path, and the price at which the network fits.
+        memory_bytes: What training takes now, from `count_memory`.
+        seconds: Time spent so far.
+        seconds_left: Time until the last step.
+    """
+
+    position: Position
+    loss: float | None
+    penalty: float | None
+    score: Score | None
+    width: Gates
+    depth: Gates
+    market: dict[str, object]
+    memory_bytes: int
+    seconds: float
+    seconds_left: float
+
+
+class RunLog:
+    """Writes entries into the run's folder and tells the observer, in order, when told to."""
+
+    def __init__(self, session: Session, observer: Callback) -> None:
+        self._session = session
+        self._observer = observer
+        self._monitor = GateMonitor(
+            session.work.model, session.example, session.settings.strengths.pay
+        )
+        self._waiting: list[EpochRecord] = []
+
+    def note(self, entry: EpochRecord) -> None:
+        """Take an entry down; it is not written yet."""
+        self._waiting.append(entry)
+
+    def write(self) -> None:
+        """Write all entries that wait."""
+        while self._waiting:
+            self._write_one(self._waiting.pop(0))
+
+    def _write_one(self, entry: EpochRecord) -> None:
+        folder, epoch = self._session.folder, entry.position.epoch
+        snapshot = self._monitor.measure(entry.width, entry.depth)
+        row = make_row(self._session, entry, snapshot)
+        depth = {name: values[0] for name, values in rounded(entry.depth).items()}
+        gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
+        append_line(folder / METRICS, row)
+        append_line(folder / GATES, gates)
+        self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
+
+
+def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> dict[str, object]:
+    """Return one line of metrics."""
+    score, position = entry.score, entry.position
+    last = max(0, position.step - 1)
+    classes = session.objective.task != "regression"
+    measured = "validation_accuracy" if classes else "validation_error"
+    return {
+        "epoch": position.epoch,
+        "step": position.step,
+        "validation_loss": None if score is None else score.loss,
+        measured: None if score is None else score.accuracy if classes else score.error,
+        "widths": snapshot.widths,
+        "linear": snapshot.linear,
+        "binarisation_gap": snapshot.gap,
+        "binarised_share": snapshot.binary_share,
+        **asdict(snapshot.costs),
+        "learning_rate": session.work.schedule.weight_rate(last),
+        "gate_rate": session.work.schedule.gate_rate_at(last),
+        "train_loss": entry.loss,
+        "penalty": entry.penalty,
+        **entry.market,
+        "memory_bytes": entry.memory_bytes,
+        "seconds": round(entry.seconds, 3),
+    }
+
+
+def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Return gates as lists of numbers with four decimals."""
+    return {name: [round(v, 4) for v in gate.reshape(-1).tolist()] for name, gate in gates.items()}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from archlearn.data.dataset import Dataset, Task
 from archlearn.data.transforms import ImageTransform
@@ -98,3 +98,9 @@ def objective_of(dataset: Dataset) -> Objective:
 
 def _squared_error(outputs: Tensor, standard: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(standard.shape), standard.to(outputs.dtype))
+
+
+def in_format_of(network: nn.Module, example: Tensor) -> Tensor:
+    """Return inputs in the number format of a network's weights; tokens stay whole numbers."""
+    floating = (p.dtype for p in network.parameters() if p.is_floating_point())
+    return example.to(next(floating, example.dtype)) if example.is_floating_point() else example

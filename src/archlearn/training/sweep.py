@@ -248,7 +248,7 @@ def summarise(runs: Sequence[SweepRun]) -> list[Point]:
     return points
 
 
-def choose(points: Sequence[Point], lose: float) -> Point:
+def choose_cheapest(points: Sequence[Point], lose: float) -> Point:
     """Return the cheapest point that loses no more than so many points of accuracy.
 
     Args:

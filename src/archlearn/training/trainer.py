@@ -8,17 +8,16 @@ import math
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from types import FrameType, TracebackType
 
 import torch
 from torch import Tensor
 
 from archlearn.data.dataset import Split
-from archlearn.data.file_cache import GATES, METRICS
 from archlearn.errors import RunInterruptedError, RunStoppedError
 from archlearn.optim.shrinking import try_shrink_
-from archlearn.training.callbacks import Callback, EpochEnd
+from archlearn.training.callbacks import Callback
 from archlearn.training.checkpoint import (
     RANDOM,
     Position,
@@ -29,16 +28,15 @@ from archlearn.training.checkpoint import (
 )
 from archlearn.training.defaults import loss_of_a_guess
 from archlearn.training.metrics import (
-    GateMonitor,
-    Gates,
-    GateSnapshot,
+    EpochRecord,
+    RunLog,
     Score,
     count_memory,
     read_gates,
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import append_line, resume_hint, sync_lines
+from archlearn.training.run_directory import resume_hint, sync_lines
 from archlearn.training.run_setup import Session
 
 
@@ -72,96 +70,6 @@ class GracefulStop:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochRecord:
-    """What is known at the end of an epoch, all of it on the host.
-
-    Attributes:
-        loss: Mean loss of the epoch's steps; None before the first.
-        penalty: Mean penalty of the epoch's steps; None before the first.
-        score: Score on the validation part; None where there is none.
-        width: Width gates, from `read_gates`.
-        depth: Depth gates.
-        market: Where a budget is learnt: its path, and the price at which the network fits.
-        memory_bytes: What training takes now, from `count_memory`.
-        seconds: Time spent so far.
-        seconds_left: Time until the last step.
-    """
-
-    position: Position
-    loss: float | None
-    penalty: float | None
-    score: Score | None
-    width: Gates
-    depth: Gates
-    market: dict[str, object]
-    memory_bytes: int
-    seconds: float
-    seconds_left: float
-
-
-class RunLog:
-    """Writes entries into the run's folder and tells the observer, in order, when told to."""
-
-    def __init__(self, session: Session, observer: Callback) -> None:
-        self._session = session
-        self._observer = observer
-        self._monitor = GateMonitor(
-            session.work.model, session.example, session.settings.strengths.pay
-        )
-        self._waiting: list[EpochRecord] = []
-
-    def note(self, entry: EpochRecord) -> None:
-        """Take an entry down; it is not written yet."""
-        self._waiting.append(entry)
-
-    def write(self) -> None:
-        """Write all entries that wait."""
-        while self._waiting:
-            self._write_one(self._waiting.pop(0))
-
-    def _write_one(self, entry: EpochRecord) -> None:
-        folder, epoch = self._session.folder, entry.position.epoch
-        snapshot = self._monitor.measure(entry.width, entry.depth)
-        row = make_row(self._session, entry, snapshot)
-        depth = {name: values[0] for name, values in rounded(entry.depth).items()}
-        gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
-        append_line(folder / METRICS, row)
-        append_line(folder / GATES, gates)
-        self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
-
-
-def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> dict[str, object]:
-    """Return one line of metrics."""
-    score, position = entry.score, entry.position
-    last = max(0, position.step - 1)
-    classes = session.objective.task != "regression"
-    measured = "validation_accuracy" if classes else "validation_error"
-    return {
-        "epoch": position.epoch,
-        "step": position.step,
-        "validation_loss": None if score is None else score.loss,
-        measured: None if score is None else score.accuracy if classes else score.error,
-        "widths": snapshot.widths,
-        "linear": snapshot.linear,
-        "binarisation_gap": snapshot.gap,
-        "binarised_share": snapshot.binary_share,
-        **asdict(snapshot.costs),
-        "learning_rate": session.work.schedule.weight_rate(last),
-        "gate_rate": session.work.schedule.gate_rate_at(last),
-        "train_loss": entry.loss,
-        "penalty": entry.penalty,
-        **entry.market,
-        "memory_bytes": entry.memory_bytes,
-        "seconds": round(entry.seconds, 3),
-    }
-
-
-def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:
-    """Return gates as lists of numbers with four decimals."""
-    return {name: [round(v, 4) for v in gate.reshape(-1).tolist()] for name, gate in gates.items()}
 
 
 _STEPS_BETWEEN_CHECKS = 50
