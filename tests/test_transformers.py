@@ -146,6 +146,14 @@ def test_compact_models_take_other_numbers_of_rows_and_tokens(name: str) -> None
             assert max(differences(small(**others), gated(**others))) < 1e-10
 
 
+def test_a_decoder_without_generate_is_told_to_give_a_mask() -> None:
+    config = hf.LlamaConfig(**SMALL, **TOKENS)
+    net = hf.LlamaForSequenceClassification(config).eval()
+    with pytest.raises(al.InputError, match="put an attention_mask into example_inputs"):
+        al.add_gates(net, {"input_ids": tokens()})
+    assert al.width_gates(al.add_gates(net, text()))
+
+
 def test_a_single_token_is_told_which_attention_takes_it() -> None:
     gated = al.add_gates(llama().eval(), {"input_ids": tokens()})
     with pytest.raises(al.InputError, match='attn_implementation="eager"'):

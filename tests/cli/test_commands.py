@@ -135,6 +135,7 @@ def test_a_checkpoint_is_answered_with_the_run_to_measure(
         ("report RUN --out /proc/x.html", "choose another file with --out"),
         ("evaluate RUN --data diabetes", "does not take examples of shape (10,)"),
         ("evaluate HALF", "archlearn compact HALF"),
+        ("export no/run --to onnx", "there is no no/run; give a run's folder"),
         ("inspect mlp --shape 64 --outputs -3", "Must be >= 1"),
     ],
 )

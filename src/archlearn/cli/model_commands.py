@@ -246,6 +246,10 @@ def _find_compact(target: Path) -> Path:
     from archlearn.training.run_directory import COMPACT
 
     path = target / COMPACT if target.is_dir() else target
+    if not target.exists():
+        raise SettingsError(
+            f"there is no {target}; give a run's folder, or a file that archlearn compact wrote"
+        )
     if target.is_dir() and not path.is_file():
         raise SettingsError(
             f"the run {target} has no compact model yet; let it end (archlearn learn --resume "

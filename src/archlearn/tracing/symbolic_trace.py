@@ -176,7 +176,7 @@ def _refuse(net: nn.Module, reason: str) -> TracingError:
 
 
 def _mark_opaque_(net: nn.Module, found: UntraceableError, opaque: dict[str, str]) -> None:
-    opaque[found.name] = found.reason + describe_fix(found.module)
+    opaque[found.name] = found.reason + describe_fix(found.module, found.reason)
     if not isinstance(found.module, _TRANSPARENT):
         for name, module in net.named_modules():
             if name and type(module) is type(found.module):

@@ -111,8 +111,10 @@ def _to_bias(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))
 
 
-def describe_fix(m: nn.Module) -> str:
-    """Return what makes a block followable that decides by the numbers of its padding mask."""
+def describe_fix(m: nn.Module, reason: str) -> str:
+    """Return what makes a block followable that decides by its padding mask, or for want of one."""
+    if "masking_utils.py" in reason:  # of transformers: without a mask it looks for packed rows
+        return "; put an attention_mask into example_inputs"
     if not isinstance(m, nn.TransformerEncoder) or not m.use_nested_tensor:
         return ""
     return "; with a padding mask, only one made with enable_nested_tensor=False is followed"
