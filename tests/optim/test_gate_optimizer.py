@@ -650,3 +650,18 @@ def test_a_budget_above_what_the_network_costs_is_told(
     assert not caplog.records
     al.GateOptimizer(model, 10, budget={"multiply_adds": 10**6})
     assert "the network has 6,640 multiply_adds, and the budget allows 1,000,000" in caplog.text
+
+
+def test_a_run_far_longer_than_total_steps_is_told(
+    digits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    for number, (x, y) in enumerate(batches(digits, 25)):
+        assert ("total_steps is 10" in caplog.text) == (number >= 20)
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        gates.step()
+        gates.zero_grad()
+    assert caplog.text.count("so gates were decided by step 7") == 1

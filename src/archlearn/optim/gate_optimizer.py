@@ -158,7 +158,7 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _set_times(self, total_steps: int, every: int) -> None:
         """Settle at which steps gates decide, and look whether a cut pays."""
-        window = self.schedule
+        window, self._total_steps = self.schedule, total_steps
         self._begin = min(max(1, round(window.begin * total_steps)), total_steps - 1)
         self._end = max(self._begin + 1, round(window.end * total_steps))
         self._end = math.ceil(self._end / every) * every
@@ -272,6 +272,12 @@ class GateOptimizer(torch.optim.Optimizer):
         self._put_back_()
         if before < max(_WEIGHTS_MOVE_BY, self._begin) <= group["step"]:
             self._check_weights()
+        if before < 2 * self._total_steps <= group["step"]:
+            _log.warning(
+                "gates.step() was called %d times, but total_steps is %d, so gates were decided by "
+                "step %d; give total_steps the steps of the whole run, not its epochs",
+                *(group["step"], self._total_steps, self._end),
+            )
         if group["step"].bit_length() > before.bit_length():
             # From half of the time on before which no gate may close.
             may_judge = 2 * group["step"] >= self._begin
