@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.errors import SettingsError
-from archlearn.training import RunSettings
-from archlearn.training.callbacks import EpochEnd, EpochLogger, RunStart
+import archlearn as al
 from benchmarks.torchvision_import import import_models
 from tests.cli.commands import exit_code
 from tests.run_files import METRICS, read_lines
@@ -30,15 +28,15 @@ def read_csv(folder: Path) -> list[dict[str, str]]:
 
 def go_on(kind: Any, folder: Path, rows: list[dict[str, Any]]) -> None:
     """Log what a run logs that was stopped in its third epoch and goes on."""
-    logger = EpochLogger(kind)
+    logger = al.training.EpochLogger(kind)
     kept, again = rows[:-1], rows[-1]
     (folder / METRICS).write_text("".join(f"{json.dumps(row)}\n" for row in kept))
-    start = RunStart(
-        folder=folder, settings=RunSettings(), network="", data_source="", architecture="",
-        parameters=1, widths={}, n_steps=9, first_epoch=2, first_step=6,
+    start = al.training.RunStart(
+        folder=folder, settings=al.training.RunSettings(), network="", data_source="",
+        architecture="", parameters=1, widths={}, n_steps=9, first_epoch=2, first_step=6,
     )  # fmt: skip
     logger.started(start)
-    logger.epoch_ended(EpochEnd(row=again, seconds_left=0.0))
+    logger.epoch_ended(al.training.EpochEnd(row=again, seconds_left=0.0))
     logger.finished({})
 
 
@@ -89,5 +87,7 @@ def test_wandb_is_written_offline_and_goes_on_under_its_id(tmp_path: Path) -> No
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archlearn.training.callbacks.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"--logger wandb needs wandb, .*'archlearn\[wandb\]'"):
-        EpochLogger("wandb")
+    with pytest.raises(
+        al.SettingsError, match=r"--logger wandb needs wandb, .*'archlearn\[wandb\]'"
+    ):
+        al.training.EpochLogger("wandb")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from archlearn import lazy_names
 
 if TYPE_CHECKING:
-    from archlearn.training.callbacks import RunStart, SilentCallback
+    from archlearn.training.callbacks import EpochEnd, EpochLogger, RunStart, SilentCallback
     from archlearn.training.checkpoint import read_checkpoint
     from archlearn.training.metrics import evaluate
     from archlearn.training.objectives import objective_of
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audience",
+    "EpochEnd",
+    "EpochLogger",
     "GateSettings",
     "HardwareSettings",
     "OptimiserSettings",
@@ -46,7 +48,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "archlearn.training.callbacks": "RunStart SilentCallback",
+        "archlearn.training.callbacks": "EpochEnd EpochLogger RunStart SilentCallback",
         "archlearn.training.checkpoint": "read_checkpoint",
         "archlearn.training.metrics": "evaluate",
         "archlearn.training.objectives": "objective_of",
