@@ -35,4 +35,4 @@ try '[wandb]' "import wandb, archlearn.training"
 WANDB_MODE=offline "$env/archlearn" learn --model mlp:24-16 --data digits --epochs 1 --logger wandb --out w >/dev/null
 ls w/wandb
 try '[ray]' "import ray, archlearn.training.sweep"
-"$env/archlearn" sweep --model mlp:24-16 --data digits --epochs 1 --budget parameters=60% --ray --out "$work/s"
+RAY_worker_niceness=0 "$env/archlearn" sweep --model mlp:24-16 --data digits --epochs 1 --budget parameters=60% --ray --out "$work/s"
