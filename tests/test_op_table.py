@@ -12,7 +12,7 @@ from archlearn.analysis.propagation_rules import find_rule
 from archlearn.op_table import ACTIVATE, HOMES, OPERATIONS, spec_of, spec_of_class
 from archlearn.serialization.layer_registry import all_layers
 from archlearn.serialization.values import (
-    METHODS,
+    SAVED_METHODS,
     all_operations,
     find_operation,
     torchvision_names,
@@ -24,7 +24,7 @@ ALLOWED = (Path(__file__).parent / "golden" / "allowed_calls.txt").read_text().s
 def may_stand_in_a_file(call: str) -> bool:
     """Return whether a file may hold a call that is written as in the table."""
     listed = {*all_operations(), *all_layers(), *torchvision_names()}
-    listed |= {f"Tensor.{name}" for name in METHODS}
+    listed |= {f"Tensor.{name}" for name in SAVED_METHODS}
     return {"nn": f"torch.{call}", "bu": "getattr"}.get(call[:2], call) in listed
 
 

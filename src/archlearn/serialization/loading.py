@@ -41,8 +41,8 @@ from archlearn.serialization.schema import (
     parse_json,
 )
 from archlearn.serialization.values import (
-    METHODS,
     MODEL_OUTPUTS,
+    SAVED_METHODS,
     decode,
     find_operation,
     is_identifier,
@@ -298,7 +298,7 @@ def _check_target(entry: NodeEntry, args: tuple[Any, ...], root: nn.Module) -> A
         "output": lambda: target == "output" and len(args) == 1,
         "call_module": lambda: target != "" and find_described(root, target) is not None,
         "get_attr": lambda: _has_tensor(root, target),
-        "call_method": lambda: target in METHODS and _starts(args),
+        "call_method": lambda: target in SAVED_METHODS and _starts(args),
     }
     if not allowed[entry.operation]():
         raise FileError(

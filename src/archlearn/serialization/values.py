@@ -26,7 +26,7 @@ from archlearn.tracing.example_inputs import (
 
 Operation = Callable[..., Any]
 
-METHODS = frozenset(call.removeprefix("Tensor.") for call in saved_calls("Tensor"))
+SAVED_METHODS = frozenset(call.removeprefix("Tensor.") for call in saved_calls("Tensor"))
 
 MODEL_OUTPUTS = "transformers.modeling_outputs"
 """The module whose records, such as `BaseModelOutput`, a file may name as outputs."""

@@ -8,7 +8,7 @@ from archlearn.analysis.original_channels import KeptChannels
 from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError
 
-VERSION = 2
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
-        return json.dumps({"archlearn_plan": VERSION, **asdict(self)})
+        return json.dumps({"archlearn_plan": PLAN_VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -119,8 +119,10 @@ class Plan:
         try:
             data: dict[str, Any] = json.loads(text)
             version = data.pop("archlearn_plan")
-            if version > VERSION:
-                raise InputError(f"the plan has version {version}; this archlearn reads {VERSION}")
+            if version > PLAN_VERSION:
+                raise InputError(
+                    f"the plan has version {version}; this archlearn reads {PLAN_VERSION}"
+                )
             return cls(
                 widths={name: tuple(kept) for name, kept in data["widths"].items()},
                 narrowings=tuple(
