@@ -119,6 +119,7 @@ def assert_same_compact(page: ModuleType, net: nn.Module, gated: nn.Module, x: T
     )
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_shrinks_the_network() -> None:
     done = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()

@@ -101,6 +101,7 @@ def test_speed_is_measured_beside_the_first_network_and_shown_by_the_report(
     assert not (run_folder / "speed.json").exists()
 
 
+@pytest.mark.slow
 def test_before_is_measured_on_the_same_part_and_the_report_keeps_that_of_test_data(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +181,7 @@ def test_report_inspect_and_data_print_what_they_did(
     assert "fashion-mnist" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_regression_beats_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "learn --model mlp:40-30 --data diabetes --epochs 40 --threads 1 --no-report"
     call(arguments.split(), tmp_path / "a")

@@ -77,6 +77,7 @@ def test_a_method_that_a_network_is_not_for_is_named(method: str, tmp_path: Path
     assert code == 0, output
 
 
+@pytest.mark.slow
 def test_a_comparison_is_run_shown_written_and_not_run_again(tmp_path: Path) -> None:
     code, output = run_here(SMALL, tmp_path)
     assert code == 0, output

@@ -76,6 +76,7 @@ def test_score_is_nats_and_accuracy_a_character(text: Path) -> None:
     assert score.n_examples == len(dataset.test)
 
 
+@pytest.mark.slow
 def test_gpt_learns_a_text_and_its_compact_model_scores_the_same(
     text: Path, tmp_path: Path
 ) -> None:

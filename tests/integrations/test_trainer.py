@@ -70,6 +70,7 @@ def test_a_loss_outside_of_the_model_needs_no_labels_to_predict(tmp_path: Path) 
     assert callback.compact()(**inputs).logits.shape == (len(labels), 2)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     """From before the first cut, and from behind it."""
     options = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 5}

@@ -56,6 +56,7 @@ def test_streams_through_norms_and_branches_are_compacted_exactly(
     checking.check_prediction(program, gates)
 
 
+@pytest.mark.slow
 @FEW
 @given(program=STREAMS, gates=gates)
 def test_streams_shrink_exactly(program: Program, gates: Gates) -> None:

@@ -108,7 +108,7 @@ def test_a_table_says_where_and_for_what_batch_and_no_call_takes_less_than_nothi
     assert all(min(times) >= 0 and max(times) > 0 for times in table.calls.values())
 
 
-@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("is_right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_network_lands_on_its_budget_also_if_the_table_is_wrong(
     monkeypatch: pytest.MonkeyPatch, is_right: bool
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_part_that_draws_is_found_beside_another_thread() -> None:
         assert list(al.inspect(net, X).opaque) == ["0"]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_not_misled_by_what_another_thread_draws() -> None:
     net = nn.Sequential(Jittered(DRAWS[0]), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
     with another_thread_drawing():

@@ -111,7 +111,8 @@ def die_in_run(folder: Path, function: str, times: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "times"),
-    [pytest.param("_prepare", 1, marks=pytest.mark.slow), ("_set_numbers_", 4),
+    [pytest.param("_prepare", 1, marks=pytest.mark.slow),
+     pytest.param("_set_numbers_", 4, marks=pytest.mark.slow),
      pytest.param("GateOptimizer.follow_model", 2, marks=pytest.mark.slow), ("_transplant_", 3),
      pytest.param("TrainingLoop._end_epoch", 10, marks=pytest.mark.slow)],
     ids=["in front of the first cut", "with some of its weights cut", "at the end of a cut",
