@@ -283,3 +283,22 @@ def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason
 
 def test_no_layer_is_named_where_all_are_learnt() -> None:
     assert al.inspect(al.models.LeNet(), DIGITS).kept == {}
+
+
+class MixedAtASite(nn.Module):
+    """The first layer has an activation behind it, which lists it already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = x + torch.cummax(x, dim=1)[0]
+        return self.last(F.relu(self.second(x)))
+
+
+def test_a_layer_that_has_a_row_is_not_named_again() -> None:
+    found = al.inspect(MixedAtASite(), torch.randn(2, 4))
+    assert [row.name for row in found.rows if not row.width] == ["first"]
+    assert found.kept == {}

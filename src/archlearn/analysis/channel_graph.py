@@ -269,7 +269,7 @@ def build_channel_graph(
         group_of=group_of,
         reasons=reasons,
         fixed=_find_fixed(found),
-        kept=_find_kept(found, group_of),
+        kept=_find_kept(found, group_of, {site.name for each in sites for site in each}),
         sharing=found.constraints.sharing,
         whole_groups=found.constraints.whole_groups,
     )
@@ -551,7 +551,7 @@ def _find_reasons(
     return reasons
 
 
-def _find_kept(found: _Findings, group_of: Tensor) -> dict[str, Reason]:
+def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str, Reason]:
     """Return why layers keep all channels that they write, where no site has them.
 
     Those that make the model's output are left out: they are never narrowed.
@@ -565,6 +565,7 @@ def _find_kept(found: _Findings, group_of: Tensor) -> dict[str, Reason]:
         op.layer: constraints.dims[constraints.canonical(op.weight), op.out_dim]
         for _, op in find_linear_ops(found.traces.graphs[0], found.net)
         if (constraints.canonical(op.weight), op.out_dim) in constraints.dims
+        and op.layer not in listed
     }
     first = {
         layer: int(ids[0])

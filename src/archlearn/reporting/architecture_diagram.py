@@ -40,7 +40,7 @@ class LayerChange:
     name: str
     before: int
     after: int | None
-    is_merged: bool
+    is_merged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

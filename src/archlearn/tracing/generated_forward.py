@@ -128,9 +128,14 @@ def _generate_again(
 
 
 def generated_graphs(model: nn.Module) -> Sequence[fx.Graph] | None:
-    """Return the graphs that `generate_class` was given for a model, or None."""
+    """Return the graphs of a compact model, and of one whose `forward` takes any keyword, or None.
+
+    Other generated ones can be traced, and may hold parts that a user has put there since.
+    """
     found = vars(type(model))
-    return found[GRAPHS] if GRAPHS in found else found[_RECIPE][2] if _RECIPE in found else None
+    graphs: Sequence[fx.Graph] = found[_RECIPE][2] if _RECIPE in found else ()
+    takes_any = any("**" in str(node.target) for graph in graphs for node in graph.nodes)
+    return found.get(GRAPHS, graphs if takes_any else None)
 
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
