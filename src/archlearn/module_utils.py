@@ -221,6 +221,17 @@ def check_made(net: nn.Module) -> None:
             )
 
 
+def check_unsharded(net: nn.Module, advice: str) -> None:
+    """Refuse a model with parameters that `fully_shard` has spread over processes.
+
+    Raises:
+        InputError: With the first of them, and the advice.
+    """
+    for name, parameter in net.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise InputError(f"{name!r} is spread over processes by fully_shard, {advice}")
+
+
 def tensors_of(net: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the parameters and buffers of a model, each once, by its first name."""
     found: dict[int, tuple[str, Tensor]] = {}

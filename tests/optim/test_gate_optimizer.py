@@ -329,6 +329,7 @@ def test_gates_that_are_written_as_they_were_have_not_been_moved(digits: Any) ->
             parameter.copy_(parameter.clone())
     cross_entropy(model(digits[0][:32]), digits[1][:32]).backward()
     gates.step()
+    assert gates.param_groups[0]["step"] == 1
 
 
 def test_a_scheduler_changes_nothing(digits: Any) -> None:

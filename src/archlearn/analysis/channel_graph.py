@@ -18,7 +18,7 @@ from archlearn.analysis.gate_sites import (
     find_trained,
 )
 from archlearn.analysis.linear_ops import find_linear_ops, is_linear_op, layer_of
-from archlearn.analysis.propagation import OUTPUT, PropagationResult, follow
+from archlearn.analysis.propagation import PropagationResult, follow
 from archlearn.analysis.propagation_rules import rule_for
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
@@ -27,6 +27,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.analysis.propagation_rules.pooling import mean, variance
 from archlearn.analysis.propagation_rules.reshape import embedding
+from archlearn.analysis.rule_api import OUTPUT
 from archlearn.module_utils import evaluating
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
@@ -573,7 +574,7 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         if bool((group_of[root[ids]] < 0).all()) and not bool(is_listed[root[ids]].any())
     }
     reasons = _reasons_of_atoms(constraints, torch.tensor(list(first.values()), dtype=torch.long))
-    return {layer: reasons[atom] for layer, atom in first.items() if reasons[atom].text != OUTPUT}
+    return {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}
 
 
 def _find_fixed(found: _Findings) -> dict[int, Reason]:

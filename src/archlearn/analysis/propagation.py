@@ -52,6 +52,7 @@ from archlearn.analysis.propagation_rules.reshape import (
     scatter,
 )
 from archlearn.analysis.rule_api import (
+    OUTPUT,
     OpCall,
     Rule,
     describe_call,
@@ -117,7 +118,6 @@ def _is_unknown(n: fx.Node, net: nn.Module, rule: Rule | None) -> bool:
     return rule is opaque or (rule is linear and read_linear_op(n, net) is None)
 
 
-OUTPUT = "part of the model's output"
 _VIEWING = (move, pick, attribute, expand_as, keep)
 
 
@@ -300,7 +300,7 @@ class _Follower(_Interpreter):
         step = self._step(n, out)
         if n.op == "output":
             for labels in step.labels:
-                self.constraints.block(labels.ids, OUTPUT, "the output is never narrowed")
+                self.constraints.block(labels.ids, OUTPUT.text, OUTPUT.fix)
             return None
         if not step.labels:
             return fixed_out(out)

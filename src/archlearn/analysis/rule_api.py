@@ -93,6 +93,7 @@ class OpCall:
 
 
 Rule = Callable[[OpCall], Any]
+OUTPUT = Reason("part of the model's output", "the output is never narrowed")
 
 
 def fixed_out(out: Any) -> Any:

@@ -24,6 +24,7 @@ from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
 from archlearn.gating.selection import reselect_sites
 from archlearn.module_utils import (
+    check_unsharded,
     evaluating,
     find_module,
     find_tensor,
@@ -89,7 +90,11 @@ def shrink_(
     """
     owner = find_gated(model)
     check_forwards(owner, "shrink_")
-    _check_whole(owner)
+    check_unsharded(
+        owner,
+        "and shrink_ needs it whole; train on without shrink_, and compact at the end, or use "
+        "DistributedDataParallel in place of fully_shard",
+    )
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
@@ -140,17 +145,6 @@ def try_shrink_(
         _log.warning("the network stays as large as it is while it is trained: %s", error)
         return False
     return True
-
-
-def _check_whole(owner: nn.Module) -> None:
-    """Refuse a model whose parameters are spread over processes."""
-    for name, parameter in owner.named_parameters():
-        if hasattr(parameter, "full_tensor"):
-            raise InputError(
-                f"{name!r} is spread over processes by fully_shard, and shrink_ needs it whole; "
-                "train on without shrink_, and compact at the end, or use DistributedDataParallel "
-                "in place of fully_shard"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
 from archlearn.gating.l0_folding import fold_gates_into_weights
 from archlearn.module_utils import (
+    check_unsharded,
     copy_model,
     evaluating,
     find_module,
@@ -91,7 +92,12 @@ def compact(
             f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
             "and example inputs as example_inputs=..."
         )
-    _check_whole(model)
+    check_unsharded(
+        model,
+        "and compact needs it whole; bring the weights together by get_model_state_dict(model, "
+        "options=StateDictOptions(full_state_dict=True)), load them into a gated model made anew, "
+        "and compact that one",
+    )
     check_gates(model)
     check_forwards(model, "compact")
     inputs = known_inputs(model, example_inputs)
@@ -104,18 +110,6 @@ def compact(
     if store is not None and store.budget:
         _warn_of_missed_budget(store.budget, made, inputs)
     return small
-
-
-def _check_whole(model: nn.Module) -> None:
-    """Refuse a model whose parameters are spread over processes."""
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "full_tensor"):
-            raise InputError(
-                f"{name!r} is spread over processes by fully_shard, and compact needs it whole; "
-                "bring the weights together by get_model_state_dict(model, options="
-                "StateDictOptions(full_state_dict=True)), load them into a gated model made anew, "
-                "and compact that one"
-            )
 
 
 def _compact_binary(

@@ -19,7 +19,7 @@ from archlearn.analysis.propagation_rules import (
     products,
     reshape,
 )
-from archlearn.analysis.rule_api import OpCall, Rule, opaque
+from archlearn.analysis.rule_api import OUTPUT, OpCall, Rule, opaque
 from archlearn.module_utils import find_module, has_hooks
 from archlearn.op_table import ACTIVATE, PRODUCT, spec_of
 from archlearn.tracing.block_hooks import MARKS
@@ -63,5 +63,5 @@ def is_selection(node: fx.Node) -> bool:
 
 def _construct(step: OpCall) -> Any:
     """A container that `forward` returns, or gives to a leaf."""
-    opaque(step, "part of the model's output", "the output is never narrowed")
+    opaque(step, OUTPUT.text, OUTPUT.fix)
     return tuple(fixed_like(tensor) for tensor in tensors_in((step.real_args, step.real_kwargs)))
