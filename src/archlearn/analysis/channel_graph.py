@@ -206,6 +206,11 @@ class ChannelGraph:
         low, high = torch.aminmax(groups)
         return [int(low)] if torch.equal(low, high) else groups.unique().tolist()
 
+    def attended_groups(self) -> Tensor:
+        """Return whether each group lies in a product of attention: heads, or channels within."""
+        products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
+        return self.count_by_group(self.root[torch.cat([*products, self.root[:0]])]) > 0
+
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""
