@@ -1,5 +1,6 @@
 """A compact model of transformers is an ordinary folder where its config can say its sizes."""
 
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,9 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
+from archlearn.export import pretrained_folder
 from archlearn.export.pretrained_folder import save_pretrained
+from tests.cli.commands import assert_refused, run_here
 
 hf: Any = transformers
 TOKENS = torch.randint(3, 60, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -38,10 +41,21 @@ def gpt2() -> Any:
     ))  # fmt: skip
 
 
+def classifier() -> Any:
+    return hf.BertForSequenceClassification(bert().config)
+
+
+def siglip() -> Any:
+    return hf.SiglipVisionModel(hf.SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        image_size=16, patch_size=4, vision_use_head=False,
+    ))  # fmt: skip
+
+
 @torch.no_grad()
-def compact(net: nn.Module, part: str, *n_closed: int) -> Any:
+def compact(net: nn.Module, part: str, *n_closed: int, **inputs: Any) -> Any:
     torch.manual_seed(0)
-    gated = al.add_gates(net.eval(), {"input_ids": TOKENS})
+    gated = al.add_gates(net.eval(), inputs or {"input_ids": TOKENS})
     gates = [gate for name, gate in al.width_gates(gated).items() if part in name]
     for gate, n in zip(gates, n_closed, strict=True):
         gate[:n] = 0.0
@@ -105,3 +119,116 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(al.InputError, match=r"archlearn\.save"):
         save_pretrained(nn.Linear(2, 2), tmp_path / "small")
     assert not (tmp_path / "small").exists()
+
+
+CAUSAL = {"input_ids": TOKENS, "labels": TOKENS}
+LABELS = {
+    "input_ids": TOKENS,
+    "token_type_ids": torch.zeros_like(TOKENS),
+    "labels": torch.tensor([0, 1]),
+}
+PIXELS = {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.mark.parametrize(
+    ("make", "auto", "part", "inputs", "setting"),
+    [
+        (bert, "AutoModel", "intermediate", {"input_ids": TOKENS}, "intermediate_size=18"),
+        (gpt2, "AutoModelForCausalLM", "mlp", CAUSAL, "n_inner=58"),
+        (classifier, "AutoModelForSequenceClassification", "intermediate",
+         LABELS, "intermediate_size=18"),
+        (siglip, "AutoModel", "mlp", PIXELS, "intermediate_size=18"),
+    ],
+)  # fmt: skip
+def test_the_command_takes_the_config_of_the_original(
+    make: Any, auto: str, part: str, inputs: dict[str, Any], setting: str, tmp_path: Path
+) -> None:
+    original = make()
+    original.save_pretrained(tmp_path / "original")
+    small = compact(original, part, 6, 6, **inputs)
+    al.save(small, tmp_path / "small.safetensors")
+    words = "export small.safetensors --to pretrained --config original"
+    code, said = run_here(words.split(), tmp_path)
+    assert code == 0, said
+    assert f"small: read it with from_pretrained ({setting})" in said
+    loaded = getattr(hf, auto).from_pretrained(tmp_path / "small").eval()
+    torch.testing.assert_close(loaded(**inputs)[0], small(**inputs)[0])
+
+
+def test_the_command_writes_our_file_where_no_config_fits(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "original")
+    small = compact(bert(), "intermediate", 6, 5)
+    al.save(small, tmp_path / "small.safetensors")
+    words = "export small.safetensors --to pretrained --config original --out deep/folder"
+    code, said = run_here(words.split(), tmp_path)
+    assert code == 0, said
+    assert "deep/folder/archlearn.safetensors: read it with archlearn.load (its layers are" in said
+    found = al.load(tmp_path / "deep" / "folder" / "archlearn.safetensors").eval()
+    torch.testing.assert_close(found(TOKENS)[0], small(TOKENS)[0])
+    words = "export deep/folder --to torch-export --shape 7"  # the folder stands for the file in it
+    code, said = run_here(words.split(), tmp_path)
+    assert code == 0, said
+    assert "archlearn.pt2" in said
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A folder with a compact BERT, its original, and a network of another package."""
+    bert().save_pretrained(tmp_path / "bert")
+    gpt2().save_pretrained(tmp_path / "gpt2")
+    al.save(compact(bert(), "intermediate", 6, 6), tmp_path / "small.safetensors")
+    al.save(al.models.LeNet(), tmp_path / "lenet.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (
+            "small.safetensors",
+            "name a folder with the config.json of the model that was",
+        ),
+        ("small.safetensors --config no", "there is no config.json in no; name the folder of"),
+        ("small.safetensors --config gpt2", "of a 'gpt2', but BertModel has one of a 'bert'; name"),
+        ("lenet.safetensors --config bert", "LeNet is no model of transformers"),
+        ("small.safetensors --config bert --out bert", "bert is there already; choose another"),
+        ("bert --config bert", "bert is a folder of transformers, which its from_pretrained reads"),
+        ("small.safetensors --config broken", "config.json is not JSON"),
+        ("small.safetensors --config odd", "odd/config.json makes no BertConfig (Validation error"),
+    ],
+)
+def test_what_cannot_be_a_folder_is_refused_first(words: str, answer: str, exported: Path) -> None:
+    odd = {"model_type": "bert", "hidden_size": "x"}
+    for name, text in {"broken": "{", "odd": json.dumps(odd)}.items():
+        (exported / name).mkdir()
+        (exported / name / "config.json").write_text(text)
+    before = sorted(exported.rglob("*"))
+    assert_refused(f"export {words} --to pretrained", answer, exported)
+    assert sorted(exported.rglob("*")) == before
+
+
+def test_transformers_is_asked_for(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained_folder, "find_spec", lambda name: None)
+    words = "export small.safetensors --to pretrained --config bert"
+    assert_refused(words, "pip install 'archlearn[transformers]'", exported)
+
+
+def test_no_code_in_the_folder_is_run(exported: Path) -> None:
+    path = exported / "bert" / "config.json"
+    config = json.loads(path.read_text())
+    auto_map = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    path.write_text(json.dumps(config | {"auto_map": auto_map}))
+    (exported / "bert" / "own.py").write_text("raise SystemExit('it was run')")
+    words = "export small.safetensors --to pretrained --config bert"
+    assert run_here(words.split(), exported)[0] == 0
+
+
+def test_inputs_that_cannot_be_made_up_are_asked_for(tmp_path: Path) -> None:
+    inputs = {"inputs_embeds": torch.randn(2, 7, 16)}
+    bert().save_pretrained(tmp_path / "bert")
+    al.save(compact(bert(), "intermediate", 6, 6, **inputs), tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    with pytest.raises(al.InputError, match=r"'inputs_embeds', which cannot be.*example_inputs="):
+        save_pretrained(loaded, tmp_path / "out", tmp_path / "bert")
+    assert not (tmp_path / "out").exists()
+    assert save_pretrained(loaded, tmp_path / "out", tmp_path / "bert", inputs).is_pretrained

@@ -250,6 +250,11 @@ def _find_compact(target: Path) -> Path:
         raise SettingsError(
             f"there is no {target}; give a run's folder, or a file that archlearn compact wrote"
         )
+    if (target / "config.json").is_file():
+        raise SettingsError(
+            f"{target} is a folder of transformers, which its from_pretrained reads; give a run's "
+            "folder, or a file that archlearn.save wrote"
+        )
     if target.is_dir() and not path.is_file():
         raise SettingsError(
             f"the run {target} has no compact model yet; let it end (archlearn learn --resume "
@@ -262,6 +267,7 @@ EXPORT_EXAMPLES = """Examples:
   archlearn export runs/a --to onnx
   archlearn export runs/a --to python --out lenet.py
   archlearn export small.safetensors --to torch-export --shape 1x28x28
+  archlearn export small.safetensors --to pretrained --config bert-base
 """
 _SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "python": ".py"}
 
@@ -270,27 +276,38 @@ def export(
     target: Path,
     /,
     *,
-    to: Literal["onnx", "torch-export", "python"],
+    to: Literal["onnx", "torch-export", "python", "pretrained"],
     out: Path | None = None,
     shape: str | None = None,
+    config: Path | None = None,
 ) -> None:
     """Write a compact model for other programs, and check that it computes the same there.
 
     Args:
         target: A run's folder, or a file that `archlearn compact` or archlearn.save wrote.
-        to: ONNX, an ExportedProgram of torch.export, or Python source with its weights beside it.
-        out: The file to write. [default: beside the compact model, with the suffix of the format]
+        to: ONNX, an ExportedProgram of torch.export, Python source with its weights beside it, or,
+            of a model of transformers, a folder that from_pretrained reads where its sizes fit its
+            config. The tokenizer is not copied.
+        out: The file or folder to write. [default: beside the compact model, with the suffix of
+            the format]
         shape: Shape of one example, as 3x32x32; a run knows its own.
+        config: For pretrained: a folder with the config.json of the model that was gated.
     """
     from archlearn.data.file_cache import no_progress
     from archlearn.errors import SettingsError
+    from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
     from archlearn.serialization import load
     from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import read_run_settings, writing
     from archlearn.training.run_setup import load_dataset
 
+    if (target / FILE).is_file():
+        target = target / FILE
     path = _find_compact(target)
+    if to == "pretrained":
+        _export_pretrained(path, out, config)
+        return
     if shape is None and not target.is_dir():
         raise SettingsError(f"say what shape an example of {target} has: --shape 1x28x28")
     chosen = out or path.with_suffix(_SUFFIXES[to])
@@ -309,6 +326,26 @@ def export(
     if dataset is not None:
         before = _export_original(target, dataset, to, example)
         sys.stdout.write(f"on disk: {before}, {made.n_bytes:,} bytes now\n")
+
+
+def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:
+    """Write a folder of transformers, or one that holds our file, into an empty place."""
+    from archlearn.errors import SettingsError
+    from archlearn.export.pretrained_folder import FILE, save_pretrained
+    from archlearn.serialization import load
+    from archlearn.training.run_directory import writing
+
+    if config is None:
+        raise SettingsError(
+            f"{path} holds no config of transformers; name a folder with the config.json of the "
+            "model that was gated: --config bert-base"
+        )
+    folder = out or path.with_suffix("")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise SettingsError(f"{folder} is there already; choose another folder with --out")
+    with writing(folder / FILE if folder.is_dir() else folder):
+        saved = save_pretrained(load(path), folder, config)
+    sys.stdout.write(f"{saved}\n")
 
 
 def _export_original(run: Path, dataset: "Dataset", to: str, example: "Tensor") -> str:

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.errors import InputError, first_line
-from archlearn.gating.cost_counter import known_inputs
+from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
-from archlearn.tracing.generated_forward import user_class
+from archlearn.tracing.example_inputs import ExampleInputs, check_given
+from archlearn.tracing.generated_forward import forward_graphs, user_class
 
 FILE = "archlearn.safetensors"
+CONFIG = "config.json"
 _MOST_TRIES = 64
+_N_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +45,39 @@ class SavedFolder:
         return f"{self.path / FILE}: read it with archlearn.load ({self.reason})"
 
 
-def save_pretrained(model: nn.Module, folder: str | PathLike[str]) -> SavedFolder:
+def save_pretrained(
+    model: nn.Module,
+    folder: str | PathLike[str],
+    original: str | PathLike[str] | None = None,
+    example_inputs: object = None,
+) -> SavedFolder:
     """Write a compact model of transformers into a folder, and say how it is read.
 
     Where all sizes fit the model's own config (every block equally wide), it is an ordinary folder
     that `AutoModel.from_pretrained` reads. Elsewhere it holds a file of `archlearn.save`.
 
     Args:
-        model: A model from `compact`, of a class of transformers.
+        model: A model from `compact`, of a class of transformers, or from `load`.
         folder: Where to write; it is made if it is not there.
+        original: A folder with the `config.json` of the model that was gated; one from `load`
+            has no config. Nothing is downloaded, and no code in the folder is run.
+        example_inputs: Arguments for one call; a compact model knows its own.
 
     Raises:
-        InputError: If the model is not one of transformers.
+        InputError: If the model is not one of transformers, or its config is another's.
         FileError: If it fits neither way.
     """
-    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
-        raise InputError(
-            f"{type(model).__name__} is no model of transformers; write it with archlearn.save"
-        )
     path = Path(folder)
-    fitted, reason = _fit(model)
+    if original is not None:
+        kind, config = _read_original(model, Path(original))
+    elif hasattr(model, "config") and hasattr(model, "save_pretrained"):
+        kind, config = user_class(model), model.config
+    else:
+        raise InputError(
+            f"{type(model).__name__} is no model of transformers; write it with archlearn.save "
+            "or, if archlearn.load read it, name the folder with its config.json as original="
+        )
+    fitted, reason = _fit(model, kind, config, example_inputs)
     path.mkdir(parents=True, exist_ok=True)
     if fitted is not None:
         fitted.save_pretrained(path)
@@ -68,31 +86,127 @@ def save_pretrained(model: nn.Module, folder: str | PathLike[str]) -> SavedFolde
     return SavedFolder(path, fitted is not None, reason)
 
 
-def _fit(model: nn.Module) -> tuple[Any, str]:
+def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any]:
+    """Return the class of transformers that a loaded model had, and the config in a folder.
+
+    The class is that of the file: a config may name another, as that of a model before training.
+    """
+    if not (folder / CONFIG).is_file():
+        raise InputError(
+            f"there is no {CONFIG} in {folder}; name the folder of the model that was gated, as "
+            "save_pretrained or a checkpoint of the Trainer wrote it"
+        )
+    if find_spec("transformers") is None:
+        raise InputError(
+            "a folder for from_pretrained needs transformers, which is not installed: "
+            "pip install 'archlearn[transformers]'"
+        )
+    import transformers
+
+    name = type(model).__name__.removeprefix("Compact")
+    kind: Any = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise InputError(
+            f"{name} is no model of transformers {transformers.__version__}, so no config says its "
+            "sizes; keep the file of archlearn.save, or export the model in another format"
+        )
+    said = _read_config(folder / CONFIG)
+    config_class: Any = kind.config_class
+    if said.get("model_type") != config_class.model_type:
+        raise InputError(
+            f"{folder / CONFIG} is that of a {said.get('model_type')!r}, but {name} has one of a "
+            f"{config_class.model_type!r}; name the folder of the model that was gated"
+        )
+    try:
+        return kind, config_class.from_dict(said)
+    except Exception as error:  # whatever transformers says to settings that it does not know
+        raise InputError(
+            f"{folder / CONFIG} makes no {config_class.__name__} ({first_line(error)}); name the "
+            "folder of the model that was gated"
+        ) from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({first_line(error)}); copy it again") from error
+    return said if isinstance(said, dict) else {}
+
+
+def _make_inputs(model: nn.Module, config: Any) -> ExampleInputs:
+    """Return two random rows for a loaded model, under the names that its file asks for."""
+    nodes = [node for graph in forward_graphs(model)[:1] for node in graph.nodes]
+    names = [str(node.args[1]) for node in nodes if node.target is check_given]
+    names += [str(node.target) for node in nodes if node.op == "placeholder" and not node.args]
+    given = {n: _make_input(n, config) for n in names if n != "labels" and not n.startswith("*")}
+    attempts = [given]
+    if "labels" in names:  # of rows, of tokens, or numbers to predict
+        labels = torch.zeros(2).long(), torch.zeros(2, _N_TOKENS).long(), torch.zeros(2)
+        attempts = [given | {"labels": each} for each in labels]
+    failures: list[str] = []
+    for attempt in attempts:
+        inputs = place_inputs(model, ExampleInputs((), attempt))
+        try:
+            with torch.no_grad(), evaluating(model):
+                model(**inputs.kwargs)
+        except Exception as error:
+            failures.append(first_line(error))
+        else:
+            return inputs
+    raise InputError(
+        f"{type(model).__name__} does not run on made-up inputs ({failures[0]}); {_BY_HAND}"
+    )
+
+
+_BY_HAND = (
+    "give it inputs of yours in Python: archlearn.export.pretrained_folder.save_pretrained("
+    "model, folder, original=..., example_inputs=...)"
+)
+
+
+def _make_input(name: str, config: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if name.endswith("input_ids") and hasattr(config, "vocab_size"):
+        return torch.randint(config.vocab_size, (2, _N_TOKENS), generator=generator)
+    if name == "token_type_ids":
+        return torch.zeros(2, _N_TOKENS, dtype=torch.long)
+    if name == "pixel_values" and hasattr(config, "image_size"):
+        size = config.image_size
+        space = (size, size) if isinstance(size, int) else tuple(size)
+        return torch.randn(2, getattr(config, "num_channels", 3), *space, generator=generator)
+    raise InputError(f"the model was gated with {name!r}, which cannot be made up; {_BY_HAND}")
+
+
+def _fit(
+    model: nn.Module, kind: type[nn.Module], config: Any, example_inputs: object
+) -> tuple[Any, str]:
     """Return an ordinary model with the same weights, or None, and the reason for it."""
     sizes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    config: Any = model.config
-    changes = _differences(_shapes(model, config), sizes)
+    changes = _differences(_shapes(kind, config), sizes)
     if isinstance(changes, str):
         return None, changes
     for settings in _settings(config, changes):
         trial = copy.deepcopy(config)
         for name, size in settings.items():
             setattr(trial, name, size)
-        if _shapes(model, trial) == sizes:
-            fitted: Any = user_class(model)(trial)
+        if _shapes(kind, trial) == sizes:
+            if example_inputs is None and not hasattr(model, EXAMPLE):
+                example_inputs = _make_inputs(model, config)
+            inputs = known_inputs(model, example_inputs)
+            fitted: Any = kind(trial)
             fitted.load_state_dict(model.state_dict())
             said = ", ".join(f"{name}={size}" for name, size in settings.items())
-            return _check(model, fitted, said or "no size has changed")
+            return _check(model, fitted, inputs, said or "no size has changed")
     lost = ", ".join(f"{old} became {new}" for old, new in changes.items())
     return None, f"no setting of its config says that {lost}"
 
 
-def _shapes(model: nn.Module, config: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(kind: type[nn.Module], config: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes that a model of this config has; none if there is no such model."""
     try:
         with torch.device("meta"):
-            made = user_class(model)(config)
+            made = kind(config)
     except Exception:  # whatever a config says to sizes that do not go together
         return {}
     return {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
@@ -127,9 +241,10 @@ def _settings(config: Any, changes: dict[int, int]) -> list[dict[str, int]]:
     return [dict(zip(way, changes.values(), strict=True)) for way in ways]
 
 
-def _check(model: nn.Module, fitted: nn.Module, said: str) -> tuple[Any, str]:
+def _check(
+    model: nn.Module, fitted: nn.Module, inputs: ExampleInputs, said: str
+) -> tuple[Any, str]:
     """Return the ordinary model only if it computes the same."""
-    inputs = known_inputs(model)
     fitted.to(next(model.parameters()))
     try:
         with torch.no_grad(), evaluating(model, fitted):

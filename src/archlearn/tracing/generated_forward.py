@@ -132,10 +132,15 @@ def generated_graphs(model: nn.Module) -> Sequence[fx.Graph] | None:
 
     Other generated ones can be traced, and may hold parts that a user has put there since.
     """
-    found = vars(type(model))
-    graphs: Sequence[fx.Graph] = found[_RECIPE][2] if _RECIPE in found else ()
+    graphs = forward_graphs(model)
     takes_any = any("**" in str(node.target) for graph in graphs for node in graph.nodes)
-    return found.get(GRAPHS, graphs if takes_any else None)
+    return vars(type(model)).get(GRAPHS, graphs if takes_any else None)
+
+
+def forward_graphs(model: nn.Module) -> Sequence[fx.Graph]:
+    """Return the graphs that a generated `forward` was made from, or none."""
+    found = vars(type(model))
+    return found[_RECIPE][2] if _RECIPE in found else ()
 
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule")
