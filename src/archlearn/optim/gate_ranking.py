@@ -200,9 +200,7 @@ def use_room(
     for _ in range(_MOVED):
         used = (landed / limits).amax()
         is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & is_large
-        if not (
-            is_last & (used < _FILLED)
-        ).any():  # to wait for a GPU once is cheap
+        if not (is_last & (used < _FILLED)).any():  # to wait for a GPU once is cheap
             break
         stays = is_large & (ranking.rank >= count - 1)
         moved = ranking.move(stays & (ranking.ratio < LAST_RESORT), LAST_RESORT)
