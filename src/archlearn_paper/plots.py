@@ -231,8 +231,9 @@ def draw_properties(derived: FigureNumbers) -> Figure:
     left.xaxis.set_minor_locator(NullLocator())
     left.axvline(0, color="black", linewidth=0.8)
     name_axes(left, "rise of the train loss without the neuron", "share of neurons")
-    white = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1.0}
-    add_legend(left, loc="center left", title="rises above 0", **white)
+    sizes: dict[str, Any] = {"fontsize": _FONT_SIZE - 1, "title_fontsize": _FONT_SIZE - 1}
+    below: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+    figure.legend(title="rises above 0", **below, **sizes)
     _draw_gaps(right, derived["gaps"])
     return figure
 
@@ -250,7 +251,7 @@ def _draw_gaps(axes: Axes, gaps: Mapping[str, Any]) -> None:
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(rows)), [row.replace(", ", ",\n") for row in rows])
     axes.margins(x=0.15)
-    name_axes(axes, "", "train loss, learnt less from scratch")
+    name_axes(axes, "", "train loss less from scratch")
 
 
 def draw_marks(
@@ -289,7 +290,9 @@ def draw_table_1(derived: FigureNumbers) -> Figure:
     counts = [rows[row]["parameters"]["mean"] for row in learnt]
     for row, x in zip(learnt, counts, strict=True):
         y, name = rows[row]["accuracy"]["mean"], row.replace(", ", ",\n")
-        write_beside(axes, x, y, name, xytext=(-5, 4), horizontalalignment="right")
+        side = 1 if any(x / 1.5 < other < x for other in counts) else -1
+        aligned = "left" if side == 1 else "right"
+        write_beside(axes, x, y, name, xytext=(5 * side, 4), horizontalalignment=aligned)
     _finish_(axes, counts + [p["parameters"] for p in paper])
     add_legend(axes, loc="lower right")
     return figure

@@ -1,4 +1,4 @@
-"""Attention loses whole heads, or few heads channels within: queries with keys, and values."""
+"""Attention loses whole heads, and channels within all heads: queries with keys, and values."""
 
 import math
 from collections.abc import Callable
@@ -359,8 +359,13 @@ def test_a_model_with_fewer_heads_is_saved_and_shrunk(
 def test_inspect_names_heads_after_the_layer_that_writes_them(
     kind: Callable[[], Attention],
 ) -> None:
-    found = [row for row in al.inspect(add_gates(kind)).rows if row.activation == "(attention)"]
-    assert [(row.channels, row.width) for row in found] == [(KINDS[kind], True)]
+    gated = add_gates(kind)
+    found = [row for row in al.inspect(gated).rows if row.activation == "(attention)"]
+    n_gates = [
+        sum(len(gate) for n, gate in gates_of(gated).items() if n.startswith(row.name))
+        for row in found
+    ]
+    assert [(row.channels, row.width) for row in found] == [(n, True) for n in n_gates]
     assert found[0].name in ("query", "qkv")
 
 
@@ -373,6 +378,52 @@ def test_the_products_of_attention_are_a_part_of_the_costs() -> None:
     close_(gated, 2, 3)
     layers -= n * length * 4 * WIDTH * HEADS * SIZE // 2
     assert al.plan(gated).after.multiply_adds == layers + products // 2
+
+
+APART, JOINT = {"query/2": SIZE, "value": SIZE}, {"qkv/2": SIZE}
+WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
+    ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Grouped: APART,
+    GroupedBySdpa: APART, Biased: APART, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
+    Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
+    FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, MultiQuery: {}, BetweenChannels: {},
+}  # fmt: skip
+
+
+def gates_of(gated: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the gates of attention."""
+    return {name: gate for name, gate in al.width_gates(gated).items() if name != "stem"}
+
+
+@each_kind
+def test_heads_lose_the_same_channels_each_beside_whole_heads(
+    kind: Callable[[], Attention], tmp_path: Path
+) -> None:
+    x, path = draw(2, 6, 5), tmp_path / "small.safetensors"
+    gated = add_gates(kind)
+    gates = gates_of(gated)
+    whole = heads_of(gated)
+    assert {n: len(g) for n, g in gates.items() if g is not whole} == WITHIN[kind]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[1] = 0.1
+    gated(x).square().sum().backward()
+    assert all(gate.grad is not None and bool((gate.grad != 0).all()) for gate in gates.values())
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        wide = draw(3, 6, 5)
+        assert (gated.train(mode)(wide) - small.train(mode)(wide)).abs().max() < 1e-10
+    n_heads, n_left = HEADS * (len(whole) - 1) // len(whole), SIZE - bool(WITHIN[kind])
+    assert small.out.in_features == n_heads * n_left
+    if n_left < SIZE:
+        assert al.kept_channels(small)["out.weight"][1][:n_left] == (0, 2)
+    assert al.plan(gated).after == al.count_costs(small)
+    assert al.read_architecture(gated).layers[-2].name == "out"
+    al.save(small, path)
+    assert torch.equal(al.load(path)(x), small(x))
+    before = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - before).abs().max() < 1e-10
+    assert al.plan(gated).after == al.count_costs(small)
 
 
 class OneHead(Attention):
@@ -453,8 +504,8 @@ class MaskedByHead(Attention):
 
 
 def test_heads_that_a_fixed_tensor_is_added_to_stay() -> None:
-    rows = {row.name: row for row in al.inspect(add_gates(MaskedByHead)).rows}
-    assert "query" not in rows or not rows["query"].width
+    gates = gates_of(add_gates(MaskedByHead))
+    assert {name: len(gate) for name, gate in gates.items()} == {"query": SIZE, "value": SIZE}
 
 
 class Torch(nn.Module):
@@ -505,15 +556,18 @@ def test_multihead_attention_loses_heads_and_its_stream(name: str, tmp_path: Pat
     assert {n: len(gate) for n, gate in gates.items()} == {
         "stem": WIDTH,
         "attention.in_proj_weight": HEADS,
+        "attention.in_proj_weight/2": SIZE,
+        "attention.in_proj_weight/3": SIZE,
     }
     with torch.no_grad():
         gates["attention.in_proj_weight"][[0, 2]] = 0.1
+        gates["attention.in_proj_weight/3"][1] = 0.1
         gates["stem"][::3] = 0.1
     small: Any = al.compact(gated)
     for mode in (True, False):
         assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
-    assert small.attention.in_proj_weight.shape == (3 * 2 * SIZE, 8)
-    assert small.attention.out_proj.weight.shape == (8, 2 * SIZE)
+    assert small.attention.in_proj_weight.shape == (2 * (3 * SIZE - 1), 8)
+    assert small.attention.out_proj.weight.shape == (8, 2 * (SIZE - 1))
     assert al.plan(gated).after == al.count_costs(small)
     al.save(small, tmp_path / "small.safetensors")
     assert torch.equal(al.load(tmp_path / "small.safetensors")(x), small(x))
@@ -569,7 +623,8 @@ def test_encoders_of_torch_lose_heads_stream_and_hidden_units(norm_first: bool) 
     inputs = draw(2, 6, 5), HIDDEN
     gated = al.add_gates(Encoder(norm_first=norm_first).double(), inputs)
     gates = al.width_gates(gated)
-    assert sorted(len(gate) for gate in gates.values()) == [HEADS, HEADS, WIDTH, 20, 20]
+    within = [SIZE] * 4
+    assert sorted(map(len, gates.values())) == [*within, HEADS, HEADS, WIDTH, 20, 20]
     with torch.no_grad():
         for gate in gates.values():
             gate[::2] = 0.1

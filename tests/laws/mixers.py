@@ -99,7 +99,7 @@ class HeadedAttention(nn.Module):
 
 
 def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
-    """A transformer's block with several heads: whole ones go, or channels within few."""
+    """A transformer's block with several heads: whole ones go, and channels within."""
     n = shape[0]
     if len(shape) not in (2, 3):
         return None

@@ -85,13 +85,15 @@ def test_a_norm_that_is_off_by_a_millionth_is_seen(kind: type[nn.Module]) -> Non
         checking.check_same(gated, small, x)
 
 
-@pytest.mark.parametrize("n_heads", [2, 4])
-def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(n_heads: int) -> None:
+@pytest.mark.parametrize(("n_heads", "end", "n"), [(2, "qkv", 3), (4, "qkv", 4), (4, "qkv/2", 3)])
+def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(
+    n_heads: int, end: str, n: int
+) -> None:
     choices = (0, 0 if n_heads == 2 else 1, 1, *PLAIN[3:])
     program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
     gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
-    gate = next(gate for name, gate in al.width_gates(gated).items() if "qkv" in name)
-    assert len(gate) == (3 if n_heads == 2 else 4)  # channels of each head, or heads
+    gate = next(gate for name, gate in al.width_gates(gated).items() if name.endswith(end))
+    assert len(gate) == n  # channels of each head, or heads
     gate.data[0] = 0.1
     for branch in al.branch_gates(gated).values():
         branch.data.fill_(1.0)

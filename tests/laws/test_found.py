@@ -179,3 +179,19 @@ def test_zeros_are_padded_to_what_a_closed_branch_was_added_to(
     program: Program, gates: Gates
 ) -> None:
     checking.check_compact(program, gates)
+
+
+# A shortcut reads constants, and then an activation beside it changes them in place.
+CHANGED_AFTERWARDS = Program(
+    shape=(3, 6, 5),
+    blocks=(
+        Block("plain", 6, (67, 238, 123, 4, 106, 1, 100, 165, 188, 20)),
+        Block("residual", 2, (28, 136, 18, 212, 128, 131, 8, 124, 200, 178)),
+    ),
+    head=Block("head", 2, (68, 238, 134, 49, 28, 210, 148, 138, 213, 140)),
+    seed=1312,
+)
+
+
+def test_constants_are_noted_before_they_are_changed_in_place() -> None:
+    checking.check_compact(CHANGED_AFTERWARDS, Gates(closed=3, whole=0, linear=3, seed=3))

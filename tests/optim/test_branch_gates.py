@@ -185,14 +185,46 @@ class OneBlock(nn.Module):
 def test_two_branches_do_not_go_at_once_where_that_leaves_half_of_the_budget(share: int) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(200, 64), torch.randint(10, (200,))
-    model = al.add_gates(OneBlock(), x[:2])
-    gates: Any = al.GateOptimizer(model, 60, budget={"parameters": f"{share}%"})
+    assert 0.97 <= land(OneBlock(), x, y, f"{share}%") <= 1.0
+
+
+def land(net: nn.Module, x: Tensor, y: Tensor, share: str) -> float:
+    """Return what a run leaves, in parts of its budget of parameters."""
+    model = al.add_gates(net, x[:2])
+    gates: Any = al.GateOptimizer(model, 60, budget={"parameters": share})
     optimiser = torch.optim.SGD(al.weights(model), lr=0.05, momentum=0.9)
     for _ in range(60):
         F.cross_entropy(model(x), y).backward()
         optimiser.step()
         gates.step()
         model.zero_grad()
-    plan = al.plan(model)
-    limit = share / 100 * plan.before.parameters
-    assert 0.97 * limit <= plan.after.parameters <= limit
+    return al.plan(model).after.parameters / gates.describe()["budget_path"]["parameters"]
+
+
+class FourHeads(nn.Module):
+    """One layer of attention, a head of which is an eighth of the network, and an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 32)
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(3))
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 16), nn.Linear(16, 32)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        heads = self.qkv(self.norms[0](x)).view(len(x), -1, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads.unbind(0)).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        x = x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return self.last(self.norms[2](x).mean(1))
+
+
+@pytest.mark.parametrize("share", [85, 70])
+def test_a_head_does_not_go_where_that_leaves_much_of_the_budget(share: int) -> None:
+    """Else the first run would leave 8 per cent of the budget, and the second 17."""
+    torch.manual_seed(0)
+    x = torch.randn(256, 6, 8)
+    y = (x[:, :, 0].sum(1) > 0).long() + 2 * (x[:, 0, 1] > 0)
+    assert 0.98 <= land(FourHeads(), x, y, f"{share}%") <= 1.0

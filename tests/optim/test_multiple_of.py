@@ -114,3 +114,19 @@ def test_a_multiple_that_is_no_number_of_channels_is_refused() -> None:
     model = al.add_gates(Residual(), torch.randn(2, 64))
     with pytest.raises(al.InputError, match=r"multiple_of is 0; a layer keeps 1 channel or more"):
         al.GateOptimizer(model, 10, multiple_of=0)
+
+
+def test_each_head_keeps_a_multiple_however_many_heads_are_left() -> None:
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(48, 6, 32, 0.0, batch_first=True)
+    x = torch.randn(4, 5, 48)
+    model = al.add_gates(block, x)
+    gates: Any = al.GateOptimizer(model, 20, budget={"parameters": "30%"}, multiple_of=4)
+    for _ in range(20):
+        model(x).square().mean().backward()
+        gates.step()
+        gates.zero_grad()
+    names = ["self_attn.in_proj_weight/2", "self_attn.in_proj_weight/3"]
+    within = [int((al.width_gates(model)[name] >= 0.5).sum()) for name in names]
+    assert all(n % 4 == 0 for n in within)
+    assert any(n < 8 for n in within)

@@ -84,7 +84,8 @@ def test_hidden_units_and_heads_are_learnt_and_compacted_exactly(
     net = make().double().train(training)
     gated = al.add_gates(net, inputs)
     widths = sorted(len(gate) for gate in al.width_gates(gated).values())
-    assert widths == sorted([HEADS, HIDDEN] * n_groups)
+    within = [D // HEADS] * 2  # queries with keys, and values
+    assert widths == sorted([HEADS, HIDDEN, *within] * n_groups)
     with torch.no_grad():
         torch.testing.assert_close(gated.eval()(*inputs), net.eval()(*inputs), rtol=0, atol=1e-12)
         close_half(gated)
@@ -93,7 +94,7 @@ def test_hidden_units_and_heads_are_learnt_and_compacted_exactly(
         al.save(small, tmp_path / "small.safetensors")
         loaded = al.load(tmp_path / "small.safetensors")
         torch.testing.assert_close(loaded(*inputs), small(*inputs), rtol=0, atol=1e-12)
-    saved = n_groups * ((HIDDEN // 2) * (2 * D + 1) + D // 2 * (3 * (D + 1) + D))
+    saved = n_groups * ((HIDDEN // 2) * (2 * D + 1) + 3 * D // 4 * (3 * (D + 1) + D))
     n_before, n_after = (sum(p.numel() for p in m.parameters()) for m in (net, small))
     assert n_before - n_after == saved
     gated.train()(*inputs).sum().backward()
@@ -148,14 +149,14 @@ def places() -> Tensor:
 
 def test_a_subclass_is_called_with_what_it_takes() -> None:
     net = Classifier(Shortened(layer(), 2, enable_nested_tensor=False)).double()
-    assert len(al.width_gates(al.add_gates(net, X))) == 5
+    assert len(al.width_gates(al.add_gates(net, X))) == 9
     assert list(al.width_gates(al.add_gates(net, X, leaves=[Shortened]))) == ["head.0"]
 
 
 def test_a_hint_that_is_given_by_position_as_none() -> None:
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64)
-    assert len(al.width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 5
-    assert len(al.width_gates(al.add_gates(encoder().double(), (X, causal)))) == 4
+    assert len(al.width_gates(al.add_gates(Classifier(encoder(), causal).double(), X))) == 9
+    assert len(al.width_gates(al.add_gates(encoder().double(), (X, causal)))) == 8
 
 
 def test_where_the_fused_kernel_computes_something_else_the_block_stays_as_it_is() -> None:
@@ -188,6 +189,6 @@ def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
     n_rows = X.shape[0] * LENGTH
     close_half(gated)
     saved = 2 * n_rows * (HIDDEN // 2) * 2 * D + X.shape[0] * 4 * (D + 3)
-    saved += 2 * n_rows * (D // 2) * (4 * D + 2 * LENGTH)  # half of the heads
+    saved += 2 * n_rows * (3 * D // 4) * (4 * D + 2 * LENGTH)  # half of the heads, half of each
     before, after = al.count_costs(net, X), al.count_costs(al.compact(gated))
     assert before.multiply_adds - after.multiply_adds == saved

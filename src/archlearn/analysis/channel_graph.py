@@ -142,6 +142,8 @@ class ChannelGraph:
         sites: The sites of each graph.
         followed: The labels in each graph.
         root: The channel of each atom.
+        parents: Two channels for each atom, with either of which it goes: its own, twice, but for
+            the channels of a head, which go with the head or with their place within all heads.
         dims: The channel of each index of each parameter's dimension.
         elements: The channel of each element of parameters that are used as they are.
         asked: The calls of activations whose channels are to be gated, in each graph.
@@ -162,6 +164,7 @@ class ChannelGraph:
     sites: tuple[tuple[Site, ...], ...]
     followed: tuple[PropagationResult, ...]
     root: Tensor
+    parents: Tensor
     dims: Dims
     elements: dict[str, Tensor]
     asked: dict[int, frozenset[str]]
@@ -195,21 +198,38 @@ class ChannelGraph:
         return places
 
     def count_by_group(self, channels: Tensor) -> Tensor:
-        """Return how many of the given channels belong to each group."""
-        return torch.bincount(self.group_of[channels] + 1, minlength=len(self.groups) + 1)[1:]
+        """Return how many of the given channels go with those of each group."""
+        groups = self.group_of[join_parents(self.parents, channels)]
+        return torch.bincount(groups + 1, minlength=len(self.groups) + 1)[1:]
 
     def groups_among(self, channels: Tensor) -> list[int]:
-        """Return the groups that the given channels belong to, in order; -1 stands for none."""
-        groups = self.group_of[channels]
+        """Return the groups that the given channels go with, in order; -1 stands for none."""
+        groups = self.group_of[join_parents(self.parents, channels)]
         if groups.numel() == 0:
             return []
         low, high = torch.aminmax(groups)
         return [int(low)] if torch.equal(low, high) else groups.unique().tolist()
 
+    def is_learnt(self, channels: Tensor) -> Tensor:
+        """Return whether each of some channels may go."""
+        return (self.group_of[self.parents[:, channels]] >= 0).any(0)
+
+    def find_dropped(self, gone: Iterable[Tensor]) -> Tensor:
+        """Return whether each channel goes, if these of each group do."""
+        dropped = torch.zeros(len(self.root), dtype=torch.bool)
+        for group, is_gone in zip(self.groups, gone, strict=True):
+            dropped[group.channels] = is_gone
+        return dropped[self.parents].any(0)
+
+    def attended_groups(self) -> Tensor:
+        """Return whether each group lies in a product of attention: heads, or channels within."""
+        products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
+        return self.count_by_group(self.root[torch.cat([*products, self.root[:0]])]) > 0
+
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""
-        passed = _mark(self.root, (s.ids for each in self.followed for s in each.sites.values()))
+        passed = _mark(self.parents, (s.ids for each in self.followed for s in each.sites.values()))
         return tuple(each for each in self.streams if not bool(passed[each.channels].all()))
 
     def channels_of(self, graph: int, site: Site) -> Tensor | None:
@@ -245,7 +265,7 @@ def build_channel_graph(
         asked, gated, found = search.run()
     followed, root, reasons = found.followed, found.root, found.reasons
     at_sites = [
-        (place, site, root[followed[place].sites[site.node].ids])
+        (place, site, join_parents(found.parents, followed[place].sites[site.node].ids))
         for place, each in enumerate(sites)
         for site in each
         if site.node in asked[place] and site.node in followed[place].sites
@@ -261,6 +281,7 @@ def build_channel_graph(
         sites=sites,
         followed=followed,
         root=root,
+        parents=found.parents,
         dims=found.dims,
         elements=found.elements,
         asked=asked,
@@ -289,6 +310,7 @@ class _Findings:
     constraints: ChannelConstraints
     followed: tuple[PropagationResult, ...]
     root: Tensor
+    parents: Tensor
     reasons: dict[int, Reason]
     streams: tuple[Stream, ...]
 
@@ -355,9 +377,9 @@ class _Search:
             gate_reads=self.with_streams,
             whole_groups=self.whole_groups,
         )
-        root = constraints.roots()
-        reasons = _find_reasons(constraints, root, followed)
-        streams = _find_streams(self.net, self.traces, followed, root)
+        root, parents = constraints.roots(), constraints.parents()
+        reasons = _find_reasons(constraints, root, parents, followed)
+        streams = _find_streams(self.net, self.traces, followed, parents)
         for stream in streams:
             if not self.may_gate(stream.site):
                 name = stream.site.name
@@ -367,13 +389,14 @@ class _Search:
                 )
                 for channel in stream.channels.tolist():
                     reasons.setdefault(channel, reason)
-        return _Findings(self.net, self.traces, constraints, followed, root, reasons, streams)
+        found = self.net, self.traces, constraints, followed, root, parents
+        return _Findings(*found, reasons, streams)
 
 
 def _find_reads(found: _Findings) -> list[tuple[int, str, Tensor]]:
     """Return the channels that each call reads through gates, by graph and name."""
     return [
-        (place, node, _without_fixed(found.root[read.ids]))
+        (place, node, _without_fixed(join_parents(found.parents, read.ids)))
         for place, each in enumerate(found.followed)
         for node, read in each.reads.items()
     ]
@@ -393,6 +416,7 @@ def _find_groups(
     # A part that a tensor is split into is a home, so that none is ever left without a channel.
     parts = [found.root[ids] for each in found.followed for ids in each.parts]
     homes = [*different.values(), *found.elements.values(), *parts]
+    homes = [join_parents(found.parents, channels) for channels in homes]
     homes += [channels for _, _, channels in _find_reads(found)]
     normed = _find_normed(found)
     groups = tuple(
@@ -414,15 +438,25 @@ def _find_normed(found: _Findings) -> Tensor:
     graphs = zip(found.traces.graphs, found.followed, strict=True)
     reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
     over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
-    return _mark(found.root, over)
+    return _mark(found.parents, over)
 
 
-def _mark(root: Tensor, parts: Iterable[Tensor]) -> Tensor:
-    """Return for each channel whether it is among some atoms."""
-    marked = torch.zeros(len(root), dtype=torch.bool)
+def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
+    """Return for each channel whether some atoms go with it."""
+    marked = torch.zeros(parents.shape[1], dtype=torch.bool)
     for ids in parts:
-        marked[root[ids]] = True
+        marked[parents[:, ids]] = True
     return marked
+
+
+def join_parents(parents: Tensor, ids: Tensor) -> Tensor:
+    """Return the channels that atoms go with: one for each, or for all of a head one more."""
+    rows, columns = parents[:, ids]
+    return (
+        rows
+        if torch.equal(rows, columns)
+        else torch.cat([rows.reshape(-1), columns[rows != columns]])
+    )
 
 
 def _without_fixed(channels: Tensor) -> Tensor:
@@ -430,20 +464,20 @@ def _without_fixed(channels: Tensor) -> Tensor:
 
 
 def _find_streams(
-    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
+    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], parents: Tensor
 ) -> tuple[Stream, ...]:
     """Return the channels that are gated where they are read, by the layer that writes them."""
     if not any(each.reads for each in followed):
         return ()
-    names, first = _find_first_writers(net, traces, followed, root)
+    names, first = _find_first_writers(net, traces, followed, parents)
     products = [parts for each in followed for parts in each.products.values()]
-    attended = _mark(root, (ids for parts in products for _, ids in parts))
+    attended = _mark(parents, (ids for parts in products for _, ids in parts))
     sites: dict[str, Site] = {}
     parts: dict[str, list[Tensor]] = {}
     for graph, each in zip(traces.graphs, followed, strict=True):
         nodes = {node.name: node for node in graph.nodes}
         for node, read in each.reads.items():
-            channels = _without_fixed(root[read.ids])
+            channels = _without_fixed(join_parents(parents, read.ids))
             for writer in dict.fromkeys(first[channels].tolist()):
                 name = names[writer]
                 source = source_of(nodes[node])
@@ -451,20 +485,26 @@ def _find_streams(
                 kind = ATTENTION if bool(attended[own].all()) else NO_ACTIVATION
                 sites.setdefault(name, Site(name, node, "", kind, source, False))
                 parts.setdefault(name, []).append(own)
-    return tuple(
-        Stream(site, _without_repeats(torch.cat(parts[name]))) for name, site in sites.items()
-    )
+    is_head = torch.zeros_like(attended)
+    is_head[parents[0][parents[0] != parents[1]]] = True
+    streams: list[Stream] = []
+    for name, site in sites.items():
+        channels = _without_repeats(torch.cat(parts[name]))
+        streams.append(
+            Stream(site, torch.cat([channels[is_head[channels]], channels[~is_head[channels]]]))
+        )
+    return tuple(streams)
 
 
 def _find_first_writers(
-    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], root: Tensor
+    net: nn.Module, traces: Traces, followed: tuple[PropagationResult, ...], parents: Tensor
 ) -> tuple[list[str], Tensor]:
     """Return names, and for each channel the place of the one that writes it first.
 
     That is a layer or, where there is none, a parameter that `forward` uses as it is.
     """
     names: list[str] = ["a parameter"]
-    first = torch.zeros(len(root), dtype=torch.long)
+    first = torch.zeros(parents.shape[1], dtype=torch.long)
     pairs = [
         (node, each.values[node.name])
         for graph, each in zip(traces.graphs, followed, strict=True)
@@ -475,7 +515,7 @@ def _find_first_writers(
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
             names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
-            first[root[without_repeats(labels.ids)]] = len(names) - 1
+            first[parents[:, without_repeats(labels.ids)]] = len(names) - 1
     return names, first
 
 
@@ -490,9 +530,10 @@ def _find_superseded(found: _Findings, gated: Gated) -> Gated:
     """
     superseded: Gated = {}
     for place, graph in enumerate(found.traces.graphs):
-        sites, root = found.followed[place].sites, found.root
+        sites, parents = found.followed[place].sites, found.parents
         reads = {
-            node: set(_without_fixed(root[read.ids]).tolist()) - found.reasons.keys()
+            node: set(_without_fixed(join_parents(parents, read.ids)).tolist())
+            - found.reasons.keys()
             for node, read in found.followed[place].reads.items()
         }
         asked = gated[place] & sites.keys() if reads else frozenset[str]()
@@ -500,7 +541,12 @@ def _find_superseded(found: _Findings, gated: Gated) -> Gated:
             node.name
             for node in graph.nodes
             if node.name in asked
-            and _is_read_behind(found.net, node, set(root[sites[node.name].ids].tolist()), reads)
+            and _is_read_behind(
+                found.net,
+                node,
+                set(join_parents(parents, sites[node.name].ids).tolist()),
+                reads,
+            )
         )
     return superseded if any(superseded.values()) else {}
 
@@ -530,20 +576,24 @@ def _lonely_squashing(
     """Return squashing activations whose channels pass none of the chosen ones."""
     known = [each.sites for each in found.followed]
     nodes = [(place, node) for place in chosen for node in chosen[place] & known[place].keys()]
-    covered = _mark(found.root, (known[place][node].ids for place, node in nodes))
+    covered = _mark(found.parents, (known[place][node].ids for place, node in nodes))
     squashing = [(place, s) for place, each in enumerate(sites) for s in each if s.squashing]
     return frozenset(
         site.name
         for place, site in squashing
-        if site.node in known[place] and not covered[found.root[known[place][site.node].ids]].any()
+        if site.node in known[place]
+        and not covered[found.parents[:, known[place][site.node].ids]].any()
     )
 
 
 def _find_reasons(
-    constraints: ChannelConstraints, root: Tensor, followed: tuple[PropagationResult, ...]
+    constraints: ChannelConstraints,
+    root: Tensor,
+    parents: Tensor,
+    followed: tuple[PropagationResult, ...],
 ) -> dict[int, Reason]:
     sites = [site for each in followed for site in (*each.sites.values(), *each.reads.values())]
-    at_a_site = _mark(root, (site.ids for site in sites))
+    at_a_site = _mark(parents, (site.ids for site in sites))
     reasons: dict[int, Reason] = {FIXED: TIED_TO_FIXED}
     for block in constraints.blocks:
         channels = root[block.ids]
@@ -557,8 +607,8 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
 
     Those that make the model's output are left out: they are never narrowed.
     """
-    constraints, root, evaluation = found.constraints, found.root, found.followed[0]
-    is_listed = _mark(root, (site.ids for site in evaluation.sites.values()))
+    constraints, parents, evaluation = found.constraints, found.parents, found.followed[0]
+    is_listed = _mark(parents, (site.ids for site in evaluation.sites.values()))
     for stream in found.streams:
         is_listed[stream.channels] = True
     is_listed[FIXED] = False
@@ -571,7 +621,8 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
     first = {
         layer: int(ids[0])
         for layer, ids in atoms.items()
-        if bool((group_of[root[ids]] < 0).all()) and not bool(is_listed[root[ids]].any())
+        if bool((group_of[parents[:, ids]] < 0).all())
+        and not bool(is_listed[parents[:, ids]].any())
     }
     reasons = _reasons_of_atoms(constraints, torch.tensor(list(first.values()), dtype=torch.long))
     return {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}

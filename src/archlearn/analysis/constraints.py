@@ -48,6 +48,8 @@ class ChannelConstraints:
         boxes: Tensors of which parts are taken along one of several dimensions with channels, each
             with the name of the call.
         spreads: Channels along several dimensions, and what is broadcast along some of these.
+        grids: Atoms that go with either of two others: those of a head with the head, or with their
+            place within all heads. Vectors of equal length.
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
@@ -64,6 +66,7 @@ class ChannelConstraints:
     blocks: list[Block] = field(default_factory=list)
     boxes: list[tuple[str, Labels]] = field(default_factory=list)
     spreads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    grids: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     hints: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
@@ -139,6 +142,39 @@ class ChannelConstraints:
             return ids[0], state[0]
         self.tie(ids[:1].expand_as(ids), ids)
         return ids[0], state.amax(0)
+
+    def note_grid(self, cells: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """Record that each element of a matrix goes where its row goes, or its column."""
+        parts = cells, rows[:, None].expand_as(cells), columns.expand_as(cells)
+        self.grids.append((parts[0].reshape(-1), parts[1].reshape(-1), parts[2].reshape(-1)))
+
+    def tie_grids(self) -> None:
+        """Tie rows, and columns, of elements that stay or go together; keep those of what stays."""
+        if not self.grids:
+            return
+        cells, rows, columns = map(torch.cat, zip(*self.grids, strict=True))
+        root = self.roots()
+        unique, place = torch.unique(root[cells], return_inverse=True)
+        first = torch.full_like(unique, len(cells))
+        first = first.scatter_reduce(0, place, torch.arange(len(cells)), "amin")[place]
+        is_nested = torch.isin(root[rows], unique) | torch.isin(root[columns], unique)
+        stays = is_nested | (root[cells] == FIXED)
+        for line in (rows, columns):
+            self.tie(line[first], line)
+            self.tie(line[stays], torch.full_like(line[stays], FIXED))
+        self.tie(cells[is_nested], torch.full_like(cells[is_nested], FIXED))
+        for block in list(self.blocks):
+            is_blocked = torch.isin(root[cells], root[block.ids])
+            self.blocks += _blocks(torch.cat([rows[is_blocked], columns[is_blocked]]), block.reason)
+
+    def parents(self) -> Tensor:
+        """Return two channels for each atom, with either of which it goes: mostly one, twice."""
+        root = self.roots()
+        found = root.repeat(2, 1)
+        for cells, *lines in self.grids:
+            for parent, line in zip(found, lines, strict=True):
+                parent[root[cells]] = root[line]
+        return found[:, root]
 
     def roots(self, *, with_fixed: bool = True) -> Tensor:
         """Return for each atom the smallest atom that it is tied to.

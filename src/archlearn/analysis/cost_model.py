@@ -1,6 +1,8 @@
 """Parameters and multiply-adds as a polynomial in the channels kept of each group."""
 
+import functools
 import math
+import operator
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -17,56 +19,64 @@ from archlearn.op_table import TRANSPOSED
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """One row a weight or a product: `coefficient · (first·kept + a) · (second·kept + b)`.
+    """One row a weight or a product, which costs a coefficient times the product of its factors.
+
+    A factor is `counts · kept + fixed`: one for each of two dimensions, and one more for each where
+    there are heads and channels within.
 
     Attributes:
-        first: Indices of the first dimension for each channel of each group.
-        first_fixed: Indices of the first dimension that always stay.
-        second: The same for the second dimension.
-        second_fixed: The same for the second dimension.
-        parameters: Numbers for each pair of indices.
-        multiply_adds: Multiply-adds for each pair of indices.
+        counts: How many indices there are for each channel of each group: factor, row, group.
+        fixed: How many indices always stay: factor, row.
+        parameters: Numbers for each combination of indices.
+        multiply_adds: Multiply-adds for each combination of indices.
     """
 
-    first: Tensor
-    first_fixed: Tensor
-    second: Tensor
-    second_fixed: Tensor
+    counts: Tensor
+    fixed: Tensor
     parameters: Tensor
     multiply_adds: Tensor
+
+    def factors(self, kept: Tensor) -> list[Tensor]:
+        """Return all factors of each row, at the widths that are kept."""
+        return [counts @ kept + n for counts, n in zip(self.counts, self.fixed, strict=True)]
 
 
 def marginal_costs(table: CostTable, kept: Tensor, coefficients: Tensor) -> Tensor:
     """Return what one more channel of each group costs, at the widths that are kept now."""
-    first = table.first @ kept + table.first_fixed
-    second = table.second @ kept + table.second_fixed
-    return table.first.T @ (coefficients * second) + table.second.T @ (coefficients * first)
+    factors = table.factors(kept)
+    terms: list[Tensor] = []
+    for place, counts in enumerate(table.counts):
+        others = factors[:place] + factors[place + 1 :]
+        terms.append(counts.T @ functools.reduce(operator.mul, others, coefficients))
+    return functools.reduce(operator.add, terms)
+
+
+Factor = tuple[Tensor, float]
 
 
 def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
     positions = count_positions(blueprint, net)
-    sizes = blueprint.group_sizes()
-    rows: list[tuple[Tensor, float, Tensor, float, float, float]] = []
+    one = torch.zeros(len(blueprint.groups)), 1.0
+    rows: list[tuple[list[Factor], float, float]] = []
     for name, weight in _read_weights(net).items():
-        first, first_fixed = _count_indices(blueprint, name, 0, weight)
-        second, second_fixed = _count_indices(blueprint, name, 1, weight)
+        factors: list[Factor] = []
+        for dim in (0, 1):
+            size = weight.shape[dim] if weight.dim() > dim else 1
+            factors += _count_indices(blueprint, blueprint.dims.get((name, dim)), size)
         rest = math.prod(weight.shape[2:])
-        rows.append((first, first_fixed, second, second_fixed, rest, rest * positions.get(name, 0)))
+        rows.append((factors, rest, rest * positions.get(name, 0)))
     for parts in blueprint.followed[0].products.values():
         for n, ids in parts:
-            found = blueprint.count_by_group(blueprint.root[ids])
-            stays = float(len(ids) - found.sum())
-            one = torch.zeros(len(sizes))
-            rows.append((found / sizes, stays, one, 1.0, 0.0, n / len(ids)))
-    firsts, a, seconds, b, numbers, macs = zip(*rows, strict=True)
+            factors = _count_indices(blueprint, blueprint.root[ids], len(ids))
+            rows.append(([*factors, one], 0.0, n / len(ids)))
+    n_factors = max(len(factors) for factors, _, _ in rows)
+    filled = [factors + [one] * (n_factors - len(factors)) for factors, _, _ in rows]
     return CostTable(
-        torch.stack(firsts),
-        torch.tensor(a),
-        torch.stack(seconds),
-        torch.tensor(b),
-        torch.tensor(numbers, dtype=torch.float32),
-        torch.tensor(macs, dtype=torch.float32),
+        torch.stack([torch.stack([counts for counts, _ in each]) for each in filled], 1),
+        torch.tensor([[fixed for _, fixed in each] for each in filled]).T.contiguous(),
+        torch.tensor([n for _, n, _ in rows], dtype=torch.float32),
+        torch.tensor([n for _, _, n in rows], dtype=torch.float32),
     )
 
 
@@ -109,13 +119,19 @@ def _places(op: LinearOp, labels: Any) -> int:
     return math.prod(size for dim, size in enumerate(shape) if dim != channel)
 
 
-def _count_indices(
-    blueprint: ChannelGraph, name: str, dim: int, weight: Tensor
-) -> tuple[Tensor, float]:
-    """Return indices for each channel of each group, and how many indices always stay."""
-    size, sizes = weight.shape[dim] if weight.dim() > dim else 1, blueprint.group_sizes()
-    channels = blueprint.dims.get((name, dim))
+def _count_indices(blueprint: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:
+    """Return indices for each channel of each group, and how many always stay.
+
+    Where channels go with either of two: the one, and the part that is left by the other.
+    """
+    sizes = blueprint.group_sizes()
     if channels is None:
-        return torch.zeros(len(sizes)), float(size)
-    found = blueprint.count_by_group(channels)
-    return found / sizes, float(size - found.sum())
+        return [(torch.zeros(len(sizes)), float(size))]
+    rows, columns = blueprint.parents[:, channels]
+    is_pair = rows != columns
+    found = blueprint.count_by_group(rows)
+    factors = [(found / sizes, float(size - found.sum()))]
+    if bool(is_pair.any()):
+        found = blueprint.count_by_group(columns[is_pair]) / size
+        factors.append((found / sizes, float(1.0 - found.sum())))
+    return factors

@@ -235,6 +235,7 @@ class _Follower(_Interpreter):
         self.values = self.found.values
         self.runs: dict[str, tuple[Labels, Tensor]] = {}
         self.split: set[str] = set()
+        self.grids: set[str] = set()  # calls whose result has heads and channels within
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.computed = _find_computed_weights(graph, self.rules, net)
 
@@ -317,6 +318,9 @@ class _Follower(_Interpreter):
             self._note_parts(step, made)
         if self.rules[n] is move:
             self._note_run(n, step, made)
+        if self.rules[n] in _PRODUCTS and isinstance(made, Labels) and len(varying(made.ids)) > 1:
+            self.grids.add(n.name)
+            self.split.add(n.name)
         if self.rules[n] is activate:
             self._note_site(n, made)
         return made
@@ -432,6 +436,9 @@ class _Follower(_Interpreter):
         if not found:
             return
         source = found[0]
+        if source.name in self.grids:  # what goes is whole heads, and the same of each
+            self.grids.add(n.name)
+            return
         start, places = self.runs.get(source.name, (step.x, None))
         if places is None:
             places = torch.arange(step.x.ids.numel()).reshape(step.x.shape)
@@ -523,10 +530,12 @@ def follow(
             follower = _Follower(net, graph, constraints, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.found)
+    constraints.tie_grids()
     _tie_boxes(constraints)
     _tie_spreads(constraints)
     _tie_unread_parts(constraints)
     _keep_ambiguous_parameters(constraints)
+    constraints.tie_grids()
     return constraints, tuple(followed)
 
 
@@ -536,16 +545,18 @@ def _tie_boxes(constraints: ChannelConstraints) -> None:
     Along the dimension that leaves most of them apart: queries, keys and values of one layer that
     a view splits into three may lose the same of each.
     """
-    root = constraints.roots() if constraints.boxes else torch.zeros(0)
+    rows, columns = constraints.parents() if constraints.boxes else torch.zeros(2, 0)
     for name, labels in constraints.boxes:
-        ids = pointwise(root.__getitem__, labels.ids)
-        dims = varying(ids)
-        if len(dims) > 1:
-            apart = {dim: _count_apart(ids, dim) for dim in dims}
-            rest = max(dims[:0:-1], key=apart.__getitem__)
-            is_whole = constraints.whole_groups.setdefault(name, apart[dims[0]] > apart[rest])
-            constraints.read(Labels(ids, labels.state), dims[0] if is_whole else rest)
-            root = constraints.roots()
+        for side, key in enumerate((name, f"{name}/2")):
+            own = torch.where(rows == columns, FIXED, columns) if side else rows
+            ids = pointwise(own.__getitem__, labels.ids)
+            dims = varying(ids)
+            if len(dims) > 1:
+                apart = {dim: _count_apart(ids, dim) for dim in dims}
+                rest = max(dims[:0:-1], key=apart.__getitem__)
+                is_whole = constraints.whole_groups.setdefault(key, apart[dims[0]] > apart[rest])
+                constraints.read(Labels(ids, labels.state), dims[0] if is_whole else rest)
+                rows, columns = constraints.parents()
 
 
 def _tie_spreads(constraints: ChannelConstraints) -> None:
@@ -554,10 +565,11 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
     Where whole heads go, what is as long as a head and multiplies each of them stays.
     """
     for base, ids in constraints.spreads:
-        root = constraints.roots()
         own = set(varying(ids))
-        if own & set(varying(pointwise(root.__getitem__, base))):
-            constraints.tie(base, ids)
+        sides = [pointwise(side.__getitem__, base) for side in constraints.parents()]
+        alike = [side for side in sides if own & set(varying(side))]
+        if alike:
+            constraints.tie(alike[0] if len(alike) == 1 else base, ids)
         else:
             constraints.block(ids, "multiplies or is added to all heads", "nothing is needed")
 

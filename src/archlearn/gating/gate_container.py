@@ -241,7 +241,7 @@ class GateContainer(nn.Module):
         """Return the places of the groups that pass a site, and where its gates stand among theirs.
 
         The place is None where the gates are just those of the one group; place 0 stands for a
-        channel that is not learnt.
+        channel that is not learnt. Two rows of places where channels go with either of two.
         """
         blueprint = self.choice.blueprint
         groups = [place for place in blueprint.groups_among(channels) if place >= 0]
@@ -251,7 +251,11 @@ class GateContainer(nn.Module):
         index = torch.zeros(len(blueprint.root), dtype=torch.long)
         joined = torch.cat([*members, channels[:0]])
         index[joined] = torch.arange(1, len(joined) + 1)
-        return groups, index[channels]
+        rows, columns = blueprint.parents[:, channels]
+        is_pair = rows != columns
+        if not bool(is_pair.any()):
+            return groups, index[channels]
+        return groups, torch.stack([index[rows], torch.where(is_pair, index[columns], 0)])
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""

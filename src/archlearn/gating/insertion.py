@@ -147,7 +147,7 @@ def _read(
     read = blueprint.followed[place].reads.get(node.name)
     if read is not None:
         is_zero = is_zero | (read.ids != FIXED)
-    zero = bool(is_zero.all() or is_zero[:, blueprint.group_of[channels] >= 0].all())
+    zero = bool(is_zero.all() or is_zero[:, blueprint.is_learnt(channels)].all())
     told_more = len(node.args) != 1 or bool(node.kwargs)  # such as the size of its output
     barred = told_more or is_called_again(node) or op.layer in blueprint.sharing
     if not plain or not zero or barred:
@@ -253,8 +253,12 @@ def leave_out_branches_(
 
 
 def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
-    """Return the gates of a site that several groups pass; index 0 is always open."""
-    return torch.cat([gates[0].new_ones(1), *gates])[index]
+    """Return the gates of a site that several groups pass; index 0 is always open.
+
+    With two rows of indices both gates must be open.
+    """
+    acting = torch.cat([gates[0].new_ones(1), *gates])
+    return acting[index] if index.dim() == 1 else acting[index[0]] * acting[index[1]]
 
 
 def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:

@@ -78,7 +78,7 @@ class LearnableSites:
         channels = self.blueprint.channels_of(place, site)
         if channels is None or not self._is_asked(place, site):
             return 0
-        return int((self.blueprint.group_of[channels] >= 0).sum())
+        return int(self.blueprint.is_learnt(channels).sum())
 
     def _is_asked(self, place: int, site: Site) -> bool:
         is_stream = any(stream.site is site for stream in self.blueprint.streams)
@@ -233,6 +233,7 @@ def _match_channels(old: ChannelGraph, new: ChannelGraph, dropped: Tensor) -> Te
             left = before[~dropped[before]]
             if left.numel() == after.numel():
                 found[left] = after.reshape(-1)
+                found[old.parents[:, left]] = new.parents[:, after.reshape(-1)]
     return found
 
 

@@ -257,6 +257,7 @@ class CostFunction:
         is_linear, is_closed = is_gone.tensor_split([self.n_depth], 1)
         present = self._present(t, is_closed)
         opened = torch.cat([is_open, is_open.new_ones(len(is_open), 1)], 1)
+        opened = torch.cat([opened, opened[:, t["pairs"][0]] * opened[:, t["pairs"][1]]], 1)
         kept = opened[:, t["slice_gate"]] * t["slice_count"]
         kept = add_up(kept, t["slice_of_gate"], len(t["dim_of_slice"]))
         kept = torch.where(t["slice_is_single"], kept, kept.clamp(max=1.0))

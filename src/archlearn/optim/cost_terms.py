@@ -49,6 +49,7 @@ class CostTerms:
         self.presences: dict[Closings, int] = {frozenset(): 0}
         self.computed_owner: dict[str, int] = {}
         self._tables: dict[str, Tensor] = {}
+        self._find_pairs()
         self._find_dims()
         self._find_entries()
         self._find_folds()
@@ -57,6 +58,15 @@ class CostTerms:
         self.n_columns = 2 if calls is None else 3
         if calls is not None:
             self._find_times(calls)
+
+    def _find_pairs(self) -> None:
+        """Count each pair of gates that a channel of a head has as one more gate."""
+        parents = self.blueprint.parents
+        cells = (parents[0] != parents[1]).nonzero().flatten()
+        pairs, place = self.gate_of[parents[:, cells]].unique(dim=1, return_inverse=True)
+        self.gate_of[cells] = self.n_gates + 1 + place
+        self.n_states = self.n_gates + 1 + pairs.shape[1]
+        self._tables["pairs"] = pairs
 
     def tables(self) -> dict[str, Tensor]:
         """Return all tables by name, on the CPU; to be called last, for slots are added before."""
@@ -329,7 +339,7 @@ class CostTerms:
         for node in self.blueprint.graphs[0].nodes:
             own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
             presence = self._presence_of_call(node.name)
-            times = torch.zeros(self.n_gates + 1, dtype=torch.float64)
+            times = torch.zeros(self.n_states, dtype=torch.float64)
             values = [followed.values.get(each.name) for each in (*node.all_input_nodes, node)]
             for labels in tree_leaves(values) if number else ():
                 if isinstance(labels, Labels):

@@ -164,8 +164,12 @@ def width_steps(store: GateContainer, multiple_of: int) -> Tensor:
     sizes = blueprint.group_sizes()
     channels = torch.zeros_like(sizes)
     for ids in blueprint.dims.values():
-        counts = blueprint.count_by_group(ids).long()
+        rows, columns = blueprint.parents[:, ids]
+        counts = blueprint.count_by_group(rows).long()
         channels = torch.where(counts % sizes == 0, torch.gcd(channels, counts // sizes), 1)
+        # However many heads are left, each is to be a multiple.
+        is_within = blueprint.count_by_group(columns[rows != columns]) > 0
+        channels = torch.where(is_within, 1, channels)
     common = torch.gcd(channels, torch.full_like(sizes, multiple_of))
     return multiple_of // common.clamp(min=1)
 

@@ -43,6 +43,7 @@ from archlearn.optim.gate_ranking import (
     Holds,
     fill_up,
     find_savings,
+    fit,
     rank_gates,
     use_room,
 )
@@ -203,6 +204,9 @@ class GateOptimizer(torch.optim.Optimizer):
         inner = self._store.choice.inner_groups()
         self._inner = inner[:, self._cost.group]
         self._inside = find_inside(self._store.choice, inner)
+        is_attended = blueprint.attended_groups()[self._cost.group]
+        self._is_large = torch.cat([is_attended, torch.ones_like(gone, dtype=torch.bool)])
+        self._has_large = bool(self._is_large.any())
         sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
         self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._rates: Tensor | None = None
@@ -482,10 +486,12 @@ class GateOptimizer(torch.optim.Optimizer):
         kept = torch.cat([opened > 0, gone == 0])
         holds = self._find_holds(last=last)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
-        if self._width_cost is None:
-            ranking, count = use_room(ranking, cost, limits)
-        else:
+        if self._width_cost is not None:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
+        elif self._has_large:
+            ranking, count = use_room(ranking, self._is_large, cost, limits)
+        else:
+            count, _ = fit(ranking, cost, limits)
         is_open, is_gone = (state[0] for state in ranking.states(count[None], n_width))
         if last and self._width_cost is None:
             is_open = fill_up(ranking, earned[:n_width], (is_open, is_gone), cost, limits)
@@ -544,7 +550,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
         names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
-        for name in (*names, "_protected", "_left_out"):
+        for name in (*names, "_protected", "_left_out", "_is_large"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 LAST_RESORT = 1e30
 """What a layer seems to earn that goes only if nothing else makes the network fit."""
-_FILLED, _MOVED = 0.98, 2
-"""The part of the limits that is to be used, and how many layers and branches may move for it."""
+_FILLED, _MOVED = 0.98, 4
+"""The part of the limits that is to be used, and how often gates may move for it."""
 _FILLS, _HALVINGS = 16, 12
 """How often channels are opened again where the last one to close left room in the budget, and how
 many fewer are tried where all that seemed to fit do not."""
@@ -52,7 +52,7 @@ class Ranking:
         gone = is_gone.double()
         return 1.0 - gone[:, :n_width], gone[:, n_width:]
 
-    def move(self, chosen: Tensor, ratio: Tensor) -> "Ranking":
+    def move(self, chosen: Tensor, ratio: float) -> "Ranking":
         """Return the ranking with another ratio for what is chosen."""
         return _sort_gates(torch.where(chosen, ratio, self.ratio), self.block, self.is_rest)
 
@@ -180,24 +180,38 @@ def _places_within(ratio: Tensor, group: Tensor, least: Tensor) -> tuple[Tensor,
     return places, order, starts
 
 
-def use_room(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Ranking, Tensor]:
-    """Return the ranking with layers and branches moved whose going would leave much room.
+def use_room(
+    ranking: Ranking, is_large: Tensor, cost: CostFunction, limits: Tensor
+) -> tuple[Ranking, Tensor]:
+    """Return the ranking with large gates moved whose going would leave much room.
 
-    And how many gates must go then. Where the last to go so that the network fits is a layer or
-    branch, channels go instead; if all channels are not enough, it is the first to go, and only as
-    many channels as then must.
+    And how many gates must go then. Where the last to go so that the network fits is a layer, a
+    branch or a head, channels go instead of it and of others like it; if these are not enough, it
+    is the first to go, and only as many channels as then must. All stays as it is where that would
+    leave more room still.
+
+    Args:
+        ranking: The order.
+        is_large: Whether each gate is one of a layer, of a branch or within attention.
+        cost: What a state of the gates costs.
+        limits: The most that each cost may be.
     """
-    for _ in range(_MOVED if len(ranking.ratio) > cost.n_width else 0):
-        count, landed = fit(ranking, cost, limits)
-        leaves_room = ((landed < _FILLED * limits) | limits.isinf()).all()
-        is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & leaves_room
-        is_last[: cost.n_width] = False
-        if not is_last.any():  # to wait for a GPU once is cheaper than what follows
-            return ranking, count
-        ranking = ranking.move(is_last, torch.full_like(count, LAST_RESORT, dtype=torch.float64))
-        must_go = (is_last & (ranking.rank < fit(ranking, cost, limits)[0])).any()
-        ranking = ranking.move(is_last, torch.where(must_go, -LAST_RESORT, LAST_RESORT))
-    return ranking, fit(ranking, cost, limits)[0]
+    count, landed = fit(ranking, cost, limits)
+    for _ in range(_MOVED):
+        used = (landed / limits).amax()
+        is_last = (ranking.rank == count - 1) & (ranking.ratio > -torch.inf) & is_large
+        if not (is_last & (used < _FILLED)).any():  # to wait for a GPU once is cheap
+            break
+        stays = is_large & (ranking.rank >= count - 1)
+        moved = ranking.move(stays & (ranking.ratio < LAST_RESORT), LAST_RESORT)
+        found = fit(moved, cost, limits)
+        if (stays & (moved.rank < found[0])).any():
+            moved = ranking.move(is_last, -LAST_RESORT)
+            found = fit(moved, cost, limits)
+        if (found[1] / limits).amax() <= used:
+            break
+        ranking, (count, landed) = moved, found
+    return ranking, count
 
 
 def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, Tensor]:

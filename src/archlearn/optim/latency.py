@@ -139,16 +139,17 @@ def _make_networks(
     owner: nn.Module, store: GateContainer, device: torch.device
 ) -> list[tuple[nn.Module, fx.Graph]]:
     """Return compact models of random widths, the first as wide as it is."""
-    groups, n_channels = store.choice.blueprint.groups, len(store.choice.blueprint.root)
+    blueprint = store.choice.blueprint
     random = torch.Generator().manual_seed(0)
     made: list[tuple[nn.Module, fx.Graph]] = []
     for place in range(_N_NETWORKS):
-        dropped = torch.zeros(n_channels, dtype=torch.bool)
-        for group in groups if place else ():
-            size = len(group.channels)
+        gone = [torch.zeros(len(group.channels), dtype=torch.bool) for group in blueprint.groups]
+        for group, is_gone in zip(blueprint.groups, gone, strict=True) if place else ():
+            size = len(is_gone)
             share = _LEAST_SHARE + (1 - _LEAST_SHARE) * torch.rand((), generator=random).item()
             order = torch.randperm(size, generator=random)
-            dropped[group.channels[order[max(group.least, round(size * share)) :]]] = True
+            is_gone[order[max(group.least, round(size * share)) :]] = True
+        dropped = blueprint.find_dropped(gone)
         made.append(_make_network(owner, Decision(store.choice, dropped, (), ()), device))
     return made
 

@@ -235,9 +235,7 @@ def _prepare(
         SurgeryError: If it is not the same function, and should be.
     """
     blueprint = store.choice.blueprint
-    dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
-    for group in blueprint.groups:
-        dropped[group.channels] = ~stays[group.name]
+    dropped = blueprint.find_dropped(~stays[group.name] for group in blueprint.groups)
     modes = modes_of(owner)
     inputs = place_inputs(owner, blueprint.inputs)
     with evaluating(owner):

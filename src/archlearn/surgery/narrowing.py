@@ -43,7 +43,8 @@ def _read_constants(gated: nn.Module, plan: Plan, inputs: ExampleInputs) -> dict
 
     def note(layer: str) -> Any:
         return lambda module, args: found.update(
-            {layer: line_along(args[0].detach(), 1 - module.weight.dim())}
+            # a copy: an activation behind this layer may change what it reads, in place
+            {layer: line_along(args[0].detach(), 1 - module.weight.dim()).clone()}
         )
 
     handles = [

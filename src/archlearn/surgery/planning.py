@@ -85,9 +85,8 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
         check_gate(name, gate)
     blueprint = store.choice.blueprint
-    dropped = torch.zeros(len(blueprint.root), dtype=torch.bool)
-    for group, gate in zip(blueprint.groups, widths.values(), strict=True):
-        dropped[group.channels] = open_gates(gate, group.least) < 0.5
+    pairs = zip(blueprint.groups, widths.values(), strict=True)
+    dropped = blueprint.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
     left_out = store.left_out()
     closed = tuple(n for n, gate in branches.items() if n in left_out or not bool(is_open(gate)))
@@ -269,11 +268,11 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
     """
     found = torch.ones(len(blueprint.root), dtype=torch.bool)
     for _, channels, constant in find_constant_inputs(model, blueprint):
-        found[channels[constant]] = False
+        found[blueprint.parents[:, channels[constant]]] = False
     for (name, _), channels in blueprint.dims.items():
         owner, _, key = name.rpartition(".")
         if key in computed_names(find_module(model, owner)):
-            found[channels] = False
+            found[blueprint.parents[:, channels]] = False
     return found
 
 

@@ -88,9 +88,8 @@ class ParameterCounts:
         """Return the parameters of the model with so many channels in each group."""
         counts = torch.tensor(kept, dtype=torch.float64)
         table = self._table
-        first = table.first.double().cpu() @ counts + table.first_fixed.cpu()
-        second = table.second.double().cpu() @ counts + table.second_fixed.cpu()
-        return round((first * second * table.parameters.cpu()).sum().item())
+        sizes = table.counts.double().cpu() @ counts + table.fixed.cpu()
+        return round((sizes.prod(0) * table.parameters.cpu()).sum().item())
 
     def savings(self, kept: Sequence[int]) -> list[float]:
         """Return how many parameters go with one channel of each group."""

@@ -5,8 +5,9 @@ columns of one factor. What else a factor has at one index of those goes with it
 whole: its queries, keys and values. Channels along the index that is summed over are read: one may
 go where it is zero in a factor, and it goes in both.
 
-Few heads stay, and lose channels within: the i-th query of each head with the i-th key of each, or
-the i-th value of each.
+Heads lose channels within, too: the i-th query of each with the i-th key of each, or the i-th value
+of each. Such a channel goes with its head, or with its place in all heads. Few heads stay, and lose
+only channels within.
 
 Indices are written as letters, as einsum has them.
 """
@@ -101,13 +102,14 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     for labels, letters in factors:
         sizes |= {c: n for c, n in zip(letters, labels.shape, strict=True) if n > 1}
     whole, factors = factors, [_without_repeated(*factor, sizes) for factor in factors]
-    along_letters = _without_few_heads(
-        step,
-        factors,
-        [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors],
-        out,
-    )
+    along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
     shape = torch.Size(sizes[c] for c in out)
+    grid = _find_grid(factors, along_letters, out)
+    if grid is not None and _loses_whole_heads(step, factors, grid[0]):
+        if step.may_gate_reads:
+            return _pass_grid(step, whole, factors, grid, (out, shape))
+    elif grid is not None and {grid[0]} not in along_letters:
+        along_letters = [found - {grid[0]} for found in along_letters]
     passing = _find_passing(factors, along_letters, out)
     if passing:
         return _pass(step, factors, passing, (out, shape))
@@ -118,22 +120,77 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     return filled(shape, FIXED, UNKNOWN), ids
 
 
-def _without_few_heads(
-    step: OpCall, factors: list[Factor], along_letters: list[set[str]], out: str
-) -> list[set[str]]:
-    """Return the indices with channels, without few heads where channels within them can go."""
+def _find_grid(
+    factors: list[Factor], along_letters: list[set[str]], out: str
+) -> tuple[str, str] | None:
+    """Return the index of heads, and that of channels within them, where both could go."""
     shared = set(factors[0][1]) & set(factors[1][1]) & set(out)
     for c in shared & set[str]().union(*along_letters):
         within = [found - {c} for found in along_letters]
         left = set[str]().union(*within)
         is_summed = all(within) and not left & set(out)
-        if len(left) > 1 or {c} in along_letters or not (is_summed or left & set(out)):
+        if len(left) == 1 and (is_summed or left & set(out)):
+            return c, left.pop()
+    return None
+
+
+def _loses_whole_heads(step: OpCall, factors: list[Factor], heads: str) -> bool:
+    lines = [core(x.ids, x.state, letters.index(heads))[0] for x, letters in factors]
+    n_heads = max(line.unique(dim=1).shape[1] for line in lines)
+    return step.constraints.whole_groups.setdefault(step.node.name, n_heads > FEW_HEADS)
+
+
+def _pass_grid(
+    step: OpCall,
+    whole: list[Factor],
+    factors: list[Factor],
+    grid: tuple[str, str],
+    result: tuple[str, torch.Size],
+) -> tuple[Labels, Tensor]:
+    """Heads pass, and channels within them pass or are summed over: each may go by itself."""
+    (heads, within), (out, shape) = grid, result
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    known: Tensor | None = None
+    states: list[Tensor] = []
+    for labels, letters in factors:
+        if within not in letters or letters.index(within) not in varying(labels.ids):
+            ids, _ = step.constraints.read(labels, letters.index(heads))
+            rows = ids if rows is None else rows
+            step.constraints.tie(rows, ids)
             continue
-        lines = [core(x.ids, x.state, letters.index(c))[0] for x, letters in factors]
-        n_heads = max(line.unique(dim=1).shape[1] for line in lines)
-        if not step.constraints.whole_groups.setdefault(step.node.name, n_heads > FEW_HEADS):
-            return within
-    return along_letters
+        dims = letters.index(heads), letters.index(within)
+        cells, state = (_plane(x, dims) for x in (labels.ids, labels.state))
+        known = cells if known is None else known
+        step.constraints.tie(known, cells)
+        states.append(state)
+    assert known is not None  # a factor has channels within heads
+    rows = step.constraints.new_atoms(len(known)) if rows is None else rows
+    columns = step.constraints.new_atoms(known.shape[1])
+    step.constraints.note_grid(known, rows, columns)
+    state = torch.stack(states).amin(0)
+    if within in out:
+        state = torch.where(state == ZERO, ZERO, UNKNOWN)
+        dims = out.index(heads), out.index(within)
+        return _spread_plane(known, state, shape, dims), known.reshape(-1)
+    is_open = (state != ZERO).any(0)
+    if bool(is_open.any()):
+        step.gate_read(whole[0][1].index(within), torch.where(is_open, columns, FIXED))
+    unknown = torch.full_like(rows, UNKNOWN)
+    return along(rows, unknown, shape, out.index(heads)), known.reshape(-1)
+
+
+def _plane(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
+    """Return a matrix of two dimensions, at the first index of each other one."""
+    moved = tensor.movedim(dims, (0, 1))
+    return moved[(slice(None), slice(None), *(0,) * (moved.dim() - 2))]
+
+
+def _spread_plane(ids: Tensor, state: Tensor, shape: torch.Size, dims: tuple[int, int]) -> Labels:
+    """Return labels that vary along two dimensions as matrices say."""
+    one, two = (x if dims[0] < dims[1] else x.T for x in (ids, state))
+    view = [n if dim in dims else 1 for dim, n in enumerate(shape)]
+    return Labels(one.reshape(view).expand(shape), two.reshape(view).expand(shape))
 
 
 def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str) -> str:
