@@ -231,8 +231,8 @@ def draw_properties(derived: FigureNumbers) -> Figure:
     left.xaxis.set_minor_locator(NullLocator())
     left.axvline(0, color="black", linewidth=0.8)
     name_axes(left, "rise of the train loss without the neuron", "share of neurons")
+    sizes: dict[str, Any] = {"fontsize": _FONT_SIZE - 1, "title_fontsize": _FONT_SIZE - 1}
     below: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "frameon": False}
-    sizes = {"fontsize": _FONT_SIZE - 1, "title_fontsize": _FONT_SIZE - 1}
     figure.legend(title="rises above 0", **below, **sizes)
     _draw_gaps(right, derived["gaps"])
     return figure

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import archlearn as al
+from archlearn.serialization import layer_registry
 from archlearn.serialization.layer_registry import all_layers
 
 # Arguments that differ from the defaults, by the first words of a layer's name that fit.
@@ -113,3 +114,18 @@ def test_a_layer_comes_back_with_its_settings(kind: str, tmp_path: Path) -> None
 def test_the_samples_are_not_the_defaults() -> None:
     assert repr(nn.LPPool2d(**arguments_of("LPPool2d"))) != repr(nn.LPPool2d(3.0, 2))
     assert arguments_of("BatchNorm2d")["affine"] is False
+
+
+def test_norms_are_read_by_a_torch_whose_norms_take_no_bias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of 2.6 reads the file of a later one, which writes the argument."""
+    al.save(nn.Sequential(nn.BatchNorm2d(4), nn.GroupNorm(2, 4, affine=False)), tmp_path / "usual")
+    al.save(nn.Sequential(nn.BatchNorm2d(4, bias=False)), tmp_path / "without")
+    named = layer_registry._argument_names
+    monkeypatch.setattr(
+        layer_registry, "_argument_names", lambda kind: tuple(n for n in named(kind) if n != "bias")
+    )
+    assert al.load(tmp_path / "usual").state_dict().keys() >= {"0.weight", "0.bias"}
+    with pytest.raises(al.FileError, match=r"no argument 'bias' in torch .*a later torch, install"):
+        al.load(tmp_path / "without")

@@ -118,3 +118,71 @@ def test_a_question_after_a_norm_that_counts_changes_nothing() -> None:
     assert int(gated[1].num_batches_tracked) == 0  # pyright: ignore
     torch.testing.assert_close(gated(X), net(X))
     assert int(gated[1].num_batches_tracked) == 1  # pyright: ignore
+
+
+class Decoding(nn.Module):
+    """Keeps the grid of the last size, as YOLO's head does its anchors."""
+
+    shape: torch.Size | None = None
+    grid = torch.empty(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.relu(self.first(x)))
+        if self.shape != y.shape:
+            self.grid, self.shape = torch.arange(end=y.shape[-1], dtype=y.dtype), y.shape
+        return y + self.grid
+
+
+IMAGES = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+WIDER = torch.randn(1, 3, 4, 7, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("sizes", [[], [IMAGES], [WIDER]], ids=["never", "equal", "other"])
+def test_what_is_kept_for_a_size_is_looked_into(sizes: list[Tensor]) -> None:
+    part = Decoding()
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), part).eval()
+    for x in sizes:
+        net(x)
+    kept = part.shape
+    model = al.add_gates(net, IMAGES)
+    assert part.shape == kept
+    assert set(al.width_gates(model)) == {"0", "1.first"}
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[0] = 0.0
+    small = al.compact(model)
+    for x in (IMAGES, WIDER, IMAGES):
+        torch.testing.assert_close(small(x), model(x))
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(1.0)
+    for x in (IMAGES, WIDER, IMAGES):
+        torch.testing.assert_close(model(x), net(x))
+
+
+class Beginning(nn.Module):
+    """Takes its scale from the first inputs that it meets, and keeps it."""
+
+    scale: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.std()
+        return self.second(torch.relu(self.first(x / self.scale)))
+
+
+def test_what_is_kept_of_the_first_values_is_called_as_it_is() -> None:
+    convs = nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 3, 1)
+    net = nn.Sequential(*convs, Beginning()).eval()
+    model = al.add_gates(net, IMAGES)
+    for x in (IMAGES, 5 * WIDER, WIDER):
+        torch.testing.assert_close(model(x), net(x))
+    assert list(al.width_gates(model)) == ["0"]

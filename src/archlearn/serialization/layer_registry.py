@@ -88,6 +88,7 @@ def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
             f"it holds a layer of class {shorten(kind)}, which is not one that a file may name; "
             "if it is your own, pass modules={'name': Class} with the name used when it was saved"
         )
+    arguments = _without_norm_bias(known[kind], arguments)
     _check_names(kind, known[kind], arguments)
     values = {name: _decode_argument(kind, name, value) for name, value in arguments.items()}
     if known[kind] is TriState:
@@ -160,10 +161,24 @@ def _prepare_tristate(values: dict[str, object]) -> dict[str, object]:
             raise FileError(f"archlearn.TriState does not take the arguments {shorten(values)}")
 
 
+def _without_norm_bias(layer: LayerClass, arguments: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out the `bias` of norms where torch is older than that argument.
+
+    There a norm has a bias wherever it is affine.
+    """
+    is_later = "bias" in arguments and "bias" not in _argument_names(layer)
+    if is_later and "affine" in arguments and arguments["affine"] == arguments["bias"]:
+        return {name: value for name, value in arguments.items() if name != "bias"}
+    return arguments
+
+
 def _check_names(kind: str, layer: LayerClass, arguments: Mapping[str, object]) -> None:
     unknown = sorted(set(arguments) - set(_argument_names(layer)))
     if unknown:
-        raise FileError(f"the layer {kind} has no argument {unknown[0]!r}")
+        raise FileError(
+            f"the layer {kind} has no argument {unknown[0]!r} in torch {torch.__version__}; where "
+            "the file comes from a later torch, install that"
+        )
 
 
 def _decode_argument(kind: str, name: str, value: object) -> object:

@@ -61,6 +61,27 @@ class ExampleInputs:
         args, kwargs = tree_map(clone, (self.args, self.kwargs))
         return ExampleInputs(args, kwargs, self.are_real)
 
+    def with_other_values(self) -> "ExampleInputs":
+        """Return inputs of the same sizes: every tensor turned round, and numbers changed."""
+
+        def change(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            turned = value.detach().flip(-1)
+            return 0.5 * turned + 0.25 if turned.is_floating_point() else turned
+
+        args, kwargs = tree_map(change, (self.args, self.kwargs))
+        return ExampleInputs(args, kwargs, self.are_real)
+
+    def with_twice_the_batch(self) -> "ExampleInputs":
+        """Return inputs with every tensor twice, one behind the other."""
+
+        def double(value: Any) -> Any:
+            return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value
+
+        args, kwargs = tree_map(double, (self.args, self.kwargs))
+        return ExampleInputs(args, kwargs, self.are_real)
+
 
 DEFAULT = "<default>"
 """Stands in a graph for a default that it cannot hold, such as a function."""

@@ -81,11 +81,14 @@ class ModuleState:
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
-        for each in self.each:
-            for name in each.list_changed():
-                return name
+        for _, name in self.list_changed():
+            return name
         place = self.numbers.find_written()
         return "" if place is None else self.places[place][0]
+
+    def list_changed(self) -> list[tuple[nn.Module, str]]:
+        """Return the attributes and buffers that have changed since: their module, and name."""
+        return [(each.module, name) for each in self.each for name in each.list_changed()]
 
     def check(self) -> None:
         """Raise if some module left something behind.

@@ -18,6 +18,7 @@ from archlearn.tracing.block_hooks import BlockCall
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import Packed, describe_failure, pack_graph, unpack_graph
 from archlearn.tracing.module_state import capture_state, preserve_state
+from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import check_draws, preserve_rng, watching_draws
 from archlearn.tracing.shape_guards import Refusal
 from archlearn.tracing.trace_context import ONE_THREAD, ImportedMeanwhile, plain_context
@@ -130,15 +131,23 @@ def _trace_mode(
                     check_draws(generators)
                     before.check()
                 changed = before.find_changed()
+            was_settled, is_settled = is_settled, bool(changed) and _settle_(net, inputs)
+            if not is_settled and not generators.has_moved() and _leaves_cache(net, inputs):
+                if not _forget_cache_(net, inputs):
+                    return graph, tracer
+                held, is_settled = capture_state(net), was_settled
+                continue
             # Once more: as after a first call, or to find the module that does it every time.
-            is_strict = is_settled or not (changed and _settle_(net, inputs))
-            is_settled, held = True, capture_state(net)
+            is_strict, is_settled = was_settled or not is_settled, True
+            held = capture_state(net)
         except ImportedMeanwhile:
             continue
         except UntraceableError as found:
             if found.name in opaque:
                 raise _refuse(net, found.reason) from found
-            _mark_opaque_(net, found, opaque)
+            if not _forget_cache_(net, inputs):
+                _mark_opaque_(net, found, opaque)
+            held = capture_state(net)
         except InputError:
             raise
         except (Exception, Refusal) as error:
@@ -155,16 +164,72 @@ def _settle_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
     before = capture_state(net)
     with evaluating(net), torch.no_grad(), preserve_rng(inputs), unnoticed():
         try:
-            first, second = inputs.copy(), inputs.copy()
-            net(*first.args, **first.kwargs)
+            _call(net, inputs)
             is_flag, after = before.only_flags_changed(), capture_state(net)
-            net(*second.args, **second.kwargs)
+            _call(net, inputs)
             if is_flag and before.find_changed() and not after.find_changed():
                 return True
         except Exception:  # whatever is wrong is told by the trace
             pass
     before.put_back()
     return False
+
+
+def _leaves_cache(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+    """Return whether calls leave only what spares work later, such as the grid for a size.
+
+    It is left once for inputs of some sizes, and whether it is there changes no output. The trace
+    works it out anew at every call.
+    """
+    if inputs is None or not inputs.are_real:
+        return False
+    before, others = capture_state(net), inputs.with_other_values()
+    with torch.no_grad(), preserve_rng(inputs), unnoticed(), preserve_state(net, before):
+        try:
+            anew = tensors_in(_call(net, inputs))
+            before.put_back()
+            _call(net, others)
+            after = capture_state(net)
+            again = tensors_in(_call(net, inputs))
+            return not after.find_changed() and all(map(torch.equal, anew, again))
+        except Exception:  # whatever is wrong is told by the trace
+            return False
+
+
+def _forget_cache_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
+    """Let modules forget what they keep for the size of an earlier call.
+
+    A trace may not ask whether a size is that one. What is kept is what a call with another batch
+    replaces; it becomes what it was at first: the default of its class, or None. Return whether
+    there is such a thing and no output changes by it; else the model is as it was.
+    """
+    if inputs is None or not inputs.are_real:
+        return False
+    before = capture_state(net)
+    with torch.no_grad(), preserve_rng(inputs), unnoticed():
+        try:
+            meant = tensors_in(_call(net, inputs))
+            _call(net, inputs.with_twice_the_batch())
+            changed = before.list_changed()
+            before.put_back()
+            kept = [(m, name) for m, name in changed if vars(m).get(name) is not None]
+            for module, name in kept:
+                delattr(module, name)
+                if not hasattr(module, name):
+                    setattr(module, name, None)
+            with preserve_state(net):
+                same = all(map(torch.equal, meant, tensors_in(_call(net, inputs))))
+            if kept and same:
+                return True
+        except Exception:  # whatever is wrong is told by the trace
+            pass
+    before.put_back()
+    return False
+
+
+def _call(net: nn.Module, inputs: ExampleInputs) -> Any:
+    given = inputs.copy()
+    return net(*given.args, **given.kwargs)
 
 
 def _refuse(net: nn.Module, reason: str) -> TracingError:

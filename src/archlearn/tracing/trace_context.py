@@ -38,6 +38,12 @@ _AUTOCAST = (
 ONE_THREAD = threading.RLock()
 """Torch is changed while a model is traced, for the thread that does it: one at a time."""
 _CREATORS = (*functions_with_rule(CREATE), "randperm", "finfo", "iinfo", "as_tensor")
+_TAKING_SIZES = (
+    "broadcast_to", "narrow", "ones_like", "reshape", "stack", "tile", "unflatten", "zeros_like",
+)  # fmt: skip
+_FUNCTIONALS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "scaled_dot_product_attention")
+"""What is often given a size, a dtype, a list or an answer about one. Torch 2.6 and 2.7 refuse a
+traced one there before torch.fx hears of the call."""
 
 
 @contextmanager
@@ -113,7 +119,8 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
     made: list[tuple[Any, str, Any]] = [
         (torch, "is_autocast_enabled", _refusing(torch.is_autocast_enabled)),
         *[(home.autocast, "__enter__", _refusing(home.autocast.__enter__)) for home in homes],
-        *[(torch, name, _recording(getattr(torch, name), tracer)) for name in _CREATORS],
+        *_record_calls(torch, (*_CREATORS, *_TAKING_SIZES), tracer),
+        *_record_calls(torch.nn.functional, _FUNCTIONALS, tracer),
         (builtins, "len", _length(tracer)),
         (torch.jit.ScriptFunction, "__call__", _call_scripted),
         (_symbolic_trace, "_create_wrapped_func", _following(tracer)),
@@ -206,6 +213,12 @@ def _length(tracer: Any) -> Callable[[Any], Any]:
         return of.shape[0] if is_tensor else own(of)
 
     return length
+
+
+def _record_calls(
+    owner: Any, names: tuple[str, ...], tracer: fx.Tracer
+) -> list[tuple[Any, str, Any]]:
+    return [(owner, name, _recording(getattr(owner, name), tracer)) for name in names]
 
 
 def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[..., Any]:
