@@ -134,6 +134,24 @@ class Normed(Turned):
         self.q_norm, self.k_norm = nn.LayerNorm(4), nn.RMSNorm(4)
 
 
+class Decomposed(Attention):
+    """Queries are multiplied by a table of positions, too, as in SAM; heads are in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, SIZE))
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2).reshape(-1, length, SIZE)
+            for f in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(1, 2) + torch.einsum("bic,ic->bi", q, self.table)[..., None]
+        y = (scores.softmax(-1) @ v).view(n, self.n_heads, length, SIZE)
+        return y.transpose(1, 2).reshape(n, length, -1)
+
+
 class NormedByHand(Attention):
     """Queries are normalised as in Qwen3: one weight, as long as a head, multiplies each."""
 
@@ -284,7 +302,7 @@ class Biased(Attention):
 
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
-    Turned: 4,
+    Turned: 4, Decomposed: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
     Biased: 4, BetweenChannels: 4, WithComputedBias: 4,
 }  # fmt: skip
@@ -392,7 +410,7 @@ APART, JOINT = {"query/2": SIZE, "value": SIZE}, {"qkv/2": SIZE}
 WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
     ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Grouped: APART,
     GroupedBySdpa: APART, Biased: APART, Turned: {"query/2": 2, "value": SIZE},
-    Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
+    Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
     FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, MultiQuery: {}, BetweenChannels: {},
 }  # fmt: skip

@@ -157,9 +157,11 @@ class ChannelConstraints:
         unique, place = torch.unique(root[cells], return_inverse=True)
         first = torch.full_like(unique, len(cells))
         first = first.scatter_reduce(0, place, torch.arange(len(cells)), "amin")[place]
-        is_nested = torch.isin(root[rows], unique) | torch.isin(root[columns], unique)
-        stays = is_nested | (root[cells] == FIXED)
-        for line in (rows, columns):
+        is_row = root[cells] == root[rows]  # all of a head is tied: its columns stay
+        inner = root[cells[~is_row]]
+        is_nested = torch.isin(root[rows], inner) | torch.isin(root[columns], unique)
+        is_fixed = is_nested | (root[cells] == FIXED)
+        for line, stays in ((rows, is_fixed), (columns, is_fixed | is_row)):
             self.tie(line[first], line)
             self.tie(line[stays], torch.full_like(line[stays], FIXED))
         self.tie(cells[is_nested], torch.full_like(cells[is_nested], FIXED))
