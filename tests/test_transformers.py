@@ -188,6 +188,45 @@ def _without_cache(net: Any) -> Any:
     return net
 
 
+ROTARY = {"LlamaForCausalLM": 4, "GPTNeoXForCausalLM": 1, "Qwen3ForCausalLM": 0}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_queries_and_keys_that_positions_turn_go_in_pairs(name: str, tmp_path: Path) -> None:
+    """A pair is half a head apart; of GPT-NeoX a quarter is turned, and Qwen3 normalises it all."""
+    torch.manual_seed(0)
+    config = getattr(hf, name.replace("ForCausalLM", "Config"))
+    sizes = {**SMALL, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}
+    if name != "GPTNeoXForCausalLM":
+        sizes |= {"num_key_value_heads": 4}
+    net = getattr(hf, name)(config(**sizes, **TOKENS)).double().eval()
+    gated = al.add_gates(net, {"input_ids": tokens()})
+    gates = {n: gate for n, gate in al.width_gates(gated).items() if "layers.0." in n}
+    within = [gate for n, gate in gates.items() if "/" in n and "mlp" not in n]
+    assert (len(within) > 0) == (ROTARY[name] > 0)
+    with torch.no_grad():
+        for gate in gates.values():
+            gate[1::2] = 0.1
+    small: Any = al.compact(gated)
+    if name == "LlamaForCausalLM":
+        attention = small.model.layers[0].self_attn
+        assert len(within[0]) == ROTARY[name]
+        assert attention.q_proj.out_features == attention.k_proj.out_features == 2 * 2 * 2
+        kept = al.kept_channels(small)["model.layers.0.self_attn.q_proj.weight"][0]
+        assert kept[:4] == (0, 2, 4, 6)
+    other = tokens(3, 5)
+    for ids in (tokens(), other):
+        gap = gated(input_ids=ids).logits - small(input_ids=ids).logits
+        assert gap.abs().max() < 1e-10
+    assert al.plan(gated).after == al.count_costs(small)
+    al.save(small, tmp_path / "small.safetensors")
+    loaded = al.load(tmp_path / "small.safetensors")
+    assert torch.equal(loaded(input_ids=other).logits, small(input_ids=other).logits)
+    before = gated(input_ids=other).logits
+    al.shrink_(gated)
+    assert (gated(input_ids=other).logits - before).abs().max() < 1e-10
+
+
 def test_a_compact_llama_generates_what_the_gated_one_does() -> None:
     torch.manual_seed(0)
     net: Any = llama().double().eval()

@@ -80,22 +80,40 @@ class HeadedAttention(nn.Module):
     def __init__(self, n: int, n_heads: int, size: int, way: str) -> None:
         super().__init__()
         self.n_heads, self.size, self.way = n_heads, size, way
-        self.qkv, self.project = nn.Linear(n, 3 * n_heads * size), nn.Linear(n_heads * size, n)
+        self.n_kv = n_heads // 2 if way == "grouped" and n_heads % 2 == 0 else n_heads
+        self.qkv = nn.Linear(n, (n_heads + 2 * self.n_kv) * size)
+        self.project = nn.Linear(n_heads * size, n)
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        sizes = (n, length, self.n_heads, self.size)
         if self.way == "fused":
-            q, k, v = self.qkv(x).view(n, length, 3, *sizes[2:]).permute(2, 0, 3, 1, 4).unbind(0)
+            heads = self.qkv(x).view(n, length, 3, self.n_heads, self.size)
+            q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            q, k, v = (y.view(sizes).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            sizes = [self.n_heads * self.size, *[self.n_kv * self.size] * 2]
+            parts = self.qkv(x).split(sizes, -1)
+            q, k, v = (y.view(n, length, -1, self.size).transpose(1, 2) for y in parts)
         if self.way == "normed":
             q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
-        if self.way in ("fused", "sdpa"):
+        if self.way == "turned":
+            q, k = turn_pairs(q), turn_pairs(k)
+        k, v = (y.repeat_interleave(self.n_heads // self.n_kv, 1) for y in (k, v))
+        if self.way in ("fused", "sdpa", "turned"):
             y = F.scaled_dot_product_attention(q, k, v)
         else:
             y = (q * self.size**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
         return self.project(y.transpose(1, 2).reshape(n, length, -1))
+
+
+def turn_pairs(x: Tensor) -> Tensor:
+    """Turn all but an odd last channel by their positions, each with one half a head away."""
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2:
+        return torch.cat((turn_pairs(x[..., : 2 * half]), x[..., 2 * half :]), dim=-1)
+    speeds = torch.linspace(1.0, 0.1, half, dtype=x.dtype).repeat(2)
+    angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * speeds
+    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * angles.cos() + swapped * angles.sin()
 
 
 def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
@@ -103,7 +121,7 @@ def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     n = shape[0]
     if len(shape) not in (2, 3):
         return None
-    way = pick(("by hand", "sdpa", "fused", "normed"))
+    way = pick(("by hand", "sdpa", "fused", "normed", "turned", "grouped"))
     mix = HeadedAttention(n, pick((2, 4, 3, 5)), pick((2, 3, 4)), way)
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
     line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []

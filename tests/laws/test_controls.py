@@ -105,6 +105,24 @@ def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(
         checking.check_same(gated, small, x)
 
 
+def test_angles_of_other_positions_within_a_head_are_seen() -> None:
+    choices = (4, 1, 2, *PLAIN[3:])  # turned by positions, four heads of four channels
+    program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
+    gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
+    gate = next(gate for name, gate in al.width_gates(gated).items() if name.endswith("qkv/2"))
+    assert len(gate) == 2  # pairs
+    gate.data[0] = 0.1
+    for branch in al.branch_gates(gated).values():
+        branch.data.fill_(1.0)
+    small = al.compact(gated)
+    checking.check_same(gated, small, x)
+    index = next(buffer for name, buffer in small.named_buffers() if "archlearn_index" in name)
+    assert index.tolist() == [1, 3]
+    index -= 1
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
 def test_a_weight_that_is_off_by_a_millionth_is_seen(gated: nn.Module, small: nn.Module) -> None:
     x = checking.fresh(PROGRAM)
     checking.check_same(gated, small, x)

@@ -163,6 +163,10 @@ class ChannelConstraints:
             self.tie(line[first], line)
             self.tie(line[stays], torch.full_like(line[stays], FIXED))
         self.tie(cells[is_nested], torch.full_like(cells[is_nested], FIXED))
+        for _, *lines in self.grids:
+            for line in lines:
+                if bool((root[line] == root[line[0]]).all()):  # it could only go as a whole
+                    self.tie(line[:1], torch.full_like(line[:1], FIXED))
         for block in list(self.blocks):
             is_blocked = torch.isin(root[cells], root[block.ids])
             self.blocks += _blocks(torch.cat([rows[is_blocked], columns[is_blocked]]), block.reason)

@@ -24,6 +24,7 @@ from archlearn.analysis.constraints import ChannelConstraints, Reason
 from archlearn.analysis.linear_ops import read_linear_op
 from archlearn.analysis.propagation_rules import is_selection, rule_for
 from archlearn.analysis.propagation_rules.elementwise import (
+    COMBINING,
     activate,
     keep,
     product,
@@ -72,6 +73,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
 _ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
+_JOINS = (torch.cat, torch.concat)
 
 
 class _Interpreter(fx.Interpreter):
@@ -318,9 +320,12 @@ class _Follower(_Interpreter):
             self._note_parts(step, made)
         if self.rules[n] is move:
             self._note_run(n, step, made)
-        if self.rules[n] in _PRODUCTS and isinstance(made, Labels) and len(varying(made.ids)) > 1:
-            self.grids.add(n.name)
-            self.split.add(n.name)
+        if isinstance(made, Labels) and len(varying(made.ids)) > 1:
+            if self.rules[n] in _PRODUCTS:
+                self.grids.add(n.name)
+                self.split.add(n.name)
+            elif n.target in _JOINS and n.name in self.split:
+                self.constraints.boxes.append((f"{n.name}:out", made))
         if self.rules[n] is activate:
             self._note_site(n, made)
         return made
@@ -375,14 +380,16 @@ class _Follower(_Interpreter):
             return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
+        is_one = len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE
+        if is_split and (is_one or self.rules[n] in COMBINING or n.target in _JOINS):
+            for place, (labels, _) in enumerate(scrambled):  # what goes is known at the end
+                self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
+            self.split.add(n.name)
+            return step
         knows_more = self.rules[n] in (pick, along_dim)
         knows_more |= self.rules[n] in (mean, reduce, variance) and not is_split
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
-        if is_split and len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE:
-            self.constraints.boxes.append((n.name, step.x))  # what goes is known at the end
-            self.split.add(n.name)
-            return step
         behind = None if is_split else _choose_dim(step.labels)
         tied: dict[int, Labels] = {}
         for labels, dims in scrambled:
@@ -401,7 +408,8 @@ class _Follower(_Interpreter):
         split = [self.values[node.name] for node in n.all_input_nodes if node.name in self.split]
         is_view = len(step.labels) == 1 and len(varying(step.x.ids)) < 2
         parts = [leaf for leaf in leaves_of(made) if isinstance(leaf, Labels)]
-        if (split or is_view) and any(len(varying(part.ids)) > 1 for part in parts):
+        is_part = bool(split) and self.rules[n] is pick
+        if is_part or ((split or is_view) and any(len(varying(part.ids)) > 1 for part in parts)):
             self.split.add(n.name)
         if split and any(part.ids.numel() == 0 for part in parts):  # of which nothing is known
             for labels in step.labels:
@@ -565,10 +573,13 @@ def _tie_spreads(constraints: ChannelConstraints) -> None:
     Where whole heads go, what is as long as a head and multiplies each of them stays.
     """
     for base, ids in constraints.spreads:
-        own = set(varying(ids))
-        sides = [pointwise(side.__getitem__, base) for side in constraints.parents()]
+        own, parents = set(varying(ids)), constraints.parents()
+        sides = [pointwise(side.__getitem__, base) for side in parents]
         alike = [side for side in sides if own & set(varying(side))]
-        if alike:
+        if not torch.equal(*parents[:, without_repeats(ids)]):  # they go with heads, and within
+            for side, parent in zip(sides, parents, strict=True):
+                constraints.tie(side, pointwise(parent.__getitem__, ids))
+        elif alike:
             constraints.tie(alike[0] if len(alike) == 1 else base, ids)
         else:
             constraints.block(ids, "multiplies or is added to all heads", "nothing is needed")

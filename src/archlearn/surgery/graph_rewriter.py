@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.channel_labels import Labels, without_repeats
+from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
 from archlearn.analysis.propagation_rules import elementwise, reshape, rule_for
 from archlearn.analysis.rule_api import name_of, opaque
 from archlearn.errors import SurgeryError
@@ -62,6 +62,7 @@ class Rewriter:
     changed: bool = False
     narrowed: dict[fx.Node, Any] = field(default_factory=dict)
     replaced: set[fx.Node] = field(default_factory=set)
+    selected: dict[tuple[fx.Node, int, tuple[int, ...]], fx.Node] = field(default_factory=dict)
     cuts: Cuts = field(init=False)
     selections: Selections = field(init=False)
 
@@ -127,7 +128,35 @@ class Rewriter:
             if isinstance(self.narrowed.get(source), DeferredPermutation):
                 raise SurgeryError(cannot_narrow(source))
         self._bake_numbers(old, node)
+        if rule in elementwise.COMBINING and isinstance(full, Labels):
+            self._select_fixed(old, node, full)
         return self.cuts.reduce_all(full) if self._is_looked_at(old, node) else None
+
+    def _select_fixed(self, old: fx.Node, node: fx.Node, full: Labels) -> None:
+        """Let a tensor without channels (angles of positions) lose what those beside it lose."""
+        if not self.cuts.touches(full):
+            return
+        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
+            labels = self.values[before.name]
+            if not isinstance(labels, Labels) or bool((labels.ids != FIXED).any()):
+                continue
+            for behind in range(-labels.ids.dim(), 0):
+                kept = self.cuts.kept_along(full, full.ids.dim() + behind)
+                if labels.shape[behind] == full.shape[behind] > len(kept):
+                    part = self._select(now, behind, kept, node)
+                    node.replace_input_with(now, part)
+                    now, self.changed = part, True
+
+    def _select(self, source: fx.Node, dim: int, kept: Tensor, user: fx.Node) -> fx.Node:
+        """Return a selection of a tensor in front of the first call that reads it."""
+        key = source, dim, tuple(kept.tolist())
+        if key not in self.selected:
+            with self.graph.inserting_before(user):
+                index = self.graph.get_attr(self.selections.keep_index(kept))
+                self.selected[key] = self.graph.call_function(
+                    torch.index_select, (source, dim, index)
+                )
+        return self.selected[key]
 
     def _is_indexed(self, old: fx.Node) -> bool:
         """Return whether a call is x[index] with a tensor as index, which no channel lies along."""

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from archlearn.analysis.channel_labels import Labels, line_along, select, varying, without_repeats
+from archlearn.analysis.channel_labels import (
+    Labels,
+    core,
+    line_along,
+    select,
+    varying,
+    without_repeats,
+)
 from archlearn.analysis.propagation_rules.reshape import as_selection
 from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
@@ -66,6 +73,11 @@ class Cuts:
                 kept = torch.nonzero(~whole).flatten()
                 gone, tensor = gone.index_select(dim, kept), select(tensor, dim, kept)
         return None if bool(gone.any()) else tensor
+
+    def kept_along(self, labels: Labels, dim: int) -> Tensor:
+        """Return the indices of a dimension at which something stays."""
+        lines, _ = core(labels.ids, labels.ids, dim)
+        return torch.nonzero(~self.dropped[self.root[lines]].all(0)).flatten()
 
     def touches(self, full: Any) -> bool:
         """Return whether anything of what calls returned is dropped."""
@@ -380,7 +392,7 @@ class Selections:
             rank = self.graph.call_method("dim", (source,))
             what = f"the number of dimensions at {source_of(old) or old.name}"
             self.graph.call_function(check_argument, (rank, full_source.ids.dim(), what))
-            name = self._keep(narrowed)
+            name = self.keep_index(narrowed)
             return self.graph.call_function(
                 torch.index_select, (source, dim, self.graph.get_attr(name))
             )
@@ -392,7 +404,8 @@ class Selections:
                 return value if isinstance(value, Labels) else None
         return None
 
-    def _keep(self, index: Tensor) -> str:
+    def keep_index(self, index: Tensor) -> str:
+        """Give the model an index as a buffer; return its name."""
         n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
         name = f"archlearn_index_{n}"
         reference = next(iter(self.net.parameters()), index)

@@ -82,6 +82,9 @@ def mixed(step: OpCall) -> Any:
     return combine(step, lambda states: torch.clamp(_worst(states), min=CONSTANT))
 
 
+COMBINING = (product, quotient, total, mixed)
+
+
 def lerp(step: OpCall) -> Any:
     """`lerp(x, end, weight)` is zero where both ends are, whatever the weight."""
 

@@ -26,6 +26,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     filled,
+    pointwise,
     varying,
 )
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
@@ -105,7 +106,7 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
     shape = torch.Size(sizes[c] for c in out)
     grid = _find_grid(factors, along_letters, out)
-    if grid is not None and _loses_whole_heads(step, factors, grid[0]):
+    if grid is not None and _loses_whole_heads(step, factors, grid):
         if step.may_gate_reads:
             return _pass_grid(step, whole, factors, grid, (out, shape))
     elif grid is not None and {grid[0]} not in along_letters:
@@ -134,10 +135,19 @@ def _find_grid(
     return None
 
 
-def _loses_whole_heads(step: OpCall, factors: list[Factor], heads: str) -> bool:
+def _loses_whole_heads(step: OpCall, factors: list[Factor], grid: tuple[str, str]) -> bool:
+    """Return whether whole heads go: there are many, or what is within a head is tied."""
+    heads, within = grid
     lines = [core(x.ids, x.state, letters.index(heads))[0] for x, letters in factors]
     n_heads = max(line.unique(dim=1).shape[1] for line in lines)
-    return step.constraints.whole_groups.setdefault(step.node.name, n_heads > FEW_HEADS)
+    known = step.constraints.whole_groups
+    if step.node.name not in known:
+        parts = [(x.ids, letters.index(within)) for x, letters in factors if within in letters]
+        root = step.constraints.roots() if n_heads <= FEW_HEADS else torch.zeros(0)
+        known[step.node.name] = n_heads > FEW_HEADS or not all(
+            dim in varying(pointwise(root.__getitem__, ids)) for ids, dim in parts
+        )
+    return known[step.node.name]
 
 
 def _pass_grid(
