@@ -252,7 +252,7 @@ def test_a_start_outside_zero_and_one_is_refused(name: str, start: float) -> Non
 
 def test_a_scripted_model_is_refused_by_name() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
     with pytest.raises(al.InputError, match=r"compiled by torch.jit .*give the model as it was"):
         al.add_gates(scripted, X)

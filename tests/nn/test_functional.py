@@ -18,7 +18,7 @@ from archlearn.nn.functional import (
     open_gates,
 )
 
-traced = pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+traced = pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 JUST_BELOW = torch.nextafter(torch.tensor(0.5), torch.tensor(0.0)).item()
 
 

@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 def scripted() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
 
 

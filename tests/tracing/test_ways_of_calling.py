@@ -134,7 +134,7 @@ def swap_both(x: Tensor) -> Tensor:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore")  # torch.jit is deprecated, in 2.15 by a FutureWarning
     scripted_swap = torch.jit.script(swap_both)
 
 
