@@ -276,6 +276,7 @@ NOTES = {
 NOT_RUN = (
     "Of MobileNetV2 and DenseNet-40 the plain rows of one seed were at epochs 26 and 19 of 30 when "
     "they were lost, at 8 and 18 s an epoch beside 16 other processes; DenseNet-40 took 60 GiB. "
+    "Rows of the ViT and the GPT are older than gates on channels within their heads (05e0baa). "
     "Rows by the default of a7b2e33 (no gates on branches, streams and heads), with ablation, "
     "rivals, a long run and runs without a budget, are in `learning-a7b2e33.md`; older ones in "
     "`learning-f2ed5ed.md`."
