@@ -666,3 +666,19 @@ def test_a_run_far_longer_than_total_steps_is_told(
         gates.step()
         gates.zero_grad()
     assert caplog.text.count("so gates were decided by step 7") == 1
+
+
+def test_channels_within_heads_are_the_last_to_go_of_what_earns_the_same() -> None:
+    model = al.add_gates(
+        nn.TransformerEncoderLayer(32, 4, 32, 0.0, batch_first=True), torch.randn(2, 5, 32)
+    )
+    gates = al.GateOptimizer(model, total_steps=40, budget={"multiply_adds": "40%"})
+    widths = al.width_gates(model)
+    within = [name for name in widths if name.endswith("/2")]
+    assert within
+    for _ in range(40):
+        for gate in gates.param_groups[0]["params"]:
+            gate.grad = torch.ones_like(gate)
+        gates.step()
+    assert all(bool((widths[name] > 0.5).all()) for name in within)
+    assert not all(bool((gate > 0.5).all()) for gate in widths.values())

@@ -226,6 +226,13 @@ class ChannelGraph:
         products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
         return self.count_by_group(self.root[torch.cat([*products, self.root[:0]])]) > 0
 
+    def groups_within_heads(self) -> Tensor:
+        """Return whether each group holds channels within heads, which go of all heads at once."""
+        rows, columns = self.parents
+        is_within = torch.zeros(len(self.root), dtype=torch.bool)
+        is_within[columns[rows != columns]] = True
+        return torch.tensor([bool(is_within[g.channels].any()) for g in self.groups]) > 0
+
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""

@@ -69,6 +69,9 @@ _GPU_MULTIPLE = 8
 _FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
 """A network is timed whenever its latency has fallen to this part, and at the end until the table
 is as near as this, at most so often. A single time is not believed further than the last."""
+_WITHIN_HEADS = 4.0
+"""What channels within heads earn counts so much more. At 1 they close too soon: a small character
+GPT at half of its multiply-adds lost 0.025 nats (three seeds, validation text)."""
 _WEIGHTS_MOVE_BY = 20
 """The step by which an optimiser has moved the weights, whatever accumulates or skips steps."""
 _log = logging.getLogger(__name__)
@@ -207,6 +210,8 @@ class GateOptimizer(torch.optim.Optimizer):
         is_attended = blueprint.attended_groups()[self._cost.group]
         self._is_large = torch.cat([is_attended, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
+        within = blueprint.groups_within_heads()[self._cost.group]
+        self._preference = torch.where(within, _WITHIN_HEADS, 1.0).double()
         sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
         self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._rates: Tensor | None = None
@@ -550,7 +555,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
         names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
-        for name in (*names, "_protected", "_left_out", "_is_large"):
+        for name in (*names, "_protected", "_left_out", "_is_large", "_preference"):
             setattr(self, name, getattr(self, name).to(device))
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
@@ -566,10 +571,12 @@ class GateOptimizer(torch.optim.Optimizer):
         gates, n_branches = self.param_groups[0]["params"], self._cost.n_branches
         units = self._units[: self._cost.n_depth]
         earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
+        is_square = self.schedule.signal == "square"
+        earned[: self._cost.n_width] *= self._preference if is_square else self._preference.sqrt()
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()
-        return earned.sqrt() if self.schedule.signal == "square" else earned
+        return earned.sqrt() if is_square else earned
 
     def _weight_seen(self) -> float:
         """Return by what averages are too small, for they began at zero."""

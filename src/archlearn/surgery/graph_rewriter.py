@@ -136,10 +136,12 @@ class Rewriter:
         """Let a tensor without channels (angles of positions) lose what those beside it lose."""
         if not self.cuts.touches(full):
             return
-        for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
-            labels = self.values[before.name]
+        for before in old.all_input_nodes:
+            labels, now = self.values[before.name], self.nodes.get(before.name)
             if not isinstance(labels, Labels) or bool((labels.ids != FIXED).any()):
                 continue
+            if now is None or now not in node.all_input_nodes:
+                continue  # a number by now, or what stands in for a closed branch
             for behind in range(-labels.ids.dim(), 0):
                 kept = self.cuts.kept_along(full, full.ids.dim() + behind)
                 if labels.shape[behind] == full.shape[behind] > len(kept):
