@@ -155,8 +155,8 @@ FULL = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=60)
 QUICK = Scale(
     name="quick",
     seeds=(0,),
-    epochs=4,
-    limit=1000,
+    epochs=6,
+    limit=1500,
     validation=1 / 12,
     points=3,
     probes=500,

@@ -157,7 +157,7 @@ def _draw_pairs(axes: Axes, pairs: Sequence[Mapping[str, Any]], name: str, stren
         axes.plot(pair["steps"], pair["mean"], linewidth=1.6, label=label, **style)
         draw_band(axes, pair["steps"], pair["least"], pair["most"], place)
     axes.set_yscale("log")
-    tick_logarithmic_(axes.yaxis, [width for pair in pairs for width in pair["least"]])
+    tick_logarithmic_(axes.yaxis, [max(1, width) for pair in pairs for width in pair["least"]])
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(_write_count))
     add_legend(axes)

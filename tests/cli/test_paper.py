@@ -85,7 +85,7 @@ def test_results_are_never_replaced_by_lesser_ones(
     there = {
         "format": 1, "experiment": "table-3", "command": "", "date": "", "hardware": {},
         "versions": {}, "seeds": changes.get("seeds", [0]), "quick": changes.get("quick", True),
-        "scale": {"data": changes.get("data", "digits:28"), "epochs": 4}, "seconds": 1.0,
+        "scale": {"data": changes.get("data", "digits:28"), "epochs": 6}, "seconds": 1.0,
         "derived": {}, "rows": [],
     }  # fmt: skip
     (tmp_path / "r").mkdir()

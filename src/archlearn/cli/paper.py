@@ -129,7 +129,7 @@ def compare(
         budget: Numbers of parameters. [default: 5000,10000,20000,40000]
         methods: Which methods, with semicolons between them. [default: all]
         seeds: Every method is run once for each. [default: 0,1,2,3,4, or 0 if quick]
-        epochs: Of every method in total. [default: 30, or 4 if quick]
+        epochs: Of every method in total. [default: 30, or 5 if quick]
         quick: A small version that ends within 3 minutes on 2 cores.
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.

@@ -19,7 +19,7 @@ COMPARISON = "compare-"
 BUDGETS = (5_000, 10_000, 20_000, 40_000)
 FULL_COMPARISON = Scale(name="full", seeds=(0, 1, 2, 3, 4), epochs=30, batch_size=500)
 QUICK_COMPARISON = Scale(
-    name="quick", seeds=(0,), epochs=4, limit=1000, validation=1 / 12, points=1, batch_size=50
+    name="quick", seeds=(0,), epochs=5, limit=1500, validation=1 / 12, points=1, batch_size=50
 )
 QUICK_BUDGETS = (10_000, 40_000)
 
