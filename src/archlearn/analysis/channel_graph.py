@@ -229,9 +229,7 @@ class ChannelGraph:
     def groups_within_heads(self) -> Tensor:
         """Return whether each group holds channels within heads, which go of all heads at once."""
         rows, columns = self.parents
-        is_within = torch.zeros(len(self.root), dtype=torch.bool)
-        is_within[columns[rows != columns]] = True
-        return torch.tensor([bool(is_within[g.channels].any()) for g in self.groups]) > 0
+        return self.count_by_group(columns[rows != columns]) > 0
 
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
