@@ -22,6 +22,7 @@ from archlearn_paper.experiments import (
     table_3,
 )
 from archlearn_paper.experiments.properties import measure_removals
+from archlearn_paper.plots import draw_figure_3a
 from tests.paper.making import make_row
 
 ABLATION = ablation.EXPERIMENT
@@ -262,14 +263,22 @@ def test_a_curve_has_settled_when_it_stays_near_its_end() -> None:
     assert figure_3a.find_settled(steps, [50] * 5, 0) == 0
 
 
-def test_figure_3a_averages_over_the_grid() -> None:
-    def curve(row: str, *widths: int, seed: int = 0):
-        history = [
-            {"step": 10 * i, "widths": {"conv1": 5, "fc1": w}, "gap": (w - widths[-1]) / 500}
-            for i, w in enumerate(widths)
-        ]
-        return make_row(row, seed, history=history)
+def curve(row: str, *widths: int, seed: int = 0) -> Row:
+    history = [
+        {"step": 10 * i, "widths": {"conv1": 5, "fc1": w}, "gap": (w - widths[-1]) / 500}
+        for i, w in enumerate(widths)
+    ]
+    return make_row(row, seed, history=history)
 
+
+def test_figure_3a_is_drawn_of_networks_that_died() -> None:
+    costs, binarise = figure_3a.WIDTH_COSTS, figure_3a.BINARISING
+    pairs = [figure_3a.name_pair(cost, each) for cost in costs for each in binarise]
+    derived = FIGURE_3A.derive([curve(pair, 500, 40, 0) for pair in pairs])
+    assert draw_figure_3a(derived).axes
+
+
+def test_figure_3a_averages_over_the_grid() -> None:
     low, high = figure_3a.WIDTH_COSTS[0], figure_3a.WIDTH_COSTS[-1]
     weak, strong = figure_3a.BINARISING[0], figure_3a.BINARISING[-1]
     rows = [
