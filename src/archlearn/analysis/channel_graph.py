@@ -228,7 +228,8 @@ class ChannelGraph:
 
     def groups_within_heads(self) -> Tensor:
         """Return whether each group holds channels within heads, which go of all heads at once."""
-        rows, columns = self.parents
+        held = torch.cat([self.root[:0], *self.dims.values()])  # not what layers only pass on
+        rows, columns = self.parents[:, held]
         return self.count_by_group(columns[rows != columns]) > 0
 
     @property
@@ -383,6 +384,7 @@ class _Search:
             whole_groups=self.whole_groups,
         )
         root, parents = constraints.roots(), constraints.parents()
+        root = torch.where(parents[0] == parents[1], parents[0], root)
         reasons = _find_reasons(constraints, root, parents, followed)
         streams = _find_streams(self.net, self.traces, followed, parents)
         for stream in streams:
