@@ -91,7 +91,7 @@ def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported
         names = [each.name for each in session.get_inputs()]
 
         def run(given: ExampleInputs) -> list[Tensor]:
-            arrays = [tensor.numpy() for tensor in _tensors((given.args, given.kwargs))]
+            arrays = [tensor.numpy() for tensor in given.tensors()]
             found = session.run(None, dict(zip(names, arrays, strict=True)))
             return [torch.from_numpy(array) for array in found]
 
@@ -167,7 +167,8 @@ def _compare(
         FileError: If it is beyond the tolerance.
     """
     worst = 0.0
-    for given in (inputs, _one_row_more(inputs)):
+    one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
+    for given in (inputs, one_row_more):
         expected = _tensors(model(*given.args, **given.kwargs))
         found = run(given)
         for y, other in zip(expected, found, strict=True):
@@ -179,13 +180,6 @@ def _compare(
             f"than {TOLERANCE:.0e}; report the model, and keep the file that archlearn.save writes"
         )
     return worst
-
-
-def _one_row_more(inputs: ExampleInputs) -> ExampleInputs:
-    def add(value: Any) -> Any:
-        return torch.cat([value, value[:1]]) if isinstance(value, Tensor) and value.dim() else value
-
-    return ExampleInputs(tree_map(add, inputs.args), tree_map(add, inputs.kwargs))
 
 
 def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:
