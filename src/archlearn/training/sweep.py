@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
-from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError
+from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError, check_installed
 from archlearn.training.settings import RunSettings, format_settings
 
 PLAIN = "plain"
@@ -85,7 +85,7 @@ def run_sweep(
     Raises:
         RunStoppedError: If a run failed; others that had begun are ended first.
         RunInterruptedError: If Ctrl-C was pressed; so are they then.
-        SettingsError: If Ray is asked for and not installed.
+        InputError: If Ray is asked for and not installed.
     """
     waiting: list[SweepRun] = []
     for run in runs:
@@ -127,12 +127,8 @@ def _run_on_ray(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun
 
     Ray gives the task of a worker that died to another one, which goes on in the run's folder.
     """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise SettingsError(
-            "--ray needs ray, which is not installed; pip install 'archlearn[ray]'"
-        ) from error
+    check_installed("--ray", "ray", "ray")
+    ray: Any = import_module("ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     n_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / n_jobs)
