@@ -107,7 +107,12 @@ def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun],
         while waiting or working:
             while waiting and len(working) < n_jobs:
                 run = waiting.pop(0)
-                working[run] = _start(run)
+                working[run] = subprocess.Popen(
+                    [sys.executable, "-m", "archlearn.cli", *_command(run)],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             for run, process in list(working.items()):
                 if process.poll() is not None:
                     _, error = process.communicate()
@@ -170,14 +175,6 @@ def _failed(run: SweepRun, reason: object) -> RunStoppedError:
         f"the run {run.folder} failed: {reason}; "
         "what is finished stays: give the same command again to go on"
     )
-
-
-def _start(run: SweepRun) -> "subprocess.Popen[str]":
-    """Start a run, or go on with it, in a process of its own."""
-    command = [sys.executable, "-m", "archlearn.cli", *_command(run)]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
 
 
 def _command(run: SweepRun) -> list[str]:
