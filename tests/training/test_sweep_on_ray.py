@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.errors import RunStoppedError, InputError
+from archlearn.errors import InputError, RunStoppedError
 from archlearn.training import RunSettings
 from archlearn.training.settings import override
 from archlearn.training.sweep import SweepRun, list_runs, read_summary, run_sweep
