@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.gating.gate_container import find_store
 
 N_TOKENS, WIDTH, HIDDEN = 6, 8, 10
 
@@ -183,10 +182,3 @@ def test_other_readers_of_what_layers_give_for_each_channel(
     small = al.compact(model)
     torch.testing.assert_close(small(fresh), model(fresh), rtol=0, atol=1e-10)
     assert small.get_parameter("stem.weight").shape == (WIDTH // 2, 5)
-
-
-def test_units_over_tokens_are_no_channels_within_heads() -> None:
-    torch.manual_seed(0)
-    store = find_store(al.add_gates(Mixing().double(), draw(2, N_TOKENS, 5)))
-    assert store is not None
-    assert not bool(store.choice.blueprint.groups_within_heads().any())

@@ -226,12 +226,6 @@ class ChannelGraph:
         products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
         return self.count_by_group(self.root[torch.cat([*products, self.root[:0]])]) > 0
 
-    def groups_within_heads(self) -> Tensor:
-        """Return whether each group holds channels within heads, which go of all heads at once."""
-        held = torch.cat([self.root[:0], *self.dims.values()])  # not what layers only pass on
-        rows, columns = self.parents[:, held]
-        return self.count_by_group(columns[rows != columns]) > 0
-
     @property
     def bare_streams(self) -> tuple[Stream, ...]:
         """Streams with channels that pass no activation."""

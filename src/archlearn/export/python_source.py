@@ -205,7 +205,7 @@ def _write_layer(path: str, part: _Part) -> str:
             f"the layer {path!r} is of class {part.kind}, which plain source cannot hold; export "
             "to torch-export or onnx, or keep the file that archlearn.save writes"
         )
-    given = {name: decode(value, _refuse_node) for name, value in entry.arguments.items()}
+    given = {name: decode(value) for name, value in entry.arguments.items()}
     for name in _SAME_FOR_ALL_DIMS:
         value = given.get(name)
         if isinstance(value, tuple) and len(set(cast(tuple[object, ...], value))) == 1:
@@ -345,7 +345,7 @@ class _Function:
             name = str(node.target)
             if name.startswith("*"):
                 raise FileError(f"its forward takes {name}, which plain source cannot show")
-            default = [f"={_literal(decode(value, _refuse_node))}" for value in node.args]
+            default = [f"={_literal(decode(value))}" for value in node.args]
             shown.append(name + (default[0] if default else ": Tensor"))
         return ", ".join(shown)
 
@@ -498,7 +498,3 @@ def _literal(value: Any) -> str:
             return "..."
         case _:
             return repr(value)
-
-
-def _refuse_node(name: str) -> object:
-    raise FileError(f"a layer is built from the result {name!r} of a call, which no layer is")

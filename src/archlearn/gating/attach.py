@@ -127,10 +127,10 @@ def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
 
 def check_rows(inputs: ExampleInputs) -> ExampleInputs:
     """Return example inputs, unless there is nothing in them to look at."""
-    for leaf in tree_leaves((inputs.args, inputs.kwargs)):
-        if isinstance(leaf, Tensor) and not leaf.numel():
+    for tensor in inputs.tensors():
+        if not tensor.numel():
             raise InputError(
-                f"example_inputs hold a tensor of shape {tuple(leaf.shape)}, without a number; "
+                f"example_inputs hold a tensor of shape {tuple(tensor.shape)}, without a number; "
                 "give at least one example"
             )
     return inputs

@@ -57,6 +57,7 @@ from archlearn.optim.gate_statistics import (
     observe_,
 )
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
+from archlearn.optim.neuron_counts import NeuronCounts
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
@@ -69,9 +70,6 @@ _GPU_MULTIPLE = 8
 _FALLEN, _NEAR, _LAST_CHECKS, _MOST_OFF = 0.9, 0.02, 4, 1.25
 """A network is timed whenever its latency has fallen to this part, and at the end until the table
 is as near as this, at most so often. A single time is not believed further than the last."""
-_WITHIN_HEADS = 4.0
-"""What channels within heads earn counts so much more: they are to go last, for in short runs of a
-small character GPT they closed too soon."""
 _WEIGHTS_MOVE_BY = 20
 """The step by which an optimiser has moved the weights, whatever accumulates or skips steps."""
 _log = logging.getLogger(__name__)
@@ -210,8 +208,7 @@ class GateOptimizer(torch.optim.Optimizer):
         is_attended = blueprint.attended_groups()[self._cost.group]
         self._is_large = torch.cat([is_attended, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
-        within = blueprint.groups_within_heads()[self._cost.group]
-        self._preference = torch.where(within, _WITHIN_HEADS, 1.0).double()
+        self._neuron_counts = NeuronCounts(self._store.choice)
         sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
         self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._rates: Tensor | None = None
@@ -480,7 +477,7 @@ class GateOptimizer(torch.optim.Optimizer):
         if self._width_cost is None:
             prices, overshoots = find_savings(cost, opened, gone, self._limits)
             earned[n_width:] *= torch.where(overshoots, LAST_RESORT, 1.0)
-            prices = torch.where(prices > 0, prices.abs() ** schedule.cost_power, prices)
+            prices = torch.where(prices > 0, self._weigh_prices(prices, opened, gone), prices)
         else:
             prices = self._neurons(opened, gone)
         widths, branches = self._for_good()
@@ -555,8 +552,19 @@ class GateOptimizer(torch.optim.Optimizer):
     def _follow_device(self, device: torch.device) -> None:
         """Bring what was prepared to where the model is now."""
         names = ("_limits", "_start", "_least", "_steps", "_is_cut", "_units", "_inner", "_can_go")
-        for name in (*names, "_protected", "_left_out", "_is_large", "_preference"):
+        for name in (*names, "_protected", "_left_out", "_is_large"):
             setattr(self, name, getattr(self, name).to(device))
+
+    def _weigh_prices(self, prices: Tensor, opened: Tensor, gone: Tensor) -> Tensor:
+        """Return prices so that a dear channel counts for more than it costs.
+
+        A gate that stands for many neurons is dear because they are many: each of them counts as
+        if it went alone.
+        """
+        depths, branches = gone.tensor_split([self._cost.n_depth])
+        widths, inside = self._neuron_counts(opened, branches)
+        neurons = torch.cat([widths, torch.ones_like(depths), inside])
+        return prices.abs() ** self.schedule.cost_power / neurons**self.schedule.size_power
 
     def _neurons(self, opened: Tensor, gone: Tensor) -> Tensor:
         """Return how many neurons go with each gate: what a price is paid for."""
@@ -572,7 +580,6 @@ class GateOptimizer(torch.optim.Optimizer):
         units = self._units[: self._cost.n_depth]
         earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
         is_square = self.schedule.signal == "square"
-        earned[: self._cost.n_width] *= self._preference if is_square else self._preference.sqrt()
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()

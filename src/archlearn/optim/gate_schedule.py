@@ -28,6 +28,9 @@ class GateSchedule:
             gradient of the paper (for comparison; at rest it does no better than chance).
         cost_power: The power of its cost that a channel's earnings are divided by; with 0 costs do
             not count.
+        size_power: The power of the number of neurons that a gate stands for (one of a stream, of
+            heads, of a branch) that its earnings are multiplied by. With `cost_power - 1` a gate of
+            many neurons goes when they would go one by one; with less it goes sooner.
     """
 
     begin: float = 0.1
@@ -42,6 +45,7 @@ class GateSchedule:
     cuts: int = 5
     signal: Literal["square", "size", "signed"] = "square"
     cost_power: float = 1.5
+    size_power: float = 0.5
 
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
@@ -54,7 +58,7 @@ class GateSchedule:
         if not 0 <= self.memory < 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
-        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0}
+        bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0, "size_power": 0}
         for name, least in bounds.items():
             if not lies_in(getattr(self, name), least, math.inf):
                 raise InputError(

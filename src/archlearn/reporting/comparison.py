@@ -36,7 +36,7 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.run_reader import JsonTable, RunRecord, as_number, is_table
+from archlearn.reporting.run_reader import JsonTable, RunRecord
 from archlearn.reporting.sections import (
     PICTURE_NOTE,
     TableItem,
@@ -175,7 +175,7 @@ def find_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[object, ...]]
 
 def _flatten(config: JsonTable, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
-        if is_table(value):
+        if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -204,7 +204,6 @@ def _results(runs: Sequence[RunRecord]) -> TableItem:
 
 def _result(number: int, run: RunRecord) -> tuple[object, ...]:
     before, after = run.before, run.after
-    seconds = as_number(run.summary.get("seconds"))
     return (
         number,
         run.name,
@@ -215,7 +214,7 @@ def _result(number: int, run: RunRecord) -> tuple[object, ...]:
         format_count(after.multiply_adds),
         format_ratio(before.multiply_adds, after.multiply_adds),
         write_widths(after),
-        format_duration(seconds if run.finished else None),
+        format_duration(run.summary.get("seconds")),
     )
 
 

@@ -1,0 +1,46 @@
+"""How many neurons go with each gate, as the network is now.
+
+A gate of a residual stream, of a head or of a branch stands for many neurons: it earns what they
+earn together, and costs what they cost together.
+"""
+
+import torch
+from torch import Tensor
+
+from archlearn.gating.selection import LearnableSites
+
+
+class NeuronCounts:
+    """Counts the open neurons of a network by the gates that they go with.
+
+    Called with which width gates are open and which branches are closed, it returns the neurons of
+    each width gate and of each branch, at least one. Those of a closed gate are the ones that would
+    come back with it. What `shrink_` has cut out was not counted before, so nothing changes by it.
+    """
+
+    def __init__(self, choice: LearnableSites) -> None:
+        self._n_width = sum(group.channels.numel() for group in choice.blueprint.groups)
+        layers, rows = zip(*choice.rows, strict=True) if choice.rows else ((), ())
+        places = choice.blueprint.gate_places()[choice.blueprint.parents]
+        no_gate = torch.where(places < 0, self._n_width, places)
+        self._gates = torch.cat([no_gate[:, channels] for channels in rows] + [no_gate[:, :0]], 1)
+        sizes = torch.tensor([len(channels) for channels in rows], dtype=torch.long)
+        self._layer = torch.repeat_interleave(torch.arange(len(rows)), sizes)
+        inside = [[name in each.layers for name in layers] for each in choice.branches.values()]
+        self._inside = torch.tensor(inside, dtype=torch.float64).view(len(inside), len(rows))
+
+    def __call__(self, opened: Tensor, closed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the neurons of each width gate, and of each branch, in float64."""
+        if self._gates.device != opened.device:
+            for name in ("_gates", "_layer", "_inside"):
+                setattr(self, name, getattr(self, name).to(opened.device))
+        first, second = self._gates
+        is_open = torch.cat([opened, opened.new_ones(1)])
+        is_there = ((closed @ self._inside) == 0).to(opened.dtype)[self._layer]
+        widths = opened.new_zeros(self._n_width + 1)
+        widths.index_add_(0, first, is_there * is_open[second].where(first != second, 1.0))
+        apart = (is_there * is_open[first]).where(first != second, 0.0)
+        widths.index_add_(0, second, apart)
+        by_layer = opened.new_zeros(self._inside.shape[1])
+        by_layer.index_add_(0, self._layer, is_open[first] * is_open[second])
+        return widths[:-1].clamp(min=1.0), (self._inside @ by_layer).clamp(min=1.0)
