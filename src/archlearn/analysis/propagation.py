@@ -74,7 +74,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
 _ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
-_JOINS = (torch.cat, torch.concat)
+_JOINS = (torch.cat, torch.concat, torch.stack)
 
 
 class _Interpreter(fx.Interpreter):

@@ -1,0 +1,52 @@
+"""Write calls that borrow a shape, or clear a part in place, as calls that channels pass."""
+
+import operator
+
+import torch
+from torch import fx
+
+_ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
+
+
+def read_shapes_(graph: fx.Graph) -> None:
+    """Write `y.view_as(x)` as `y.view(x.shape)`: of x nothing but its shape is read."""
+    for node in graph.nodes:
+        if node.op == "call_method" and node.target in ("view_as", "reshape_as"):
+            source, other = (*node.args, *node.kwargs.values())
+            with graph.inserting_before(node):
+                shape = graph.call_function(getattr, (other, "shape"))
+            node.target, node.kwargs = str(node.target).removesuffix("_as"), {}
+            node.args = (source, shape)
+
+
+def join_cleared_parts_(graph: fx.Graph) -> None:
+    """Write `y = x.clone(); y[a:b].zero_()` as a join of three parts (Swin v2: keys have no bias).
+
+    What was read of y before is as it was; all that follows reads the join.
+    """
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in [node for node in graph.nodes if node.target == "zero_" and not node.users]:
+        part = node.args[0]
+        if not isinstance(part, fx.Node) or not _is_part_of_clone(part):
+            continue
+        whole, bounds = part.args
+        assert isinstance(whole, fx.Node)
+        with graph.inserting_before(node):
+            front = graph.call_function(operator.getitem, (whole, slice(bounds.start)))
+            cleared = graph.call_function(_ZEROS_LIKE, (part,))
+            rest = graph.call_function(operator.getitem, (whole, slice(bounds.stop, None)))
+            joined = graph.call_function(torch.cat, ((front, cleared, rest),))
+        for user in [user for user in whole.users if order.get(user, -1) > order[node]]:
+            user.replace_input_with(whole, joined)
+        graph.erase_node(node)
+
+
+def _is_part_of_clone(part: fx.Node) -> bool:
+    """Return whether a call is `y[a:b]` of a tensor that no other shares its memory with."""
+    if part.target is not operator.getitem or len(part.users) > 1:
+        return False
+    whole, bounds = part.args
+    is_clone = isinstance(whole, fx.Node) and whole.target in ("clone", torch.clone)
+    given = (bounds.start, bounds.stop) if isinstance(bounds, slice) else (None,)
+    is_known = all(isinstance(n, fx.Node) or (isinstance(n, int) and n >= 0) for n in given)
+    return is_clone and is_known and bounds.step is None
