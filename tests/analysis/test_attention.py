@@ -317,6 +317,23 @@ class WithComputedBias(Fused):
         return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
+class ReadTwice(Attention):
+    """Two products read the same values: heads of both go together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.more = (nn.Linear(WIDTH, self.n_heads * SIZE) for _ in range(2))
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v, other, more = (
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value, self.other, self.more)
+        )
+        y = softmax_attention(q, k, v) + softmax_attention(other, more, v)
+        return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
+
+
 class Cosine(Fused):
     """As in Swin v2: queries and keys have length one, heads a scale, and keys no bias."""
 
@@ -365,6 +382,7 @@ KINDS: dict[Callable[[], Attention], int] = {
     Decomposed: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
     Biased: 4, BetweenChannels: 4, WithComputedBias: 4, Cosine: 4,
+    ReadTwice: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -475,7 +493,8 @@ WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
     SharedAndTurned: IN_PAIRS,
     Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
-    FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, BetweenChannels: {}, Cosine: {},
+    FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, BetweenChannels: {}, Cosine: JOINT,
+    ReadTwice: {**APART, "other": SIZE},
 }  # fmt: skip
 
 

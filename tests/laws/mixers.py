@@ -143,6 +143,8 @@ class HeadedAttention(nn.Module):
             q, k, v = (y.view(n, length, -1, self.size).transpose(1, 2) for y in parts)
         if self.way == "normed":
             q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
+        if self.way == "cosine":
+            q, k = F.normalize(q, dim=-1), F.normalize(k, 2, -1)
         if "turned" in self.way:
             q, k = turn_pairs(q), turn_pairs(k)
         if "in pairs" in self.way:
@@ -153,6 +155,7 @@ class HeadedAttention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v)
         else:
             y = (q * self.size**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+            y = y + q @ (k.transpose(-2, -1) @ v) if self.way == "twice" else y
         return self.project(y.transpose(1, 2).reshape(n, length, -1))
 
 
@@ -184,7 +187,9 @@ def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     if len(shape) not in (2, 3):
         return None
     ways = ("by hand", "sdpa", "fused", "normed", "turned", "grouped")
-    way = pick((*ways, "in pairs", "shared", "shared turned", "grouped in pairs"))
+    way = pick(
+        (*ways, "in pairs", "shared", "shared turned", "grouped in pairs", "cosine", "twice")
+    )
     mix = HeadedAttention(n, pick((2, 4, 3, 5)), pick((2, 3, 4)), way)
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
     line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
@@ -202,6 +207,8 @@ class FunctionalNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "layer":
             return F.layer_norm(x, (self.n,), self.weight)
+        if self.kind == "length":
+            return F.normalize(x, dim=-1)
         if self.kind == "rms":
             return F.rms_norm(x, (self.n,), self.weight, 1e-6)
         if self.kind == "centred by hand":
@@ -234,7 +241,7 @@ class Stream(nn.Module):
 
 
 def _block(n: int, width: int, pick: Chooser) -> nn.Module:
-    kind = pick(("layer", "rms", "by hand", "centred by hand"))
+    kind = pick(("layer", "rms", "by hand", "centred by hand", "length"))
     norms = (
         lambda: nn.LayerNorm(n, elementwise_affine=pick((True, False))),
         lambda: FunctionalNorm(n, kind, pick((True, False))),
