@@ -8,7 +8,7 @@ The paper's supplement assumes such a bound, the "maximum step size (due to grad
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -242,26 +242,6 @@ def penalty_of(work: StepContext) -> Tensor:
     return penalty(work.model, work.strengths)
 
 
-class Stepper(Protocol):
-    """Works an epoch off, one or several steps at a time."""
-
-    def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
-        """Take the examples in this order from now on; the sums are those so far."""
-        ...
-
-    def advance(self, place: int, step: int) -> int:
-        """Do the step at a place in the epoch, perhaps some more; return how many."""
-        ...
-
-    def sums(self) -> tuple[float, float]:
-        """Return the sums of losses and penalties over the epoch's steps so far."""
-        ...
-
-    def renew(self) -> None:
-        """Go on with a model that channels have been cut out of."""
-        ...
-
-
 class EagerStepper:
     """Does one step at a time, in as many parts and processes as asked for."""
 
@@ -288,7 +268,7 @@ class EagerStepper:
         return sums[0].item(), sums[1].item()
 
     def advance(self, place: int, step: int) -> int:
-        """Do one step."""
+        """Do the step at a place in the epoch; return how many were done, which is one."""
         work = self._work
         set_rates_(work.optimisers, work.schedule, step)
         parts = self._parts(place)
