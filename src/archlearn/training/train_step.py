@@ -57,26 +57,16 @@ def make_optimisers(
         groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": decay}]
     else:
         groups = parameter_groups(model, lr=0.0, gate_lr=0.0, weight_decay=decay)
-    weights = _optimiser_of_weights(groups[0], settings, on_device=on_device)
     # A rate may be a tensor on the device only where the update is fused.
-    fused = True if on_device else None
+    options: dict[str, Any] = {"lr": 0.0, "weight_decay": decay, "fused": on_device or None}
+    if settings.optimiser == "adam":
+        weights = torch.optim.AdamW(groups[0]["params"], capturable=on_device, **options)
+    else:
+        weights = torch.optim.SGD(groups[0]["params"], momentum=settings.momentum, **options)
     if gates is not None:
         return weights, gates
+    fused = options["fused"]
     return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
-
-
-def _optimiser_of_weights(
-    group: dict[str, Any], settings: OptimiserSettings, *, on_device: bool
-) -> torch.optim.Optimizer:
-    decay = group["weight_decay"]
-    fused = True if on_device else None
-    if settings.optimiser == "adam":
-        return torch.optim.AdamW(
-            group["params"], lr=0.0, weight_decay=decay, fused=fused, capturable=on_device
-        )
-    return torch.optim.SGD(
-        group["params"], lr=0.0, momentum=settings.momentum, weight_decay=decay, fused=fused
-    )
 
 
 def set_rates_(optimisers: Sequence[torch.optim.Optimizer], schedule: Schedule, step: int) -> None:
