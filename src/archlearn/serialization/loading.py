@@ -209,7 +209,11 @@ def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
     if present is not None:
         _check_fit(path, entry, present)
     elif takes_parts(module) and not hasattr(module, name):
-        _register_(module, name, entry)
+        empty = torch.empty(entry.shape, device="meta")
+        if entry.role == "parameter":
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        else:
+            module.register_buffer(name, empty, persistent=entry.role == "buffer")
     else:
         raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")
 
@@ -222,14 +226,6 @@ def _check_fit(path: str, entry: TensorEntry, present: Tensor) -> None:
         )
     if isinstance(present, nn.Parameter) != (entry.role == "parameter"):
         raise FileError(f"the tensor {path!r} is a {entry.role}, but its layer takes another kind")
-
-
-def _register_(module: nn.Module, name: str, entry: TensorEntry) -> None:
-    empty = torch.empty(entry.shape, device="meta")
-    if entry.role == "parameter":
-        module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
-    else:
-        module.register_buffer(name, empty, persistent=entry.role == "buffer")
 
 
 _RESERVED = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
