@@ -78,6 +78,8 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
         if not node.op.startswith("call"):
             continue
         if is_linear_op(node, net):
+            passing = blueprint.followed[place].passing.get(node.name, blueprint.root[:0])
+            barred |= set(blueprint.groups_among(blueprint.root[passing]))
             groups, reader = _read(blueprint, net, place, node)
             if reader is None or len(groups) > 1:
                 barred |= set(groups)
@@ -142,11 +144,13 @@ def _read(
         return _groups_in(blueprint, labels), None
     dim = labels.ids.dim() + op.channel_dim
     ids, state = core(labels.ids, labels.state, dim)
+    read = blueprint.followed[place].reads.get(node.name)
     channels = blueprint.root[ids[0]]
+    if node.name in blueprint.followed[place].passing:  # others lie along the dimension it reads
+        channels = blueprint.root[torch.zeros_like(ids[0]) if read is None else read.ids]
     groups = blueprint.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in find_module(net, op.layer)._parameters
     is_zero = state == ZERO
-    read = blueprint.followed[place].reads.get(node.name)
     if read is not None:
         is_zero = is_zero | (read.ids != FIXED)
     zero = bool(is_zero.all() or is_zero[:, blueprint.is_learnt(channels)].all())

@@ -32,10 +32,11 @@ class PlannedSizes:
         narrowings: tuple[Narrowing, ...] = (),
         folds: tuple[Fold, ...] = (),
         gone: Container[str] = (),
+        dropped: Tensor | None = None,
     ) -> None:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
-        self.positions = count_positions(blueprint, model, gone)
+        self.positions = count_positions(blueprint, model, gone, dropped)
         self.names = first_names(model)
         self.new_biases = {
             f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
