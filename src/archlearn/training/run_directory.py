@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import torch
 from safetensors import SafetensorError
 
-from archlearn.data.file_cache import CONFIG, GATES, METRICS, sync, write_atomically
+from archlearn.data.file_cache import CONFIG, METRICS, write_atomically
 from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
@@ -180,13 +180,6 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """Add one JSON object as a line; a kill does not lose it, a power cut may."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-
-
-def sync_lines(folder: Path) -> None:
-    """Wait until the disk has all lines, which must be before the checkpoint that counts them."""
-    for name in (METRICS, GATES):
-        with (folder / name).open("a", encoding="utf-8") as file:
-            sync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
