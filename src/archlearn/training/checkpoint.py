@@ -122,48 +122,31 @@ def restore_tensors_(
 def _restore_optimisers_(
     tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
 ) -> None:
+    learners = [(p, each) for each in optimisers for g in each.param_groups for p in g["params"]]
+    owners: dict[Tensor, torch.optim.Optimizer] = dict(learners)
     for name, parameter in model.named_parameters() if optimisers else ():
         prefix = f"{OPTIMISER}{name}/"
-        state: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            if key.startswith(prefix) and "/" not in key.removeprefix(prefix):
-                if value.numel() != 1 and value.shape != parameter.shape:
-                    raise CheckpointError(
-                        f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
-                        f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
-                        "another folder"
-                    )
-                state[key.removeprefix(prefix)] = _like(parameter, value)
-        if state:
-            _set_state_(_owner(parameter, optimisers), parameter, state)
-
-
-def _set_state_(
-    optimiser: torch.optim.Optimizer, parameter: nn.Parameter, state: dict[str, Tensor]
-) -> None:
-    """Copy into tensors that are there, which a captured step may hold; else put new ones."""
-    own = optimiser.state[parameter]
-    for key, value in state.items():
-        if isinstance(own.get(key), Tensor):
-            own[key].copy_(value)
-        else:
-            own[key] = value
-
-
-def _owner(parameter: nn.Parameter, optimisers: Optimisers) -> torch.optim.Optimizer:
-    """Return the optimiser that updates a parameter."""
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            if any(parameter is other for other in group["params"]):
-                return optimiser
-    raise CheckpointError("the checkpoint holds the state of a parameter that is not learnt now")
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a value laid out in memory as its parameter; single numbers stay on the CPU."""
-    if value.shape != parameter.shape:
-        return value.clone()
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+            if not key.startswith(prefix) or "/" in key.removeprefix(prefix):
+                continue
+            if parameter not in owners:
+                raise CheckpointError(
+                    "the checkpoint holds the state of a parameter that is not learnt now"
+                )
+            if value.numel() != 1 and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
+                    f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
+                    "another folder"
+                )
+            own, label = owners[parameter].state[parameter], key.removeprefix(prefix)
+            if isinstance(own.get(label), Tensor):  # which a captured step may hold
+                own[label].copy_(value)
+            elif value.shape == parameter.shape:  # laid out in memory as its parameter
+                empty = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                own[label] = empty.copy_(value)
+            else:  # single numbers stay on the CPU
+                own[label] = value.clone()
 
 
 def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:

@@ -276,16 +276,10 @@ def explaining_full_memory() -> Generator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_full and "can't allocate memory" not in str(error):  # of the host, by torch
             raise
         raise SettingsError(
             f"the memory is too small for this run ({first_line(error)}); choose a smaller "
             "network, a smaller --batch-size, or work each batch off in parts: --accumulate 4"
         ) from error
-
-
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Return whether an error is that of a full memory; torch has no type for the host's."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "can't allocate memory" in str(error)
