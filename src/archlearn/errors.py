@@ -3,6 +3,7 @@
 import difflib
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 LARGEST = sys.float_info.max
@@ -34,6 +35,25 @@ class CertificateError(ArchlearnError):
 
 class FileError(ArchlearnError, ValueError):
     """A model file is truncated, foreign, of a later version, or not allowed."""
+
+
+def check_installed(what: str, extra: str, *packages: str) -> None:
+    """Raise if something needs packages that are not installed.
+
+    Args:
+        what: What needs them, for the message.
+        extra: The extra of archlearn that has them.
+        packages: As they are imported.
+
+    Raises:
+        InputError: If one is missing.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise InputError(
+            f"{what} needs {', '.join(missing)}, which is not installed; "
+            f"pip install 'archlearn[{extra}]'"
+        )
 
 
 def with_article(name: str) -> str:

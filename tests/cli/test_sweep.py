@@ -74,7 +74,7 @@ def test_ctrl_c_is_answered_with_how_to_go_on(
     def interrupt(run: SweepRun) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "_start", interrupt)
+    monkeypatch.setattr(sweep, "_command", interrupt)
     assert call("--budget", "parameters=50%", "--out", str(tmp_path / "s")) == 130
     assert "give the same command again" in capsys.readouterr().err
 

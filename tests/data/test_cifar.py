@@ -6,6 +6,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import torch
 from archlearn import DataError
 from archlearn.data import no_progress, standard_datasets
 from archlearn.data.file_cache import cache_folder
-from archlearn.data.standard_datasets import digest
 
 N_ROWS = 3
 
@@ -45,7 +45,7 @@ def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     mirror = f"http://127.0.0.1:{server.server_address[1]}/cifar.tar.gz"
     monkeypatch.setattr(standard_datasets, "CIFAR_MIRROR", mirror)
     monkeypatch.setattr(
-        standard_datasets, "CIFAR_DIGESTS", {name: digest(made[name]) for name in made}
+        standard_datasets, "CIFAR_DIGESTS", {name: sha256(made[name]).hexdigest() for name in made}
     )
     monkeypatch.setenv("ARCHLEARN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))

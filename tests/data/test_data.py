@@ -227,7 +227,7 @@ def test_users_own_function_gives_pairs_of_tensors(
 
 
 def test_misspelt_data_set_is_answered_with_the_right_one() -> None:
-    with pytest.raises(SettingsError, match="did you mean 'fashion-mnist'"):
+    with pytest.raises(InputError, match="did you mean 'fashion-mnist'"):
         load_examples("fashon-mnist")
 
 

@@ -19,7 +19,6 @@ if find_spec("torchvision") is not None:
     import_models()  # which transformers imports in its turn
 import transformers
 
-from archlearn.export import pretrained_folder
 from archlearn.export.pretrained_folder import save_pretrained
 from tests.cli.commands import assert_refused, run_here
 
@@ -208,7 +207,7 @@ def test_what_cannot_be_a_folder_is_refused_first(words: str, answer: str, expor
 
 
 def test_transformers_is_asked_for(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained_folder, "find_spec", lambda name: None)
+    monkeypatch.setattr("archlearn.errors.find_spec", lambda name: None)
     words = "export small.safetensors --to pretrained --config bert"
     assert_refused(words, "pip install 'archlearn[transformers]'", exported)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
-from archlearn.export import programs
 from archlearn.export.programs import export_model
 from tests.cli.commands import exit_code
 
@@ -68,7 +67,7 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         export_model(compact(), tmp_path / "a", "tflite")
     with pytest.raises(al.InputError, match="give example_inputs"):
         export_model(nn.Linear(2, 2), tmp_path / "a.pt2", "torch-export")
-    monkeypatch.setattr(programs, "find_spec", lambda name: None)
+    monkeypatch.setattr("archlearn.errors.find_spec", lambda name: None)
     with pytest.raises(al.InputError, match=r"pip install 'archlearn\[export\]'"):
         export_model(compact(), tmp_path / "a.onnx", "onnx")
 

@@ -1,5 +1,6 @@
 """Blocks that take places for tokens: MLPs over channels or places, and attention."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,6 +24,52 @@ def tokens(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     turn = pick((lambda x: x.flatten(2).transpose(1, 2), lambda x: x.flatten(2).permute(0, 2, 1)))
     start = [nn.LayerNorm(shape[0])] if pick((False, True)) else []
     return nn.Sequential(Calls(turn), *start, mlp, Calls(lambda x: x.transpose(1, 2)))
+
+
+class Mixer(nn.Module):
+    """An MLP over places, with channels beside, and one over channels; each added or not."""
+
+    def __init__(self, n: int, n_places: int, width: int, pick: Chooser) -> None:
+        super().__init__()
+        self.norm = pick((nn.LayerNorm, nn.RMSNorm, lambda _: nn.Identity()))(n)
+        self.over_places = pick((_mlp, _gated_mlp, _pointwise_mlp))(n_places, width, pick)
+        self.mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
+        self.way = pick(("added", "scaled", "behind", "alone", "multiplied"))
+        self.scale = nn.Parameter(torch.ones(n if self.way == "scaled" else 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        y = self.over_places(self.norm(x).transpose(1, 2)).transpose(1, 2) * self.scale
+        if self.way in ("added", "scaled"):
+            x = x + y
+        elif self.way == "behind":
+            x = y + x
+        else:
+            x = y if self.way == "alone" else x * y
+        return (x + self.mlp(x)).transpose(1, 2)
+
+
+def _mlp(n: int, width: int, pick: Chooser) -> nn.Module:
+    return nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
+
+
+def _gated_mlp(n: int, width: int, pick: Chooser) -> nn.Module:
+    gate = pick((lambda x: torch.mul(*x.chunk(2, -1)), lambda x: F.glu(x, -1)))
+    return nn.Sequential(nn.Linear(n, 2 * width), Calls(gate), nn.Linear(width, n))
+
+
+def _pointwise_mlp(n: int, width: int, pick: Chooser) -> nn.Module:
+    first, second = nn.Conv1d(n, width, 1), nn.Conv1d(width, n, 1)
+    turn = Calls(lambda x: x.transpose(1, 2))
+    return nn.Sequential(turn, first, activation(1, pick), nn.Dropout(0.1), second, turn)
+
+
+def mixed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """A block of an MLP-Mixer over the places of a line or of an image."""
+    if len(shape) not in (2, 3):
+        return None
+    line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
+    return nn.Sequential(*line, Mixer(shape[0], math.prod(shape[1:]), width, pick))
 
 
 class Transformer(nn.Module):
@@ -230,6 +277,7 @@ class Stacked(nn.Module):
 
 MAKERS: dict[str, Maker] = {
     "tokens": tokens,
+    "mixed": mixed,
     "transformer": transformer,
     "headed": headed,
     "stream": stream,

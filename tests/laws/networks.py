@@ -41,7 +41,7 @@ SHAPES: list[Shape] = [
 STARTS = ["plain", "pair", "residual", "concat", "halves", "skip", "excite"]
 NETWORKS = programs(STARTS, KINDS, SHAPES)
 # Nothing but streams, norms, branches, and what stands between them.
-_OF_STREAMS = ["stream", "group_normed", "stacked", "transformer", "headed", "residual"]
+_OF_STREAMS = ["stream", "group_normed", "stacked", "transformer", "headed", "mixed", "residual"]
 STREAMS = programs(_OF_STREAMS[:3], [*_OF_STREAMS, "plain"], SHAPES)
 
 

@@ -195,3 +195,57 @@ CHANGED_AFTERWARDS = Program(
 
 def test_constants_are_noted_before_they_are_changed_in_place() -> None:
     checking.check_compact(CHANGED_AFTERWARDS, Gates(closed=3, whole=0, linear=3, seed=3))
+
+
+# One column of a matrix, and a convolution with a stride over the rows of one.
+OVER_PLACES = [
+    (
+        Program(
+            shape=(2, 6, 6),
+            blocks=(
+                Block("stream", 4, (61, 218, 25, 178, 101, 159, 196, 51, 182, 188)),
+                Block("tokens", 1, (164, 211, 100, 150, 172, 178, 178, 198, 127, 60)),
+            ),
+            head=Block("head", 1, (164, 163, 156, 190, 200, 128, 51, 21, 193, 197)),
+            seed=700,
+        ),
+        Gates(closed=6, whole=0, linear=10, seed=6_997_267),
+    ),
+    (
+        Program(
+            shape=(2, 7, 7),
+            blocks=(
+                Block("plain", 3, (13, 197, 37, 198, 219, 162, 31, 84, 218, 92)),
+                Block("tokens", 4, (152, 191, 235, 1, 105, 63, 116, 110, 80, 56)),
+                Block("plain", 5, (13, 197, 37, 198, 219, 162, 31, 84, 218, 92)),
+                Block("tokens", 6, (52, 44, 74, 85, 227, 35, 35, 136, 118, 184)),
+            ),
+            head=Block("head", 3, (93, 0, 120, 181, 200, 89, 184, 128, 220, 107)),
+            seed=2_704_763,
+        ),
+        Gates(closed=5, whole=2, linear=0, seed=87_465),
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "gates"), OVER_PLACES)
+def test_what_layers_over_places_give_for_each_channel_is_compacted(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_compact(program, gates)
+
+
+# Of one channel everywhere: only branches are learnt.
+WITHOUT_WIDTHS = Program(
+    shape=(3, 5, 5),
+    blocks=(
+        Block("plain", 1, (12, 187, 216, 174, 154, 76, 120, 59, 178, 174)),
+        Block("transformer", 1, (1, 122, 237, 192, 115, 95, 35, 70, 0, 32)),
+    ),
+    head=Block("head", 2, (12, 187, 216, 174, 154, 76, 120, 59, 178, 174)),
+    seed=420,
+)
+
+
+def test_a_network_without_width_gates_shrinks() -> None:
+    checking.check_shrink(WITHOUT_WIDTHS, Gates(closed=5, whole=0, linear=1, seed=380_547))

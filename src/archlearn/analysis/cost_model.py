@@ -57,6 +57,8 @@ Factor = tuple[Tensor, float]
 def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
     """Return the table for a network's weights."""
     positions = count_positions(blueprint, net)
+    passing = blueprint.followed[0].passing
+    by_call = count_positions_by_call(blueprint, net)
     one = torch.zeros(len(blueprint.groups)), 1.0
     rows: list[tuple[list[Factor], float, float]] = []
     for name, weight in _read_weights(net).items():
@@ -65,7 +67,13 @@ def build_cost_table(blueprint: ChannelGraph, net: nn.Module) -> CostTable:
             size = weight.shape[dim] if weight.dim() > dim else 1
             factors += _count_indices(blueprint, blueprint.dims.get((name, dim)), size)
         rest = math.prod(weight.shape[2:])
-        rows.append((factors, rest, rest * positions.get(name, 0)))
+        n_places = positions.get(name, 0)
+        for call in (call for call in passing if by_call[call][0] == name):
+            channels, n = blueprint.root[passing[call]], by_call[call][1]
+            beside = _count_indices(blueprint, channels, len(channels))
+            rows.append(([*factors, *beside], 0.0, rest * n / len(channels)))
+            n_places -= n
+        rows.append((factors, rest, rest * n_places))
     for parts in blueprint.followed[0].products.values():
         for n, ids in parts:
             factors = _count_indices(blueprint, blueprint.root[ids], len(ids))
@@ -93,11 +101,18 @@ def _read_weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def count_positions(
-    blueprint: ChannelGraph, net: nn.Module, gone: Container[str] = ()
+    blueprint: ChannelGraph,
+    net: nn.Module,
+    gone: Container[str] = (),
+    dropped: Tensor | None = None,
 ) -> dict[str, int]:
-    """Return how often each weight is applied in one run, without calls that are gone."""
+    """Return how often each weight is applied in one run, without calls and channels that go."""
     positions: dict[str, int] = {}
+    passing = blueprint.followed[0].passing if dropped is not None else {}
     for call, (name, n) in count_positions_by_call(blueprint, net).items():
+        if call in passing and dropped is not None:
+            goes = dropped[blueprint.root[passing[call]]]
+            n = n * int((~goes).sum()) // len(goes)
         positions[name] = positions.get(name, 0) + (0 if call in gone else n)
     return positions
 

@@ -15,6 +15,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     fixed_like,
+    line_along,
     pointwise,
     spread,
     varying,
@@ -171,6 +172,7 @@ class PropagationResult:
         reads: The channels that calls are to read through gates, by the name of their node.
         other_multiply_adds: Multiply-adds of calls that are not linear ops, by their names.
         products: The same of products in parts, with the channels that each is proportional to.
+        passing: The channels beside that layers are applied to one by one, by the name of the call.
         parts: The atoms of tensors that are a part of another (a slice, a chunk).
         hidden: Why the channels in front of a call are not known, by the name of its node.
     """
@@ -181,6 +183,7 @@ class PropagationResult:
     reads: dict[str, SiteChannels] = field(default_factory=dict)
     other_multiply_adds: dict[str, int] = field(default_factory=dict)
     products: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    passing: dict[str, Tensor] = field(default_factory=dict)
     parts: list[Tensor] = field(default_factory=list)
     hidden: dict[str, Reason] = field(default_factory=dict)
 
@@ -314,6 +317,8 @@ class _Follower(_Interpreter):
             made = opaque(step)
         for read in step.reads:
             self.found.reads[n.name] = read
+        for passing in step.passing:
+            self.found.passing[n.name] = passing
         self._note_products(n, step)
         if self.rules[n] in (move, pick):
             self._note_split(n, step, made)
@@ -321,10 +326,10 @@ class _Follower(_Interpreter):
         if self.rules[n] is move:
             self._note_run(n, step, made)
         if isinstance(made, Labels) and len(varying(made.ids)) > 1:
-            if self.rules[n] in _PRODUCTS:
+            if self.rules[n] in _PRODUCTS or self.constraints.lines_of(made.ids) is not None:
                 self.grids.add(n.name)
                 self.split.add(n.name)
-            elif n.target in _JOINS and n.name in self.split:
+            if n.target in _JOINS and n.name in self.split:
                 self.constraints.boxes.append((f"{n.name}:out", made))
         if self.rules[n] is activate:
             self._note_site(n, made)
@@ -374,20 +379,24 @@ class _Follower(_Interpreter):
         has split them, that is the first of its dimensions: heads, and not their parts.
         """
         is_split = any(node.name in self.split for node in n.all_input_nodes)
-        reads_one_dim = self.rules[n] in (opaque, linear, attribute, number, *_PRODUCTS)
+        reads_one_dim = self.rules[n] in (opaque, linear, attribute, number)
         reads_one_dim |= self.rules[n] is across_channels and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
-        is_one = len(step.labels) == 1 and self.rules[n] in _ONE_BY_ONE
+        is_matrix = any(self.constraints.lines_of(each.ids) is not None for each, _ in scrambled)
+        if self.rules[n] in _PRODUCTS and not is_matrix:
+            return step
+        is_one = self.rules[n] in _ONE_BY_ONE or (self.rules[n] is activate and is_matrix)
+        is_one &= len(step.labels) == 1
         if is_split and (is_one or self.rules[n] in COMBINING or n.target in _JOINS):
             for place, (labels, _) in enumerate(scrambled):  # what goes is known at the end
                 self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
             self.split.add(n.name)
             return step
         knows_more = self.rules[n] in (pick, along_dim)
-        knows_more |= self.rules[n] in (mean, reduce, variance) and not is_split
+        knows_more |= self.rules[n] in (mean, reduce, variance) and (is_matrix or not is_split)
         if not scrambled or knows_more:
             return step  # so does whoever reads a part
         behind = None if is_split else _choose_dim(step.labels)
@@ -395,6 +404,13 @@ class _Follower(_Interpreter):
         for labels, dims in scrambled:
             chosen = dims[0] if behind is None else labels.ids.dim() + behind
             chosen = chosen if chosen in dims else dims[0]
+            lines = self.constraints.lines_of(labels.ids)
+            if lines is not None and len(varying(lines[0])) < 2:
+                self.constraints.tie(lines[1], torch.tensor(FIXED).expand(labels.shape))
+                tied[id(labels)] = Labels(lines[0], labels.state)
+                continue
+            if self.rules[n] in _PRODUCTS:
+                continue
             ids, state = self.constraints.read(labels, chosen)
             if is_split:
                 tied[id(labels)] = along(ids, state, labels.shape, chosen)
@@ -468,7 +484,11 @@ class _Follower(_Interpreter):
         if not isinstance(made, Labels) or made.ids.dim() < 1:
             return
         dims = varying(made.ids)
-        if dims:
+        lines = self.constraints.lines_of(made.ids)
+        if lines is not None and len(varying(lines[1])) == 1:  # those of the layer in front
+            (dim,) = varying(lines[1])
+            self.found.sites[n.name] = SiteChannels(dim, line_along(lines[1], dim))
+        elif dims:
             ids, _ = self.constraints.read(made, dims[0])
             self.found.sites[n.name] = SiteChannels(dims[0], ids)
         elif bool((made.ids != FIXED).any()):

@@ -27,6 +27,7 @@ class OpCall:
         may_gate_reads: Whether a gate may stand in front of this call.
         labels: All labels among the arguments.
         reads: Where this call is to read channels through their gates, found by its rule.
+        passing: The channels along another dimension that a layer is applied to one by one.
         products: The products that this call consists of: what share of its multiply-adds each
             has, and the channels that they are proportional to.
     """
@@ -43,6 +44,7 @@ class OpCall:
     may_gate_reads: bool = False
     labels: list[Labels] = field(init=False)
     reads: list[SiteChannels] = field(default_factory=list[SiteChannels], init=False)
+    passing: list[Tensor] = field(default_factory=list[Tensor], init=False)
     products: list[tuple[int, Tensor | None]] = field(
         default_factory=list[tuple[int, Tensor | None]], init=False
     )

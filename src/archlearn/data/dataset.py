@@ -15,6 +15,8 @@ Task = Literal["classification", "regression", "next_token"]
 """A class for each example, numbers for each example, or a class for each token of a text."""
 _AS_THEY_ARE = ImageTransform()
 _MOST_TO_MEASURE = 100_000
+_NOTHING = torch.zeros(()), torch.ones(())
+"""Mean and deviation of what is not normalised."""
 SPLIT_SEED = 20170
 """The validation split does not follow the run's seed: runs of several seeds stay comparable."""
 
@@ -288,14 +290,24 @@ def build_dataset(
     if classes is not None:
         examples = _keep_classes(examples, classes)
     examples = _number_classes(examples)
-    train, validation = _choose_parts(examples, validation_share, limit)
+    train, validation = examples.train, examples.validation
+    if validation is None:
+        train, validation = carve_validation(train, validation_share)
+    if limit is not None and limit < len(train):
+        drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(limit))
+        few = drawn[:limit].sort().values
+        train = train.cut(limit)[0] if train.mixed else train.take(few)
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
             f"{len(validation)} of them are set apart to validate on; give more"
         )
-    mean, std = _measure_inputs(train.inputs, examples.task)
-    target_mean, target_std = _measure_targets(train.targets, examples.task)
+    mean, std, target_mean, target_std = *_NOTHING, *_NOTHING
+    if examples.task != "next_token":  # those of tokens would mean nothing
+        mean, std = measure_channels(train.inputs)
+    if examples.task == "regression":
+        values = train.targets.double()
+        target_mean, target_std = values.mean(0).float(), values.std(0).clamp_min(1e-12).float()
     return Dataset(
         name=examples.name,
         source=examples.source,
@@ -322,16 +334,6 @@ def _number_classes(examples: Examples) -> Examples:
         return part if fits else replace(part, targets=part.targets.long())
 
     return examples.change_parts(number)
-
-
-def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:
-    """Return what is learnt from and what is validated on."""
-    train, validation = examples.train, examples.validation
-    if validation is None:
-        train, validation = carve_validation(train, share)
-    if limit is not None and limit < len(train):
-        train = train.cut(limit)[0] if train.mixed else train.take(_draw(len(train), limit))
-    return train, validation
 
 
 def _check_framing(examples: Examples, framing: ImageTransform) -> None:
@@ -362,10 +364,6 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
     return examples.change_parts(lambda part: part.take(part.targets < classes))
 
 
-def _draw(n: int, limit: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(limit))[:limit].sort().values
-
-
 def _check(examples: Examples) -> None:
     """Refuse data that would fail later with a less helpful message."""
     parts = {"train": examples.train, "test": examples.test, "validation": examples.validation}
@@ -387,20 +385,6 @@ def _check(examples: Examples) -> None:
             f"all targets of {examples.name!r} are 0: one class, and nothing to tell apart; give "
             "two at least"
         )
-
-
-def _measure_inputs(inputs: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of the inputs; those of tokens would mean nothing."""
-    if task == "next_token":
-        return torch.zeros(()), torch.ones(())
-    return measure_channels(inputs)
-
-
-def _measure_targets(targets: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    if task != "regression":
-        return torch.zeros(()), torch.ones(())
-    values = targets.double()
-    return values.mean(0).float(), values.std(0).clamp_min(1e-12).float()
 
 
 def _count_outputs(examples: Examples) -> int:

@@ -1,10 +1,7 @@
 """Data sets by name: `mnist`, `idx:DIR`, or a user's `mypackage.data:build`."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from torch import Tensor
 
@@ -24,13 +21,8 @@ from archlearn.data.standard_datasets import (
     load_text,
     read_idx_folder,
 )
-from archlearn.errors import DataError, SettingsError, did_you_mean
-from archlearn.models.user_code import (
-    explaining_users_code,
-    import_callable,
-    is_reference,
-    refuse_file,
-)
+from archlearn.errors import DataError, InputError
+from archlearn.models.user_code import call_users_code
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +60,7 @@ def load_examples(
         skip_broken: Leave broken images out, naming each, instead of refusing.
 
     Raises:
-        SettingsError: If there is no such data set; the nearest name is suggested.
+        InputError: If there is no such data set; the nearest name is suggested.
         DataError: If it cannot be read.
     """
     kind, _, rest = name.partition(":")
@@ -81,27 +73,21 @@ def load_examples(
     if name == "diabetes":
         return load_diabetes()
     if kind == "digits":
-        return load_digits(_side(rest, name) if rest else None)
+        if rest and not (rest.isdigit() and int(rest) > 0):
+            raise InputError(f"{name!r}: behind digits: stands a number of pixels, as in digits:28")
+        return load_digits(int(rest) if rest else None)
     if kind == "idx" and rest:
         folder = Path(rest).expanduser()
         contents = read_idx_folder(folder)
         return examples_of_idx(contents, name=folder.name, source=f"folder {folder}")
     if kind in IMAGE_LAYOUTS and rest:
-        reading = ImageReading(progress=progress, skip_broken=skip_broken)
-        return _from_images(kind, rest, reading)
+        path, side = _path_and_number(rest)
+        reading = ImageReading(progress=progress, skip_broken=skip_broken, side=side)
+        return IMAGE_LAYOUTS[kind](path, reading)
     if kind == "tiny-shakespeare" and rest:
         path, length = _path_and_number(rest)
         return load_text(path, length or WINDOW_LENGTH)
-    refuse_file(name)
-    if is_reference(name):
-        return _from_user(name)
-    raise _unknown(name)
-
-
-def _from_images(kind: str, rest: str, reading: ImageReading) -> Examples:
-    """Read `DIR` or `DIR:SIDE` in one of the layouts that folders of images have."""
-    path, side = _path_and_number(rest)
-    return IMAGE_LAYOUTS[kind](path, reading if side is None else replace(reading, side=side))
+    return _from_user(name)
 
 
 def _path_and_number(rest: str) -> tuple[Path, int | None]:
@@ -110,12 +96,6 @@ def _path_and_number(rest: str) -> tuple[Path, int | None]:
     if colon and number.isdigit() and int(number) > 0:
         return Path(path).expanduser(), int(number)
     return Path(rest).expanduser(), None
-
-
-def _side(text: str, name: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise SettingsError(f"{name!r}: behind digits: stands a number of pixels, as in digits:28")
-    return int(text)
 
 
 def _mnist_or_digits(progress: DownloadProgress) -> Examples:
@@ -132,9 +112,7 @@ def _mnist_or_digits(progress: DownloadProgress) -> Examples:
 
 def _from_user(name: str) -> Examples:
     """Call a user's function: it returns examples, or ((x, y), (x, y)) for train and test."""
-    function = cast("Callable[[], object]", import_callable(name))
-    with explaining_users_code(name):
-        made = function()
+    made = call_users_code(name, "data set", DATASETS)
     if isinstance(made, Examples):
         return made
     match made:
@@ -155,10 +133,3 @@ def _from_user(name: str) -> Examples:
                 f"{name} returned {type(made).__name__}; return two pairs of tensors, "
                 "((train inputs, targets), (test inputs, targets)), or Examples"
             )
-
-
-def _unknown(name: str) -> SettingsError:
-    hint = did_you_mean(name.partition(":")[0], [kind.partition(":")[0] for kind in DATASETS])
-    return SettingsError(
-        f"there is no data set {name!r}; {hint}choose one of {', '.join(DATASETS)}"
-    )

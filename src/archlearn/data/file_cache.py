@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from archlearn.errors import DataError
 
@@ -67,12 +67,8 @@ PACKAGE_SECONDS = 180.0
 _PIECE = 1 << 16
 
 
-class DownloadProgress(Protocol):
-    """Told of every piece of a download; `total` is None where nobody knows it."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Take note of `done` bytes of `what`."""
-        ...
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Told of every piece of a download: what, how many bytes so far, and of how many where known."""
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:

@@ -23,7 +23,7 @@ import torch
 from archlearn.data.dataset import Split
 from archlearn.data.decoding import BrokenImageError, decode_image, decode_into
 from archlearn.data.file_cache import DownloadProgress, cache_folder, no_progress
-from archlearn.errors import DataError
+from archlearn.errors import DataError, check_installed
 
 logger = logging.getLogger(__name__)
 IMAGE_SUFFIXES = frozenset(
@@ -226,20 +226,13 @@ def read_images(listing: ImageList, reading: ImageReading) -> Split:
     Raises:
         DataError: If an image is missing, or broken and none may be left out; it is named.
     """
-    _check_pillow()
+    check_installed("a folder of images", "cli", "PIL")
     for path in listing.paths:
         if not path.is_file():
             raise DataError(f"the image {path} is listed but is not there; fetch the data again")
     if len(listing.paths) >= FEWEST_TO_CACHE:
         return read_through_cache(listing, reading)
     return _read_now(listing, reading)
-
-
-def _check_pillow() -> None:
-    try:
-        import PIL  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise DataError("images need pillow; pip install 'archlearn[cli]'") from error
 
 
 def _read_now(listing: ImageList, reading: ImageReading) -> Split:

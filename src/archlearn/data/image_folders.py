@@ -18,7 +18,7 @@ from archlearn.data.image_cache import (
     list_images,
     read_images,
 )
-from archlearn.errors import DataError
+from archlearn.errors import DataError, check_installed
 
 DEFAULT_SIDE = 64
 _TEST_SHARE = 0.2
@@ -110,10 +110,9 @@ def _read_labels(path: Path) -> list[int]:
 
 def _read_table(path: Path) -> dict[int, str]:
     """Return the names of the classes by the kit's numbers, from its MATLAB table."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise DataError(f"{path} needs scipy; pip install 'archlearn[cli]'") from error
+    check_installed(str(path), "cli", "scipy")
+    from scipy.io import loadmat
+
     try:
         rows: Any = loadmat(path, squeeze_me=True)["synsets"]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows}

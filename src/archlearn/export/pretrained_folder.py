@@ -4,7 +4,6 @@ import copy
 import itertools
 import json
 from dataclasses import dataclass
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError, first_line
+from archlearn.errors import InputError, check_installed, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.module_utils import evaluating
 from archlearn.serialization import save
@@ -96,11 +95,7 @@ def _read_original(model: nn.Module, folder: Path) -> tuple[type[nn.Module], Any
             f"there is no {CONFIG} in {folder}; name the folder of the model that was gated, as "
             "save_pretrained or a checkpoint of the Trainer wrote it"
         )
-    if find_spec("transformers") is None:
-        raise InputError(
-            "a folder for from_pretrained needs transformers, which is not installed: "
-            "pip install 'archlearn[transformers]'"
-        )
+    check_installed("a folder for from_pretrained", "transformers", "transformers")
     import transformers
 
     name = type(model).__name__.removeprefix("Compact")

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from archlearn.errors import FileError, InputError, first_line
+from archlearn.errors import FileError, InputError, check_installed, first_line
 from archlearn.export.python_source import write_source
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.module_utils import evaluating
@@ -72,11 +71,7 @@ def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported
         InputError: If onnx, onnxscript or onnxruntime is not installed.
         FileError: If torch cannot export the model, or the file computes something else.
     """
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"export to ONNX needs {', '.join(missing)}: pip install 'archlearn[export]'"
-        )
+    check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
 
     def write() -> None:
         torch.onnx.export(
@@ -91,7 +86,7 @@ def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported
         names = [each.name for each in session.get_inputs()]
 
         def run(given: ExampleInputs) -> list[Tensor]:
-            arrays = [tensor.numpy() for tensor in _tensors((given.args, given.kwargs))]
+            arrays = [tensor.numpy() for tensor in given.tensors()]
             found = session.run(None, dict(zip(names, arrays, strict=True)))
             return [torch.from_numpy(array) for array in found]
 
@@ -167,7 +162,8 @@ def _compare(
         FileError: If it is beyond the tolerance.
     """
     worst = 0.0
-    for given in (inputs, _one_row_more(inputs)):
+    one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
+    for given in (inputs, one_row_more):
         expected = _tensors(model(*given.args, **given.kwargs))
         found = run(given)
         for y, other in zip(expected, found, strict=True):
@@ -179,13 +175,6 @@ def _compare(
             f"than {TOLERANCE:.0e}; report the model, and keep the file that archlearn.save writes"
         )
     return worst
-
-
-def _one_row_more(inputs: ExampleInputs) -> ExampleInputs:
-    def add(value: Any) -> Any:
-        return torch.cat([value, value[:1]]) if isinstance(value, Tensor) and value.dim() else value
-
-    return ExampleInputs(tree_map(add, inputs.args), tree_map(add, inputs.kwargs))
 
 
 def _any_batch(model: nn.Module, inputs: ExampleInputs) -> Any:

@@ -50,9 +50,10 @@ def write_source(
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
     tree = _build_tree(description)
+    base = "nn.Sequential" if description.kind == "torch.nn.Sequential" else "nn.Module"
     body = [*_write_init(description, tree), *_write_forward(description, tree)]
     lines = [
-        f"class {description.class_name}({_base(description)}):",
+        f"class {description.class_name}({base}):",
         *(_STEP + line if line else "" for line in body),
         "",
         "",
@@ -79,10 +80,6 @@ def _write_header(description: Description, text: str) -> list[str]:
         f'"""{description.class_name} with {n_parameters:,} parameters, compacted by archlearn."""'
     )
     return [title, "", *imports, "", ""]
-
-
-def _base(description: Description) -> str:
-    return "nn.Sequential" if description.kind == "torch.nn.Sequential" else "nn.Module"
 
 
 @dataclass
@@ -205,7 +202,7 @@ def _write_layer(path: str, part: _Part) -> str:
             f"the layer {path!r} is of class {part.kind}, which plain source cannot hold; export "
             "to torch-export or onnx, or keep the file that archlearn.save writes"
         )
-    given = {name: decode(value, _refuse_node) for name, value in entry.arguments.items()}
+    given = {name: decode(value) for name, value in entry.arguments.items()}
     for name in _SAME_FOR_ALL_DIMS:
         value = given.get(name)
         if isinstance(value, tuple) and len(set(cast(tuple[object, ...], value))) == 1:
@@ -217,15 +214,12 @@ def _write_layer(path: str, part: _Part) -> str:
     parameters = inspect.signature(known[part.kind]).parameters
     for name, value in given.items():
         default = parameters[name].default if name in parameters else None
-        if name in parameters and default is inspect.Parameter.empty and not _is_keyword(arguments):
+        is_behind = bool(arguments) and "=" in arguments[-1]  # of a keyword
+        if name in parameters and default is inspect.Parameter.empty and not is_behind:
             arguments.append(_literal(value))
         elif name not in parameters or not _is_same(value, default):
             arguments.append(f"{name}={_literal(value)}")
     return f"nn.{part.kind.rpartition('.')[2]}({', '.join(arguments)})"
-
-
-def _is_keyword(arguments: list[str]) -> bool:
-    return bool(arguments) and "=" in arguments[-1]
 
 
 def _is_same(value: object, default: object) -> bool:
@@ -345,7 +339,7 @@ class _Function:
             name = str(node.target)
             if name.startswith("*"):
                 raise FileError(f"its forward takes {name}, which plain source cannot show")
-            default = [f"={_literal(decode(value, _refuse_node))}" for value in node.args]
+            default = [f"={_literal(decode(value))}" for value in node.args]
             shown.append(name + (default[0] if default else ": Tensor"))
         return ", ".join(shown)
 
@@ -498,7 +492,3 @@ def _literal(value: Any) -> str:
             return "..."
         case _:
             return repr(value)
-
-
-def _refuse_node(name: str) -> object:
-    raise FileError(f"a layer is built from the result {name!r} of a call, which no layer is")

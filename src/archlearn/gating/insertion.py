@@ -78,6 +78,8 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
         if not node.op.startswith("call"):
             continue
         if is_linear_op(node, net):
+            passing = blueprint.followed[place].passing.get(node.name, blueprint.root[:0])
+            barred |= set(blueprint.groups_among(blueprint.root[passing]))
             groups, reader = _read(blueprint, net, place, node)
             if reader is None or len(groups) > 1:
                 barred |= set(groups)
@@ -93,7 +95,9 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
     return {
         group: found
         for group, found in readers.items()
-        if group >= 0 and group not in barred and _count_weights(net, found) < activations[group]
+        if group >= 0
+        and group not in barred
+        and sum(net.get_parameter(r.op.weight).numel() for r in found) < activations[group]
     }
 
 
@@ -140,11 +144,13 @@ def _read(
         return _groups_in(blueprint, labels), None
     dim = labels.ids.dim() + op.channel_dim
     ids, state = core(labels.ids, labels.state, dim)
+    read = blueprint.followed[place].reads.get(node.name)
     channels = blueprint.root[ids[0]]
+    if node.name in blueprint.followed[place].passing:  # others lie along the dimension it reads
+        channels = blueprint.root[torch.zeros_like(ids[0]) if read is None else read.ids]
     groups = blueprint.groups_among(channels)
     plain = op.is_module and op.groups == 1 and "weight" in find_module(net, op.layer)._parameters
     is_zero = state == ZERO
-    read = blueprint.followed[place].reads.get(node.name)
     if read is not None:
         is_zero = is_zero | (read.ids != FIXED)
     zero = bool(is_zero.all() or is_zero[:, blueprint.is_learnt(channels)].all())
@@ -164,10 +170,6 @@ def _count_activations(
         shape = blueprint.followed[place].values[node].shape
         counts.update(dict.fromkeys(groups, math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)))
     return counts
-
-
-def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
-    return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
 
 
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:

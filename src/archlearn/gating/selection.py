@@ -190,7 +190,7 @@ def reselect_sites(
         replace(group, channels=new_of[group.channels[~dropped[group.channels]]])
         for group in old.groups
     )
-    channels = torch.cat([group.channels for group in groups])
+    channels = torch.cat([new.root[:0], *(group.channels for group in groups)])
     links, _ = _find_links(net, new, lambda site: site.name in choice.links)
     n_learnt = int(new.group_sizes().sum())
     is_same = len(channels) == n_learnt and bool((channels >= 0).all())
@@ -383,8 +383,9 @@ def _find_links(
             links[name] = joined
         else:
             reasons[name] = Reason(joined, _DEPTH_FIX)
-    for stream in blueprint.streams:
-        reasons.setdefault(stream.site.name, Reason("no activation behind it", _DEPTH_FIX))
+    for name in (stream.site.name for stream in blueprint.streams):
+        if name not in links:
+            reasons.setdefault(name, Reason("no activation behind it", _DEPTH_FIX))
     return links, reasons
 
 

@@ -1,21 +1,15 @@
 """Networks by name, fitted to the data: `lenet`, or a user's `mypackage.net:build`."""
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from archlearn.errors import InputError, did_you_mean
+from archlearn.errors import InputError
 from archlearn.models import caffenet, cifar_networks, transformers
 from archlearn.models.lenet import LENET_SMALLEST_SIDE, MLP, ConvNet, DeepLeNet, LeNet
-from archlearn.models.user_code import (
-    explaining_users_code,
-    import_callable,
-    is_reference,
-    refuse_file,
-)
+from archlearn.models.user_code import call_users_code
 
 Shape = tuple[int, ...]
 
@@ -218,32 +212,12 @@ def build_network(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
     kind, _, chosen = name.partition(":")
     if kind in _BUILT_IN and not (chosen and kind in _NOTHING_TO_CHOOSE):
         return _BUILT_IN[kind][1](NetworkRequest(name, input_shape, n_outputs))
-    refuse_file(name)
-    if is_reference(name):
-        return _from_user(name, input_shape, n_outputs)
-    raise _unknown(name)
-
-
-def reads_tokens(name: str) -> bool:
-    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
-    return name.partition(":")[0] == "gpt"
-
-
-def _from_user(name: str, input_shape: Shape, n_outputs: int) -> nn.Module:
-    function = import_callable(name)
-    with explaining_users_code(name):
-        made = function(**_wanted(function, input_shape=input_shape, n_outputs=n_outputs))
+    made = call_users_code(name, "model", MODELS, input_shape=input_shape, n_outputs=n_outputs)
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} returned {type(made).__name__}; it must return an nn.Module")
     return made
 
 
-def _wanted(function: Callable[..., object], **offered: object) -> dict[str, object]:
-    """Return those of the offered arguments that a function has parameters for."""
-    names = inspect.signature(function).parameters
-    return {name: value for name, value in offered.items() if name in names}
-
-
-def _unknown(name: str) -> InputError:
-    hint = did_you_mean(name.partition(":")[0], [kind.partition(":")[0] for kind in MODELS])
-    return InputError(f"there is no model {name!r}; {hint}choose one of {', '.join(MODELS)}")
+def reads_tokens(name: str) -> bool:
+    """Return whether a built-in network reads tokens, whole numbers, and not numbers."""
+    return name.partition(":")[0] == "gpt"

@@ -1,33 +1,55 @@
-"""Import a user's model or data set, given as `package.module:function`."""
+"""Call a user's model or data set, given as `package.module:function`."""
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from archlearn.errors import ArchlearnError, InputError
+from archlearn.errors import ArchlearnError, InputError, did_you_mean
 
 _OURS = str(Path(__file__).parents[1])
 _NOT_THEIRS = (_OURS, sys.prefix, sys.base_prefix, "<frozen")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def is_reference(name: str) -> bool:
-    """Return whether a name has the form `package.module:function`."""
-    module, colon, function = name.partition(":")
-    dotted = all(part.isidentifier() for part in module.split("."))
-    return bool(colon) and dotted and function.isidentifier()
+def call_users_code(name: str, kind: str, known: Iterable[str], **offered: object) -> object:
+    """Return what the function that `package.module:function` names returns.
 
+    The working directory is looked in first, as `python -m` does.
 
-def refuse_file(name: str) -> None:
-    """Refuse `folder/module.py:function` with the name that Python has for it.
+    Args:
+        name: The function.
+        kind: What it is to make, for messages: a model or a data set.
+        known: The built-in names.
+        offered: Arguments that it is given if it has parameters of those names.
 
     Raises:
-        InputError: If the name is that of a file.
+        InputError: If there is no such function, or it raises anything that is not ours.
     """
+    _refuse_file(name)
+    module_name, colon, attribute = name.partition(":")
+    dotted = all(part.isidentifier() for part in module_name.split("."))
+    if not (colon and dotted and attribute.isidentifier()):
+        hint = did_you_mean(module_name, [each.partition(":")[0] for each in known])
+        raise InputError(f"there is no {kind} {name!r}; {hint}choose one of {', '.join(known)}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _explaining(name):
+        function = getattr(importlib.import_module(module_name), attribute, None)
+        if not callable(function):
+            raise InputError(
+                f"{name!r} was asked for, but {module_name!r} has no function {attribute!r}"
+            )
+        wanted = inspect.signature(function).parameters
+        return function(**{key: value for key, value in offered.items() if key in wanted})
+
+
+def _refuse_file(name: str) -> None:
+    """Refuse `folder/module.py:function` with the name that Python has for it."""
     file, _, function = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
     if path.suffix != ".py":
@@ -41,34 +63,9 @@ def refuse_file(name: str) -> None:
     )
 
 
-def import_callable(reference: str) -> Callable[..., object]:
-    """Return the function that `package.module:function` names.
-
-    The working directory is looked in first, as `python -m` does.
-
-    Raises:
-        InputError: If the module or the function is not there.
-    """
-    module_name, _, attribute = reference.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    with explaining_users_code(reference):
-        module = importlib.import_module(module_name)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise InputError(
-            f"{reference!r} was asked for, but {module_name!r} has no function {attribute!r}"
-        )
-    return function
-
-
 @contextmanager
-def explaining_users_code(reference: str) -> Generator[None]:
-    """Say what a user's module or function stumbled over, and at which line of theirs.
-
-    Raises:
-        InputError: If it raises anything that is not ours.
-    """
+def _explaining(reference: str) -> Generator[None]:
+    """Say what a user's module or function stumbled over, and at which line of theirs."""
     try:
         yield
     except ArchlearnError:
@@ -86,8 +83,9 @@ def _explain_missing(reference: str, error: ModuleNotFoundError) -> str:
             f"cannot import {module!r} for {reference!r}: {error}; run the command in the folder "
             "that holds the module, or install it"
         )
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_machinery(f)]
-    return f"{reference!r} needs {missing!r} ({_place(frames[-1])}): {error}; install it"
+    frames = traceback.extract_tb(error.__traceback__)
+    importing = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    return f"{reference!r} needs {missing!r} ({_place(importing[-1])}): {error}; install it"
 
 
 def _explain(reference: str, error: Exception) -> str:
@@ -103,10 +101,6 @@ def _explain(reference: str, error: Exception) -> str:
 def _is_theirs(frame: traceback.FrameSummary) -> bool:
     installed = _INSTALLED & set(Path(frame.filename).parts)
     return not installed and not frame.filename.startswith(_NOT_THEIRS)
-
-
-def _is_machinery(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith("<frozen importlib")
 
 
 def _place(frame: traceback.FrameSummary) -> str:

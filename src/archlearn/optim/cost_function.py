@@ -40,14 +40,14 @@ def merge_savings(
     n_out = dims[:, t["layer_out"]]
     norms = dims[:, t["norm_dims"]] if len(t["norm_dims"]) else dims[:, :0]
     norms = add_up(norms, t["norm_link"], len(t["link_site"]))
-    known = t["layer_kernel"], bias, t["layer_applied"]
+    known = t["layer_kernel"], bias, t["layer_applied"] * dims[:, t["layer_beside"]]
     apart = torch.stack(count_layer(dims[:, t["layer_in"]], n_out, *known), -1)
     inside = torch.stack([norms, torch.zeros_like(norms)], -1)
     old = _between(apart, t["seg_first"], t["seg_last"])
     old = old + _between(inside, t["seg_first"], t["seg_last"] - 1)
     has_bias = _between(bias[..., None], t["seg_first"], t["seg_last"])[..., 0] > 0
     has_bias = has_bias | t["seg_has_norm"]
-    known = t["seg_kernel"], has_bias, t["seg_applied"]
+    known = t["seg_kernel"], has_bias, t["seg_applied"] * dims[:, t["seg_beside"]]
     whole = count_layer(dims[:, t["seg_in"]], dims[:, t["seg_out"]], *known)
     change = torch.stack(whole, -1) - old
     straight = is_linear[:, t["link_site"]]
@@ -133,6 +133,7 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
     ]
     norm_table = torch.tensor(norms, dtype=torch.long).view(-1, 2)
     slot = terms.slot
+    applied = {name: terms.applied(name) for name in layers}
     firsts = [link.first for link in terms.choice.links.values()]
     return {
         "norm_dims": norm_table[:, 0],
@@ -148,7 +149,8 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         "layer_kernel": as_numbers(
             [math.prod(merged_kernel((name,), terms.sizes)) for name in layers]
         ),
-        "layer_applied": as_numbers([terms.sizes.applied(name) for name in layers]),
+        "layer_beside": as_indices([applied[name][0] for name in layers]),
+        "layer_applied": as_numbers([applied[name][1] for name in layers]),
         "link_site": torch.tensor([site_of[link.site] if link else 0 for link in links]),
         "seg_first": as_indices([s.first for s in segments]),
         "seg_last": as_indices([s.last for s in segments]),
@@ -156,7 +158,8 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         "seg_in": as_indices([slot(f"{s.layers[0]}.weight", 1) for s in segments]),
         "seg_out": as_indices([slot(f"{s.layers[-1]}.weight", 0) for s in segments]),
         "seg_kernel": as_numbers([s.kernel for s in segments]),
-        "seg_applied": as_numbers([terms.sizes.applied(s.layers[-1]) for s in segments]),
+        "seg_beside": as_indices([applied[s.layers[-1]][0] for s in segments]),
+        "seg_applied": as_numbers([applied[s.layers[-1]][1] for s in segments]),
         "seg_has_norm": torch.tensor([s.has_norm for s in segments], dtype=torch.bool),
         "seg_table": table,
     }

@@ -38,6 +38,8 @@ class CostTerms:
         self.gate_of = torch.where(places < 0, self.n_gates, places)
         self.dim_of: dict[tuple[str, int], int] = {}
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
+        self.calls = count_positions_by_call(self.blueprint, model)
+        self.passing: dict[str, int] = {}  # dimensions beside that calls are applied along
         self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension
         self.full: list[int] = []
         self.single: list[bool] = []
@@ -125,6 +127,11 @@ class CostTerms:
                 gates = self.gate_of[self.blueprint.root[ids]]
                 self.products.append((call, n, len(self.full)))
                 self._add_dim(gates, torch.arange(len(gates)), single=True)
+        for call, ids in self.blueprint.followed[0].passing.items():
+            self.passing[call] = len(self.full)
+            self._add_dim(
+                self.gate_of[self.blueprint.root[ids]], torch.arange(len(ids)), single=True
+            )
 
     def _add_dim(self, gates: Tensor, slices: Tensor, *, single: bool) -> None:
         self.full.append(int(slices.max()) + 1 if len(slices) else 0)
@@ -192,32 +199,45 @@ class CostTerms:
         for name in dict.fromkeys([*narrows, *(name for name in parameters if name in removable)]):
             slots, rest = self._tied_slots(name)
             presence, macs = self.presence_of_tensor(name), applied.pop(name, {})
-            own = rest * (name in parameters), rest * macs.pop(presence, 0)
+            own = rest * (name in parameters), rest * macs.pop((presence, ()), 0.0)
             self.entries[name] = self._add_entry(slots, own, presence)
-            for other, n in macs.items():
-                self._add_entry(slots, (0.0, rest * n), other)
+            for (other, beside), n in macs.items():
+                self._add_entry([*slots, *beside], (0.0, rest * n), other)
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
         self.fixed = (float(total), 0.0)
-        rest_macs = [
-            (find_tensor(self.model, n).numel(), presences) for n, presences in applied.items()
-        ]
+        rest_macs = [(find_tensor(self.model, name).numel(), n) for name, n in applied.items()]
         others = dict(self.blueprint.followed[0].other_multiply_adds)
         for call, n, slot in self.products:
             others[call] -= n
             self._add_entry([slot], (0.0, n / self.full[slot]), self._presence_of_call(call))
-        rest_macs += [(n, {self._presence_of_call(name): 1}) for name, n in others.items()]
-        for size, presences in rest_macs:
-            for presence, n in presences.items():
-                self._add_entry([], (0.0, float(size * n)), presence)
+        rest_macs += [(n, {(self._presence_of_call(name), ()): 1.0}) for name, n in others.items()]
+        for size, applications in rest_macs:
+            for (presence, beside), n in applications.items():
+                self._add_entry(list(beside), (0.0, size * n), presence)
 
-    def _applied(self) -> dict[str, dict[int, int]]:
-        """Return how often each weight is applied by calls that go with the same branches."""
-        found: dict[str, dict[int, int]] = {}
-        for call, (name, n) in count_positions_by_call(self.blueprint, self.model).items():
-            presences, presence = found.setdefault(name, {}), self._presence_of_call(call)
-            presences[presence] = presences.get(presence, 0) + n
+    def _applied(self) -> dict[str, dict[tuple[int, tuple[int, ...]], float]]:
+        """Return how often each weight is applied by calls that go with the same branches.
+
+        And along the same channels beside: how often for each of those.
+        """
+        found: dict[str, dict[tuple[int, tuple[int, ...]], float]] = {}
+        for call, (name, n) in self.calls.items():
+            applications, (beside, per_channel) = found.setdefault(name, {}), self._beside(call, n)
+            key = self._presence_of_call(call), beside
+            applications[key] = applications.get(key, 0.0) + per_channel
         return found
+
+    def _beside(self, call: str, n: int) -> tuple[tuple[int, ...], float]:
+        """Return the place of the channels beside that a call is applied to, and how often."""
+        slot = self.passing.get(call)
+        return ((), float(n)) if slot is None else ((slot,), n / self.full[slot])
+
+    def applied(self, layer: str) -> tuple[int, float]:
+        """Return the same of a layer that is called once; the place is that of 1 for most."""
+        calls = [(call, n) for call, (name, n) in self.calls.items() if name == f"{layer}.weight"]
+        beside, per_channel = self._beside(*calls[0]) if calls else ((), 0.0)
+        return next(iter(beside), self._constant(1.0)), per_channel
 
     def _add_entry(self, slots: list[int], weights: tuple[float, ...], presence: int) -> int:
         self.entry_rows.append(slots)
@@ -334,7 +354,7 @@ class CostTerms:
         What merging saves is priced like the mean multiply-add of a layer.
         """
         followed = self.blueprint.followed[0]
-        applied = count_positions_by_call(self.blueprint, self.model)
+        applied = self.calls
         by_presence: dict[int, Tensor] = {}
         for node in self.blueprint.graphs[0].nodes:
             own, number, product = calls.get(node.name, (0.0, 0.0, 0.0))
@@ -357,7 +377,9 @@ class CostTerms:
             if node.name in applied:
                 name, n = applied[node.name]
                 slots, rest = self._tied_slots(name)
-                self._add_entry(slots, (0.0, 0.0, product * rest * n), presence)
+                beside, per_channel = self._beside(node.name, n)
+                times_of = (0.0, 0.0, product * rest * per_channel)
+                self._add_entry([*slots, *beside], times_of, presence)
         rates = [calls[name][2] for name in applied if name in calls]
         self._tables |= {
             "gate_times": torch.stack([*by_presence.values()]),

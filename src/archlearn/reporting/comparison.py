@@ -36,7 +36,7 @@ from archlearn.reporting.formatting import (
     format_percent,
     format_ratio,
 )
-from archlearn.reporting.run_reader import JsonTable, RunRecord, as_number, is_table
+from archlearn.reporting.run_reader import JsonTable, RunRecord
 from archlearn.reporting.sections import (
     PICTURE_NOTE,
     TableItem,
@@ -44,9 +44,6 @@ from archlearn.reporting.sections import (
     say,
     write_widths,
 )
-
-IGNORED = ("out", "name")
-"""Settings in which every two runs differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,13 +166,13 @@ def find_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[object, ...]]
     return {
         name: entries
         for name, entries in values.items()
-        if name not in IGNORED and any(entry != entries[0] for entry in entries)
+        if any(entry != entries[0] for entry in entries)
     }
 
 
 def _flatten(config: JsonTable, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
-        if is_table(value):
+        if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -204,7 +201,6 @@ def _results(runs: Sequence[RunRecord]) -> TableItem:
 
 def _result(number: int, run: RunRecord) -> tuple[object, ...]:
     before, after = run.before, run.after
-    seconds = as_number(run.summary.get("seconds"))
     return (
         number,
         run.name,
@@ -215,7 +211,7 @@ def _result(number: int, run: RunRecord) -> tuple[object, ...]:
         format_count(after.multiply_adds),
         format_ratio(before.multiply_adds, after.multiply_adds),
         write_widths(after),
-        format_duration(seconds if run.finished else None),
+        format_duration(run.summary.get("seconds")),
     )
 
 

@@ -1,76 +1,29 @@
 """Read the folder of a run."""
 
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import Any, cast
 
 from archlearn.costs import COSTS
 from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
 from archlearn.errors import InputError
 
-JsonTable = Mapping[str, object]
+JsonTable = Mapping[str, Any]
 """An object read from JSON or TOML."""
-
-
-def is_table(value: object) -> TypeGuard[JsonTable]:
-    """Say whether a value is a JSON object or a TOML table."""
-    return isinstance(value, dict)
-
-
-def is_list(value: object) -> TypeGuard[list[object]]:
-    """Say whether a value is a JSON list or a TOML array."""
-    return isinstance(value, list)
-
-
-def as_table(value: object) -> JsonTable:
-    """Return a JSON object as it is, and an empty one for anything else."""
-    return value if is_table(value) else {}
-
-
-def as_items(value: object) -> tuple[object, ...]:
-    """Return the items of a JSON list, and nothing for anything else."""
-    return tuple(value) if is_list(value) else ()
-
-
-def as_number(value: object) -> float | None:
-    """Return a finite number; `true`, `"3"`, NaN and infinities are not numbers here."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def as_text(value: object) -> str:
-    """Return a string as it is, and an empty one for anything else."""
-    return value if isinstance(value, str) else ""
-
-
-def as_count(value: object) -> int | None:
-    """Return a whole number of things, or None where there is none to return."""
-    number = as_number(value)
-    return None if number is None else round(number)
-
-
-def counts_by_name(value: object) -> dict[str, int]:
-    """Return the entries of a JSON object that are counts, in the order of the file."""
-    counts = {name: as_count(entry) for name, entry in as_table(value).items()}
-    return {name: count for name, count in counts.items() if count is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """What was measured at the end of one epoch; epoch 0 is before training.
+    """What was measured at the end of one epoch, as `metrics.jsonl` names it; epoch 0 comes first.
 
     Attributes:
-        score: Accuracy on the validation data, or the squared error for regression.
-        is_error: Whether `score` is an error.
         widths: Channels kept in each layer, in order of the network, the output last; layers
             that merge at this moment are not among them.
         linear: For each layer whose depth is learnt, whether it stands at linear.
-        gap: Mean distance of a gate from its nearer binary value.
+        binarisation_gap: Mean distance of a gate from its nearer binary value.
         latency: Milliseconds of a run by the table, where latency has a budget.
         budget_path: What each cost with a budget may be at this moment.
         price: What the next channel to go earns for what it costs.
@@ -78,21 +31,27 @@ class Epoch:
     """
 
     epoch: int
-    train_loss: float | None
-    validation_loss: float | None
-    score: float | None
-    is_error: bool
-    penalty: float | None
-    widths: Mapping[str, int]
-    linear: Mapping[str, bool]
-    gap: float | None
-    binarised_share: float | None
-    costs: Mapping[str, int | None]
-    seconds: float | None
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    validation_error: float | None = None
+    penalty: float | None = None
+    widths: Mapping[str, int] = field(default_factory=dict[str, int])
+    linear: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    binarisation_gap: float | None = None
+    parameters: int | None = None
+    multiply_adds: int | None = None
+    seconds: float | None = None
     latency: float | None = None
     budget_path: Mapping[str, float] = field(default_factory=dict[str, float])
     price: float | None = None
     trained: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def score(self) -> float | None:
+        """Accuracy on the validation data, or the squared error for regression."""
+        accuracy = self.validation_accuracy
+        return self.validation_error if accuracy is None else accuracy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,26 +135,26 @@ def read_run(folder: Path) -> RunRecord:
     """
     config = _read_config(folder)
     summary, summary_note = _read_summary(folder / SUMMARY)
-    rows = {as_count(row.get("epoch")): row for row in read_json_lines(folder / METRICS)}
+    rows = {row["epoch"]: row for row in read_json_lines(folder / METRICS)}
     # A resumed run may have written an epoch twice: the later line holds.
-    epochs = tuple(_epoch(n, rows[n]) for n in sorted(n for n in rows if n is not None))
-    finished = bool(summary.get("finished", bool(summary)))
-    task = as_text(summary.get("task")) or as_text(config.get("task"))
-    regression = task == "regression" or any(epoch.is_error for epoch in epochs)
+    epochs = tuple(_read_epoch(rows[n]) for n in sorted(rows))
+    finished = bool(summary)
+    task = summary.get("task", "")
+    regression = task == "regression" or any(e.validation_error is not None for e in epochs)
     return RunRecord(
         folder=folder,
-        name=as_text(summary.get("name")) or folder.resolve().name,
-        model=as_text(summary.get("model")) or as_text(config.get("model")),
-        data=as_text(config.get("data")) or as_text(summary.get("data")),
+        name=summary.get("name") or folder.resolve().name,
+        model=summary.get("model") or config.get("model", ""),
+        data=config.get("data", ""),
         regression=regression,
         finished=finished,
         validation_score=epochs[-1].score if epochs else None,
-        test_score=as_number(summary.get("test_error" if regression else "test_accuracy")),
-        score_before=as_number(_read_measured(folder).get("score_before")),
+        test_score=summary.get("test_error" if regression else "test_accuracy"),
+        score_before=_read_json(folder / SPEED).get("score_before"),
         epochs=epochs,
-        before=_standing(as_table(summary.get("before")), epochs[0] if epochs else None),
-        after=_standing(as_table(summary.get("after")), epochs[-1] if epochs else None),
-        merged=tuple(as_text(name) for name in as_items(summary.get("merged"))),
+        before=_read_state(summary.get("before", {}), epochs[0] if epochs else None),
+        after=_read_state(summary.get("after", {}), epochs[-1] if epochs else None),
+        merged=tuple(summary.get("merged", ())),
         config=config,
         summary=summary,
         notes=(*_notes(folder, epochs, finished=finished), *summary_note),
@@ -208,7 +167,7 @@ def read_json_lines(path: Path) -> Iterator[JsonTable]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            row = as_table(_parse(line))
+            row = _parse(line)
             if row:
                 yield row
 
@@ -225,27 +184,20 @@ class SpeedRow:
 
 def read_speed(folder: Path) -> list[SpeedRow]:
     """Return what `archlearn evaluate` has measured of a run; nothing if it has not."""
-    rows: list[SpeedRow] = []
-    for row in map(as_table, as_items(_read_measured(folder).get("rows"))):
-        size = as_count(row.get("batch_size"))
-        pairs = [[as_number(n) for n in as_items(row.get(key))] for key in ("seconds", "bytes")]
-        if size is not None and all(len(pair) == 2 and None not in pair for pair in pairs):
-            (before, after), (held, holds) = cast("list[list[float]]", pairs)
-            device = as_text(row.get("device"))
-            rows.append(SpeedRow(device, size, (before, after), (held, holds)))
-    return rows
+    return [SpeedRow(**row) for row in _read_json(folder / SPEED).get("rows", ())]
 
 
-def _read_measured(folder: Path) -> JsonTable:
-    path = folder / SPEED
-    return as_table(_parse(path.read_bytes())) if path.is_file() else {}
+def _read_json(path: Path) -> JsonTable:
+    return _parse(path.read_bytes()) if path.is_file() else {}
 
 
-def _parse(text: bytes) -> object:
+def _parse(text: bytes) -> JsonTable:
+    """Return an object of JSON, an empty one where it is torn; what is no finite number is None."""
     try:
-        return cast("object", json.loads(text))
+        found = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _read_config(folder: Path) -> JsonTable:
@@ -270,10 +222,9 @@ def _read_config(folder: Path) -> JsonTable:
 
 
 def _read_summary(path: Path) -> tuple[JsonTable, tuple[str, ...]]:
-    if not path.is_file():
-        return {}, ()
-    summary = as_table(_parse(path.read_bytes()))
-    return summary, () if summary else (f"{SUMMARY} could not be read and is left out.",)
+    summary = _read_json(path)
+    is_torn = path.is_file() and not summary
+    return summary, (f"{SUMMARY} could not be read and is left out.",) if is_torn else ()
 
 
 def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterator[str]:
@@ -287,50 +238,21 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
             yield f"{name} is missing, so its figures are left out."
 
 
-def _epoch(number: int, row: JsonTable) -> Epoch:
-    error = as_number(row.get("validation_error"))
-    accuracy = as_number(row.get("validation_accuracy"))
-    linear = {name: bool(flag) for name, flag in as_table(row.get("linear")).items()}
-    path = as_table(row.get("budget_path"))
-    return Epoch(
-        epoch=number,
-        train_loss=as_number(row.get("train_loss")),
-        validation_loss=as_number(row.get("validation_loss")),
-        score=error if accuracy is None else accuracy,
-        is_error=accuracy is None and error is not None,
-        penalty=as_number(row.get("penalty")),
-        widths=counts_by_name(row.get("widths")),
-        linear=linear,
-        gap=as_number(row.get("binarisation_gap")),
-        binarised_share=as_number(row.get("binarised_share")),
-        costs=_read_costs(row),
-        seconds=as_number(row.get("seconds")),
-        latency=as_number(row.get("latency")),
-        budget_path={name: as_number(limit) or 0.0 for name, limit in path.items()},
-        price=as_number(row.get("price")),
-        trained=counts_by_name(row.get("trained")),
-    )
+def _read_epoch(row: JsonTable) -> Epoch:
+    names = [each.name for each in fields(Epoch)]
+    return Epoch(**{name: row[name] for name in names if row.get(name) is not None})
 
 
-def _read_costs(row: JsonTable) -> dict[str, int | None]:
-    return {name: as_count(row.get(name)) for name in COSTS}
-
-
-def _standing(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
-    entries = [as_table(entry) for entry in as_items(summary.get("widths"))]
-    widths = counts_by_name({as_text(e.get("name")): e.get("width") for e in entries})
+def _read_state(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
+    widths = {each["name"]: each["width"] for each in summary.get("widths", ())}
     if not widths and epoch is not None:
         widths = epoch.widths
-    costs = _read_costs(summary) if summary or epoch is None else epoch.costs
     return NetworkState(
-        architecture=as_text(summary.get("architecture")) or "-".join(map(str, widths.values())),
+        architecture=summary.get("architecture") or "-".join(map(str, widths.values())),
         widths=widths,
-        costs=costs,
+        costs={name: summary.get(name) or getattr(epoch, name, None) for name in COSTS},
         layers={
-            as_text(layer.get("name")): (
-                as_count(layer.get("parameters")) or 0,
-                as_count(layer.get("multiply_adds")) or 0,
-            )
-            for layer in map(as_table, as_items(summary.get("layers")))
+            layer["name"]: (layer["parameters"], layer["multiply_adds"])
+            for layer in summary.get("layers", ())
         },
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from archlearn.costs import COSTS, label_of
 from archlearn.reporting.architecture_diagram import (
@@ -33,13 +33,6 @@ from archlearn.reporting.run_reader import (
     JsonTable,
     NetworkState,
     RunRecord,
-    as_count,
-    as_items,
-    as_number,
-    as_table,
-    as_text,
-    is_list,
-    is_table,
     read_json_lines,
     read_speed,
 )
@@ -62,7 +55,6 @@ MOST_WIDTHS = 12
 MOST_LINES = 6
 """More lines than this are drawn as a map."""
 MOST_NUMBERS = 4
-_KNOWN = {"difference", "difference_float64", "dtype", "n_inputs", "tolerance", "tolerance_float64"}
 _WITH = """import archlearn as al
 
 model = al.load("{path}")  # a plain nn.Module, ready to call
@@ -88,7 +80,6 @@ class TableItem:
 def describe_run(run: RunRecord) -> dict[str, Any]:
     """Return what `template.html` needs for the page of one run."""
     known = (run.before, run.after) if run.before.architecture else ()
-    numbers = as_table(run.summary.get("normalisation"))
     return {
         "run": run,
         "title": f"{run.name}: {write_title(run)}",
@@ -105,13 +96,13 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
         "progress": [item for item in _progress(run) if item is not None],
         "epochs": _epochs(run),
         "gates": list(_gates(run)),
-        "certificate": _certificate(as_table(run.summary.get("certificate"))),
-        "plan": as_text(run.summary.get("plan")),
-        "cut": bool(as_table(run.summary.get("shrinking"))),
+        "certificate": _certificate(run.summary.get("certificate", {})),
+        "plan": run.summary.get("plan", ""),
+        "cut": bool(run.summary.get("shrinking")),
         "compact": _compact(run),
-        "normalisation": list(_normalisation(numbers)),
+        "normalisation": list(_normalisation(run.summary.get("normalisation", {}))),
         "configuration": list(_configuration(run)),
-        "command": as_text(run.summary.get("command")),
+        "command": run.summary.get("command", ""),
         "facts": list(_facts(run)),
     }
 
@@ -136,29 +127,26 @@ def format_score(run: RunRecord, score: float | None) -> str:
 
 def say(value: object) -> str:
     """Write any value of a file for reading."""
-    number = as_number(value)
-    if number is not None:
-        return format_number(number)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if is_list(value):
-        return ", ".join(say(item) for item in value) or "–"
-    if is_table(value):
-        return ", ".join(f"{name}: {say(entry)}" for name, entry in value.items()) or "–"
+    if isinstance(value, int | float):
+        return format_number(value)
+    if isinstance(value, list):
+        return ", ".join(map(say, cast("list[object]", value))) or "–"
     return "–" if value is None or value == "" else str(value)
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return label, value and remark of each main number."""
-    n_test = as_count(run.summary.get("n_test"))
+    n_test = run.summary.get("n_test")
     on = f"on {n_test:,} test examples" if n_test and run.score_source == "test" else ""
     where = on or f"on {run.score_source} data"
     if run.score_before is not None:
         where += f", {format_score(run, run.score_before)} before"
     tiles = [(run.score_name.capitalize(), format_score(run, run.score), where)]
     if run.summary.get("task") == "next_token":
-        loss = as_number(run.summary.get("test_loss"))
-        tiles.append(("Loss", format_number(loss), "nats a token, on test data"))
+        loss = format_number(run.summary["test_loss"])
+        tiles.append(("Loss", loss, "nats a token, on test data"))
     for label, before, after in _counted(run):
         saved = f"of {format_count(before)}, {format_ratio(before, after)} fewer"
         tiles.append((label, format_count(after), _remark(saved, before, after)))
@@ -279,8 +267,8 @@ def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
         format_number(epoch.validation_loss),
         format_score(run, epoch.score),
         format_number(epoch.penalty),
-        format_number(epoch.gap),
-        format_count(epoch.costs["parameters"]),
+        format_number(epoch.binarisation_gap),
+        format_count(epoch.parameters),
         format_duration(epoch.seconds),
     )
 
@@ -311,36 +299,23 @@ def _describe_gates(counts: GateCounts) -> str:
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:
-    """Return what was compared, the differences found, and whatever else a certificate holds."""
+    """Return what was compared, and the differences found."""
     if not certificate:
         return {}
-    n_inputs = as_count(certificate.get("n_inputs"))
-    own = say(certificate.get("dtype", "the model's own"))
     rows = [
-        (own, certificate.get("difference"), certificate.get("tolerance")),
-        ("float64", certificate.get("difference_float64"), certificate.get("tolerance_float64")),
+        (precision, say(certificate[f"difference{end}"]), say(certificate[f"tolerance{end}"]))
+        for precision, end in ((certificate["dtype"], ""), ("float64", "_float64"))
     ]
-    said = [(name, say(found), say(allowed)) for name, found, allowed in rows if found is not None]
-    others = ((key, value) for key, value in certificate.items() if key not in _KNOWN)
+    head = ("Precision", "Largest difference", "Allowed")
     return {
-        "inputs": f"the same {n_inputs:,} inputs" if n_inputs else "the same inputs",
-        "differences": TableItem(
-            "Differences", ("Precision", "Largest difference", "Allowed"), said
-        ),
-        "others": [(_name_words(key), say(value)) for key, value in others],
+        "n_inputs": certificate["n_inputs"],
+        "differences": TableItem("Differences", head, rows),
     }
-
-
-def _name_words(key: str) -> str:
-    """Write `largest_difference` as `Largest difference`."""
-    words = key.replace("_", " ").strip()
-    return words[:1].upper() + words[1:]
 
 
 def _compact(run: RunRecord) -> dict[str, str]:
     """Return how to load the compact model, with this package and without it."""
-    files = as_table(run.summary.get("files"))
-    path = run.folder / (as_text(files.get("compact")) or "compact.safetensors")
+    path = run.folder / "compact.safetensors"
     if not run.finished or not path.is_file():
         return {}
     return {
@@ -352,29 +327,29 @@ def _compact(run: RunRecord) -> dict[str, str]:
 
 def _normalisation(numbers: JsonTable) -> Iterator[str]:
     """Say what the model expects of its inputs, and what its outputs are, where it is known."""
-    if as_items(numbers.get("mean")):
+    if numbers.get("mean"):
         yield (
-            f"The model was given (x − mean) / std, with mean {_few(numbers.get('mean'))} and std "
-            f"{_few(numbers.get('std'))}; images count from 0 to 1."
+            f"The model was given (x − mean) / std, with mean {_few(numbers['mean'])} and std "
+            f"{_few(numbers['std'])}; images count from 0 to 1."
         )
-    target = as_items(numbers.get("target_mean")), as_items(numbers.get("target_std"))
-    if target not in (((), ()), ((0.0,), (1.0,))):
+    target = numbers.get("target_mean", []), numbers.get("target_std", [])
+    if target not in (([], []), ([0.0], [1.0])):
         yield (
-            f"Its outputs are to be multiplied by {_few(numbers.get('target_std'))}, "
-            f"and {_few(numbers.get('target_mean'))} to be added."
+            f"Its outputs are to be multiplied by {_few(target[1])}, and {_few(target[0])} to be "
+            "added."
         )
 
 
-def _few(value: object) -> str:
+def _few(values: list[float]) -> str:
     """Write the numbers of a list, or where they are found if they are many."""
-    return say(value) if len(as_items(value)) <= MOST_NUMBERS else "as in summary.json"
+    return say(values) if len(values) <= MOST_NUMBERS else "as in summary.json"
 
 
 def _configuration(run: RunRecord) -> Iterator[tuple[str, Iterable[tuple[str, str]]]]:
     """Yield the settings of each part of the file, under its name."""
-    plain = {key: value for key, value in run.config.items() if not is_table(value)}
-    parts = {name: as_table(value) for name, value in run.config.items()}
-    used = as_table(run.summary.get("strengths"))
+    parts = {key: value for key, value in run.config.items() if isinstance(value, dict)}
+    plain = {key: value for key, value in run.config.items() if key not in parts}
+    used = run.summary.get("strengths", {})
     for name, values in {"run": plain, **parts, "strengths in use": used}.items():
         if values:
             yield name, [(key, say(value)) for key, value in values.items()]
@@ -385,7 +360,7 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     summary = run.summary
     if summary.get("data_source"):
         yield "Data from", say(summary["data_source"])
-    seconds = as_number(summary.get("seconds"))
+    seconds = summary.get("seconds")
     if seconds is None and run.epochs:
         seconds = run.epochs[-1].seconds
     if seconds is not None:
@@ -393,14 +368,12 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     for key, name in (("epochs", "Epochs"), ("steps", "Steps"), ("resumed", "Times resumed")):
         if key in summary:
             yield name, say(summary[key])
-    cut = as_table(summary.get("shrinking"))
+    cut = summary.get("shrinking")
     if cut:
-        epochs = ", ".join(say(epoch) for epoch in as_items(cut.get("epochs")))
-        share = 100 * (as_number(cut.get("multiply_adds")) or 0.0)
-        yield "Channels cut out", f"in the epochs {epochs}"
-        yield "Computed by a step", f"{share:.0f} % of the original's multiply-adds, on average"
-        sizes = [format_bytes(as_number(size) or 0) for size in as_items(cut.get("memory_bytes"))]
-        yield "Memory in training", ", at the end ".join(sizes) or "–"
+        yield "Channels cut out", f"in the epochs {say(cut['epochs'])}"
+        share = f"{100 * cut['multiply_adds']:.0f} %"
+        yield "Computed by a step", f"{share} of the original's multiply-adds, on average"
+        yield "Memory in training", ", at the end ".join(map(format_bytes, cut["memory_bytes"]))
     for key in ("hardware", "versions"):
-        for name, value in as_table(summary.get(key)).items():
+        for name, value in summary.get(key, {}).items():
             yield name, say(value)

@@ -8,15 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archlearn.costs import COSTS, LATENCY
-from archlearn.reporting.run_reader import (
-    Epoch,
-    JsonTable,
-    RunRecord,
-    as_count,
-    as_items,
-    as_number,
-    as_table,
-)
+from archlearn.reporting.run_reader import Epoch, JsonTable, RunRecord
 
 GATE_THRESHOLD = 0.5
 DECIDED_WITHIN = 0.1
@@ -57,33 +49,21 @@ def count_gates(lines: Iterable[JsonTable]) -> tuple[GateCounts, ...]:
 
     The lines are read one by one, so that a long run of a large network fits into memory.
     """
-    counts = {count.epoch: count for count in _counts(lines)}
+    counts = {line["epoch"]: _count(line) for line in lines}
     return tuple(counts[epoch] for epoch in sorted(counts))
 
 
-def _counts(lines: Iterable[JsonTable]) -> Iterator[GateCounts]:
-    for line in lines:
-        epoch = as_count(line.get("epoch"))
-        if epoch is not None:
-            width = _numbers(as_table(line.get("width")).values())
-            depth = _numbers(as_table(line.get("depth")).values())
-            both = np.concatenate([width, depth])
-            yield GateCounts(
-                epoch=epoch,
-                width=_bin(width),
-                depth=_bin(depth),
-                kept=int((width >= GATE_THRESHOLD).sum()),
-                undecided=int((np.minimum(both, 1 - both) > DECIDED_WITHIN).sum()),
-            )
-
-
-def _numbers(values: Iterable[object]) -> NDArray[np.float64]:
-    """Return all numbers of nested lists, in one row."""
-    flat: list[float] = []
-    for value in values:
-        number = as_number(value)
-        flat.extend(_numbers(as_items(value)).tolist() if number is None else [number])
-    return np.array(flat, dtype=np.float64)
+def _count(line: JsonTable) -> GateCounts:
+    width = np.array([gate for gates in line["width"].values() for gate in gates], np.float64)
+    depth = np.array([*line["depth"].values()], np.float64)
+    both = np.concatenate([width, depth])
+    return GateCounts(
+        epoch=line["epoch"],
+        width=_bin(width),
+        depth=_bin(depth),
+        kept=int((width >= GATE_THRESHOLD).sum()),
+        undecided=int((np.minimum(both, 1 - both) > DECIDED_WITHIN).sum()),
+    )
 
 
 def _bin(gates: NDArray[np.float64]) -> tuple[int, ...]:
@@ -150,13 +130,13 @@ def loss_lines(run: RunRecord) -> FigureData:
 
 def gap_lines(run: RunRecord) -> FigureData:
     """Return how far the gates are from binary, on average, over epochs."""
-    line = _line(run, "gap", lambda epoch: epoch.gap)
+    line = _line(run, "gap", lambda epoch: epoch.binarisation_gap)
     return _lines(run, "mean distance from 0 or 1", "linear", (line,))
 
 
 def parameter_lines(run: RunRecord) -> FigureData:
     """Return what compacting at each epoch would have left."""
-    line = _line(run, "parameters", lambda epoch: epoch.costs["parameters"])
+    line = _line(run, "parameters", lambda epoch: epoch.parameters)
     return _lines(run, "parameters, logarithmic", "log", (line,))
 
 
@@ -175,7 +155,7 @@ def _budget_lines_of(run: RunRecord, name: str) -> Iterator[Series]:
         return _line(run, label, lambda epoch: _divide(read(epoch), start))
 
     words = name.replace("_", "-")
-    yield line(words, lambda epoch: (epoch.costs[name] if name in COSTS else epoch.latency) or 0)
+    yield line(words, lambda epoch: getattr(epoch, name) or 0)
     yield line(f"{words} allowed", lambda epoch: epoch.budget_path.get(name))
     if len({epoch.trained.get(name) for epoch in run.epochs}) > 1:
         yield line(f"{words} in training", lambda epoch: epoch.trained.get(name))

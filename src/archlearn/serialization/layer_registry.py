@@ -182,7 +182,7 @@ def _check_names(kind: str, layer: LayerClass, arguments: Mapping[str, object]) 
 
 
 def _decode_argument(kind: str, name: str, value: object) -> object:
-    decoded = decode(value, _refuse_node)
+    decoded = decode(value)
     items = decoded if isinstance(decoded, tuple | list) else (decoded,)
     if len(items) > MAX_ITEMS:
         raise FileError(f"argument {name!r} of a {kind} has {len(items)} items, more than any has")
@@ -192,10 +192,6 @@ def _decode_argument(kind: str, name: str, value: object) -> object:
                 f"argument {name!r} of a {kind} is {shorten(item)}, more than any layer has"
             )
     return decoded
-
-
-def _refuse_node(name: str) -> object:
-    raise FileError(f"a layer is built from the result {name!r} of a call, which no layer is")
 
 
 _OWN = frozenset(vars(nn.Module())) | {"training"}
@@ -359,7 +355,7 @@ def _set_attribute_(
                 _set_attribute_(made, key, item, classes, depth + 1)
             vars(owner)[attribute] = made
         case _:
-            vars(owner)[attribute] = decode(value, _refuse_composite)
+            vars(owner)[attribute] = decode(value)
 
 
 def _new_object(label: str, classes: Mapping[str, type[Any]]) -> object:
@@ -380,10 +376,6 @@ def _new_object(label: str, classes: Mapping[str, type[Any]]) -> object:
 def is_opaque(module: nn.Module) -> bool:
     """Return whether `build_opaque` made this module."""
     return _MARK in vars(module)
-
-
-def _refuse_composite(name: str) -> object:
-    raise FileError(f"an attribute is the result {shorten(name)} of a call")
 
 
 # The class that computes each norm, by the name of the function that puts it there.

@@ -163,12 +163,18 @@ def _encode_rare(value: object) -> object:
     )
 
 
-def decode(value: object, find_node: FindNode, depth: int = 0) -> Any:
+def refuse_node(name: str) -> object:
+    """Refuse the result of a call where only plain values belong."""
+    raise FileError(f"it holds the result {shorten(name)} of a call where a plain value belongs")
+
+
+def decode(value: object, find_node: FindNode = refuse_node, depth: int = 0) -> Any:
     """Return the argument that `encode` wrote.
 
     Args:
         value: What JSON holds.
-        find_node: Gives the node of a name; raises if there is none so far.
+        find_node: Gives the node of a name; raises if there is none so far. Left out, nothing may
+            be the result of a call.
         depth: How deep in lists this value stands.
 
     Raises:

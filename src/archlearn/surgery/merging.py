@@ -32,10 +32,11 @@ class PlannedSizes:
         narrowings: tuple[Narrowing, ...] = (),
         folds: tuple[Fold, ...] = (),
         gone: Container[str] = (),
+        dropped: Tensor | None = None,
     ) -> None:
         self.model = model
         self.kept = {(n.name, n.dim): len(n.kept) for n in narrowings}
-        self.positions = count_positions(blueprint, model, gone)
+        self.positions = count_positions(blueprint, model, gone, dropped)
         self.names = first_names(model)
         self.new_biases = {
             f.layer for f in folds if getattr(find_module(model, f.layer), "bias", None) is None
@@ -278,7 +279,8 @@ def fold_batch_norm(layer: Any, norm: Any) -> Any:
             "cannot fold a BatchNorm without running statistics: it depends on the batch; "
             "use track_running_stats=True"
         )
-    folded = copy_layer(layer, with_bias=True)
+    folded = copy.deepcopy(layer)
+    folded.bias = nn.Parameter(bias_or_zero(layer).clone())
     scale = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
@@ -311,14 +313,6 @@ def bias_or_zero(layer: Any) -> Tensor:
         return layer.bias.detach()
     n_out = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     return layer.weight.new_zeros(n_out)
-
-
-def copy_layer(layer: Any, with_bias: bool) -> Any:
-    """Return a layer with the same weight and, if asked for, a bias."""
-    made = copy.deepcopy(layer)
-    if with_bias:
-        made.bias = nn.Parameter(bias_or_zero(layer).clone())
-    return made
 
 
 def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:

@@ -122,7 +122,9 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
     linear = tuple(
         site.name
         for site in blueprint.sites[0]
-        if site.module in by_hand and _is_linear(by_hand[site.module])
+        if site.module in by_hand
+        and (depth := by_hand[site.module].depth) is not None
+        and bool(is_open(depth))
     )
     return Decision(choice, closed, linear)
 
@@ -134,10 +136,6 @@ def _check_all_open(name: str, module: TriState) -> None:
             f"{type(module.activation).__name__}, which may mix them, or none of the model's "
             "layers makes them; wrap an activation that treats every element alike"
         )
-
-
-def _is_linear(site: TriState) -> bool:
-    return site.depth is not None and bool(is_open(site.depth))
 
 
 def _check_by_hand(
@@ -189,8 +187,8 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     gone = decision.gone_tensors()
     narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in gone)
     folds = tuple(_folds(model, decision))
-    sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0))
-    before = Costs.of(count_parameters(model), _count_multiply_adds(model, decision, set()))
+    sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0), dropped)
+    before = Costs.of(count_parameters(model), _count_multiply_adds(model, blueprint))
     made = Plan(
         widths={
             group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
@@ -249,6 +247,8 @@ def find_constant_inputs(
             labels = values[node.all_input_nodes[0].name]
             if not op.is_module or op.groups > 1 or node.name in gone_calls[place]:
                 continue
+            if node.name in blueprint.followed[place].passing:  # what is summed over is no constant
+                continue
             if not isinstance(labels, Labels):
                 continue
             ids, state = core(labels.ids, labels.state, labels.ids.dim() + op.channel_dim)
@@ -276,13 +276,11 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
     return found
 
 
-def _count_multiply_adds(model: nn.Module, decision: Decision, gone: set[str]) -> int:
-    """Return the multiply-adds of one run without some calls, from the run already made."""
-    blueprint = decision.choice.blueprint
-    positions = count_positions(blueprint, model, gone)
+def _count_multiply_adds(model: nn.Module, blueprint: ChannelGraph) -> int:
+    """Return the multiply-adds of one run, from the run already made."""
+    positions = count_positions(blueprint, model)
     layers = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
-    others = blueprint.followed[0].other_multiply_adds
-    return layers + sum(n for name, n in others.items() if name not in gone)
+    return layers + sum(blueprint.followed[0].other_multiply_adds.values())
 
 
 def _count_cut(decision: Decision, gone: set[str]) -> int:
@@ -341,11 +339,10 @@ def _predict(model: nn.Module, decision: Decision, plan: Plan, sizes: PlannedSiz
             parameters += math.prod(sizes.shape(name)) - tensor.numel()
     parameters += sum(math.prod(sizes.shape(name)) for name in computed)
     parameters += sum(sizes.shape(f"{layer}.weight")[0] for layer in sizes.new_biases)
-    multiply_adds = _count_multiply_adds(model, decision, gone_calls)
+    others = decision.choice.blueprint.followed[0].other_multiply_adds
+    multiply_adds = sum(n for name, n in others.items() if name not in gone_calls)
     multiply_adds -= _count_cut(decision, gone_calls)
-    for name in narrowed & sizes.positions.keys():
-        lost = find_tensor(model, name).numel() - math.prod(sizes.shape(name))
-        multiply_adds -= lost * sizes.positions[name]
+    multiply_adds += sum(math.prod(sizes.shape(w)) * n for w, n in sizes.positions.items())
     for merge in plan.merges:
         if merge.made:
             old, new = count_apart(merge, sizes), count_merged(merge, sizes)

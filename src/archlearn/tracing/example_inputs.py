@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from archlearn.errors import InputError, with_article
 from archlearn.module_utils import is_exchanged
@@ -42,45 +42,38 @@ class ExampleInputs:
             "them"
         )
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, however they are nested."""
+        leaves = tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def map(self, change: Callable[[Tensor], Any]) -> "ExampleInputs":
+        """Return the same inputs with every tensor changed."""
+        args, kwargs = tree_map_only(Tensor, change, (self.args, self.kwargs))
+        return ExampleInputs(args, kwargs, self.are_real)
+
     def to(self, *args: Any, floating_only: bool = False) -> "ExampleInputs":
         """Return the same inputs with every tensor (or every floating one) moved."""
-
-        def move(value: Any) -> Any:
-            wanted = isinstance(value, Tensor) and (not floating_only or value.is_floating_point())
-            return value.detach().to(*args) if wanted else value
-
-        mapped = tree_map(move, (self.args, self.kwargs))
-        return ExampleInputs(*mapped)
+        return self.map(
+            lambda x: x.detach().to(*args) if x.is_floating_point() or not floating_only else x
+        )
 
     def copy(self) -> "ExampleInputs":
         """Return the same inputs with every tensor copied: a model may change them in place."""
-
-        def clone(value: Any) -> Any:
-            return value.detach().clone() if isinstance(value, Tensor) else value
-
-        args, kwargs = tree_map(clone, (self.args, self.kwargs))
-        return ExampleInputs(args, kwargs, self.are_real)
+        return self.map(lambda x: x.detach().clone())
 
     def with_other_values(self) -> "ExampleInputs":
         """Return inputs of the same sizes: every tensor turned round, and numbers changed."""
 
-        def change(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim():
-                return value
-            turned = value.detach().flip(-1)
-            return 0.5 * turned + 0.25 if turned.is_floating_point() else turned
+        def change(x: Tensor) -> Tensor:
+            turned = x.detach().flip(-1) if x.dim() else x
+            return 0.5 * turned + 0.25 if x.dim() and x.is_floating_point() else turned
 
-        args, kwargs = tree_map(change, (self.args, self.kwargs))
-        return ExampleInputs(args, kwargs, self.are_real)
+        return self.map(change)
 
     def with_twice_the_batch(self) -> "ExampleInputs":
         """Return inputs with every tensor twice, one behind the other."""
-
-        def double(value: Any) -> Any:
-            return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value
-
-        args, kwargs = tree_map(double, (self.args, self.kwargs))
-        return ExampleInputs(args, kwargs, self.are_real)
+        return self.map(lambda x: torch.cat([x, x]) if x.dim() else x)
 
 
 DEFAULT = "<default>"
@@ -299,6 +292,4 @@ def _holds_tensor(value: Any) -> bool:
 
 def count_examples(inputs: ExampleInputs) -> int:
     """Return the number of rows of example inputs; 1 where they have none."""
-    leaves = tree_leaves((inputs.args, inputs.kwargs))
-    sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
-    return sizes[0] if sizes else 1
+    return next((x.shape[0] for x in inputs.tensors() if x.dim()), 1)

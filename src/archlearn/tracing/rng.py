@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.proxy import TraceError
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from archlearn.tracing.example_inputs import ExampleInputs
 from archlearn.tracing.fx_utils import is_made_of
@@ -149,6 +148,4 @@ def preserve_rng(inputs: ExampleInputs) -> Generator[list[int]]:
 
 def cuda_devices(inputs: ExampleInputs) -> list[int]:
     """Return the CUDA devices that inputs are on."""
-    leaves = tree_leaves((inputs.args, inputs.kwargs))
-    found = {leaf.get_device() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-    return sorted(found)
+    return sorted({tensor.get_device() for tensor in inputs.tensors() if tensor.is_cuda})

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
-from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.module_utils import evaluating, find_module, unnoticed
 from archlearn.nn.functional import with_items
@@ -267,16 +266,15 @@ def is_own(node: fx.Node) -> bool:
 
 def with_rows(inputs: ExampleInputs, n_rows: int) -> ExampleInputs:
     """Return inputs with another number of rows in each tensor that has as many as the first."""
-    tensors = [x for x in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(x, Tensor)]
+    tensors = inputs.tensors()
     n_now = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
 
-    def change(value: Any) -> Any:
-        has_rows = isinstance(value, Tensor) and value.dim() and value.shape[0] == n_now
-        if not n_now or not has_rows:  # of no rows, none are made
-            return value
-        return value[torch.arange(n_rows, device=value.device) % n_now]
+    def change(x: Tensor) -> Tensor:
+        if not n_now or not x.dim() or x.shape[0] != n_now:  # of no rows, none are made
+            return x
+        return x[torch.arange(n_rows, device=x.device) % n_now]
 
-    return ExampleInputs(*tree_map(change, (inputs.args, inputs.kwargs)))
+    return inputs.map(change)
 
 
 _OTHER_ROWS = (1, 2, 7)

@@ -4,13 +4,12 @@ import importlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from archlearn.costs import COSTS
 from archlearn.data.file_cache import METRICS
-from archlearn.errors import SettingsError
+from archlearn.errors import check_installed
 from archlearn.training.run_directory import read_lines
 from archlearn.training.settings import LoggerName, RunSettings
 
@@ -92,12 +91,7 @@ class EpochLogger(Callback):
     """Writes the numbers of each epoch with a logger of Lightning Fabric, into the run's folder."""
 
     def __init__(self, kind: LoggerName) -> None:
-        for package in _NEEDED[kind]:
-            if find_spec(package) is None:
-                raise SettingsError(
-                    f"--logger {kind} needs {package}, which is not installed; "
-                    f"pip install 'archlearn[{kind}]'"
-                )
+        check_installed(f"--logger {kind}", kind, *_NEEDED[kind])
         self._kind = kind
         self._logger: Any = None
 

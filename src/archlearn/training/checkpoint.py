@@ -9,9 +9,9 @@ import logging
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.gate_container import STORE
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
+from archlearn.serialization.schema import parse_json, read_entry
 from archlearn.training.train_step import Optimisers
 
 _MASK = (1 << 63) - 1
@@ -185,7 +186,6 @@ LATEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 _FORMAT = "archlearn-checkpoint-1"
 MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which systems have limits
-_KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,28 +268,15 @@ def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this version of archlearn")
     written = metadata.get("position", "")
-    position = _parse_position(written)
-    if position is None:
-        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)")
-    # Two texts can stand for one number, so the text itself must be as it was written.
-    if metadata.get("digest") != _digest(tensors, position) or json.dumps(position) != written:
-        raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
-    return Position(**position), tensors
-
-
-def _parse_position(text: str) -> dict[str, Any] | None:
-    """Return the fields of a position, or None if the text does not hold just those."""
     try:
-        found = json.loads(text) if len(text) <= MAX_POSITION_LENGTH else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    position = cast("dict[str, Any]", found)
-    kinds = {item.name: _KINDS[item.type] for item in fields(Position)}
-    fits = all(type(value) in kinds.get(name, ()) for name, value in position.items())
-    counts = [value for value in position.values() if isinstance(value, int)]
-    return position if fits and all(0 <= count < 2**63 for count in counts) else None
+        found: Any = parse_json(written) if len(written) <= MAX_POSITION_LENGTH else None
+        position: Position = read_entry(asdict(Position()) | found, Position)
+    except (FileError, RecursionError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)") from error
+    # Two texts can stand for one number, so the text itself must be as it was written.
+    if metadata.get("digest") != _digest(tensors, found) or json.dumps(found) != written:
+        raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
+    return position, tensors
 
 
 def _digest(tensors: Mapping[str, Tensor], position: Mapping[str, object]) -> str:

@@ -6,7 +6,6 @@ device, which is how it is held to the ordinary step in the tests.
 """
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -21,7 +20,6 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import (
     EagerStepper,
     StepContext,
-    Stepper,
     clip_gradients_,
     loss_of,
     make_optimisers,
@@ -70,7 +68,8 @@ class DeviceStep:
         for optimiser in work.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss, cost = self._forward()
-        self._differentiate(loss, cost)
+        parts = [part for part in (loss, cost) if part.requires_grad]
+        torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
         clip_gradients_(work.optimisers, work.limits)
         for optimiser in work.optimisers:
             update_(optimiser)
@@ -93,19 +92,9 @@ class DeviceStep:
         """Return the loss and the penalty."""
         work = self.work
         inputs, targets = self._next_batch()
-        with self._autocast():
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             loss = loss_of(work, work.model, inputs, targets)
         return loss, penalty_of(work)
-
-    def _differentiate(self, loss: Tensor, cost: Tensor) -> None:
-        """Set the gradients of loss and penalty together."""
-        parts = [part for part in (loss, cost) if part.requires_grad]
-        torch.autograd.backward(parts, [self._one.to(part.dtype) for part in parts])
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if not self._bf16:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
 
 class CapturedStepper:
@@ -130,11 +119,15 @@ class CapturedStepper:
         body = self._body
         body.work.model.train()
         random_state = torch.cuda.get_rng_state()
-        kept = _keep(body)
+        kept = [tensor.clone() for tensor in _state(body)]
         try:
             if not self._graphs:
                 _warm_up(body, self.stream)
-            self._graphs[count] = _capture(body, count, self.stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                for _ in range(count):
+                    body.run()
+            self._graphs[count] = graph
         finally:
             _give_back(body, kept)
             torch.cuda.set_rng_state(random_state)
@@ -182,6 +175,9 @@ class CapturedStepper:
         return loss, cost
 
 
+Stepper = EagerStepper | CapturedStepper
+
+
 def _can_be_ready(work: StepContext) -> bool:
     """Return whether all inputs can be normalised once and for all.
 
@@ -209,10 +205,6 @@ def _state(body: DeviceStep) -> list[Tensor]:
     return tensors
 
 
-def _keep(body: DeviceStep) -> list[Tensor]:
-    return [tensor.clone() for tensor in _state(body)]
-
-
 @torch.no_grad()
 def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
     """Undo what warming up and capturing changed; what is new of the optimiser becomes zero."""
@@ -230,14 +222,6 @@ def _warm_up(body: DeviceStep, stream: torch.cuda.Stream) -> None:
             body.step.zero_()
             body.run()
     torch.cuda.current_stream().wait_stream(stream)
-
-
-def _capture(body: DeviceStep, count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(count):
-            body.run()
-    return graph
 
 
 logger = logging.getLogger(__name__)
@@ -269,9 +253,11 @@ def make_stepper(
     """
     if not work.optimisers[0].defaults.get("fused"):
         return work, EagerStepper(work, fabric)
+    bf16 = settings.hardware.precision == "bf16-mixed"
     for compiled in (True, False) if settings.hardware.compile else (False,):
         try:
-            return work, _capture_step(work, fabric, settings, compiled=compiled)
+            body = DeviceStep(work, fabric.device, bf16=bf16, compiled=compiled)
+            return work, CapturedStepper(body, steps_per_epoch(len(work.train), work.batch_size))
         except RuntimeError as error:
             logger.warning(
                 "the step cannot be %s, so it is slower: %s",
@@ -283,11 +269,3 @@ def make_stepper(
     optimisers = make_optimisers(work.model, settings.optimiser, work.gate_optimizer)
     work = replace(work, optimisers=optimisers)
     return work, EagerStepper(work, fabric)
-
-
-def _capture_step(
-    work: StepContext, fabric: Fabric, settings: RunSettings, *, compiled: bool
-) -> CapturedStepper:
-    bf16 = settings.hardware.precision == "bf16-mixed"
-    body = DeviceStep(work, fabric.device, bf16=bf16, compiled=compiled)
-    return CapturedStepper(body, steps_per_epoch(len(work.train), work.batch_size))

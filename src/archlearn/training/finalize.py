@@ -246,8 +246,9 @@ def _describe_shrinking(session: Session) -> dict[str, Any]:
 
 def _circumstances(session: Session, position: Position, command: str) -> dict[str, Any]:
     settings, strengths = session.settings, session.work.strengths
+    used = {} if strengths is None else asdict(strengths) | {"price": strengths.price.value}
     return {
-        "strengths": {} if strengths is None else _plain(strengths),
+        "strengths": used,
         "command": position.command or command,
         "hardware": describe_hardware(session.fabric, settings.hardware.precision),
         "versions": describe_versions(),
@@ -258,11 +259,6 @@ def _circumstances(session: Session, position: Position, command: str) -> dict[s
         "resumed": position.resumed,
         "files": {"compact": COMPACT},
     }
-
-
-def _plain(settings: Any) -> dict[str, Any]:
-    table = asdict(settings)
-    return {name: getattr(value, "value", value) for name, value in table.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -112,25 +112,6 @@ Gates = dict[str, Tensor]
 _BRANCH = "branch "
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateSnapshot:
-    """The architecture as the gates have it now.
-
-    Attributes:
-        widths: Channels kept, by layer.
-        linear: Whether a depth gate stands at linear, by site, and a branch is closed, by its name.
-        gap: Mean distance of gates from binary.
-        binary_share: Share of gates within a tenth of 0 or 1.
-        costs: What the network would cost, compacted now.
-    """
-
-    widths: dict[str, int]
-    linear: dict[str, bool]
-    gap: float
-    binary_share: float
-    costs: Costs
-
-
 def read_gates(model: nn.Module) -> tuple[Gates, Gates]:
     """Return copies of width gates, and of depth and branch gates, on the CPU, in one transfer.
 
@@ -162,58 +143,52 @@ class GateMonitor:
         self._pay = pay
         self._known: dict[bytes, tuple[Costs, dict[str, int]]] = {}
 
-    def measure(self, width: Gates, depth: Gates) -> GateSnapshot:
-        """Return what the gates say, width gates and depth gates from `read_gates`."""
+    def measure(self, width: Gates, depth: Gates) -> dict[str, object]:
+        """Return what the gates of `read_gates` say of the architecture, as a line of metrics does.
+
+        That is the channels kept by layer; whether each depth gate stands at linear, and each
+        branch is closed; the mean distance of gates from binary, and the share of those within a
+        tenth of 0 or 1; and what the network would cost, compacted now.
+        """
         flat = torch.cat([*width.values(), *depth.values(), torch.empty(0)])
-        costs, widths = self._look(width, depth)
+        # Costs and widths depend on the binary values alone, and are looked at only once.
+        key = is_open(flat).numpy().tobytes()
+        if key not in self._known:
+            self._known[key] = self._count(width, depth)
+        costs, widths = self._known[key]
         distance = torch.minimum(flat, 1 - flat)
-        return GateSnapshot(
-            widths=widths,
-            linear={
+        return {
+            "widths": widths,
+            "linear": {
                 name: bool(is_open(gate).item()) != name.startswith(_BRANCH)
                 for name, gate in depth.items()
             },
-            gap=distance.mean().item() if len(flat) else 0.0,
-            binary_share=(distance < 0.1).float().mean().item() if len(flat) else 1.0,
-            costs=costs,
-        )
-
-    def _look(self, width: Gates, depth: Gates) -> tuple[Costs, dict[str, int]]:
-        """Return the costs and widths with these gates; the same ones are looked at only once."""
-        key = _key(width, depth)
-        if key not in self._known:
-            self._set_gates_(width, depth)
-            costs = self._count() if key else costs_of(self._copy, self._example)
-            self._known[key] = costs, self._widths() if width else {}
-        return self._known[key]
+            "binarisation_gap": distance.mean().item() if len(flat) else 0.0,
+            "binarised_share": (distance < 0.1).float().mean().item() if len(flat) else 1.0,
+            **asdict(costs),
+        }
 
     @torch.no_grad()
-    def _set_gates_(self, width: Gates, depth: Gates) -> None:
+    def _count(self, width: Gates, depth: Gates) -> tuple[Costs, dict[str, int]]:
+        """Return the costs and widths with these gates."""
+        if not width and not depth:
+            return costs_of(self._copy, self._example), {}
         store = find_store(self._copy)
         places = {} if store is None else store.original_places()
         for name, gate in width_gates(self._copy).items():
             gate.copy_(width[name][places[name]] if places else width[name])
         for name, gate in _depth_gates(self._copy).items():
             gate.copy_(depth[name].reshape(gate.shape))
-
-    def _count(self) -> Costs:
-        return plan(self._copy, self._example, pay=self._pay).after.for_one_example(
-            len(self._example)
-        )
-
-    def _widths(self) -> dict[str, int]:
-        return {layer.name: layer.width for layer in read_architecture(self._copy).layers}
+        costs = plan(self._copy, self._example, pay=self._pay).after
+        layers = read_architecture(self._copy).layers if width else ()
+        widths = {layer.name: layer.width for layer in layers}
+        return costs.for_one_example(len(self._example)), widths
 
 
 def costs_of(network: nn.Module, example: Tensor) -> Costs:
     """Return the costs of a network as it stands, multiply-adds for one example."""
     costs = count_costs(network, in_format_of(network, example))
     return costs.for_one_example(len(example))
-
-
-def _key(width: Mapping[str, Tensor], depth: Mapping[str, Tensor]) -> bytes:
-    """Return the binary values of all gates as bytes: costs depend on nothing else."""
-    return b"|".join(is_open(gate).numpy().tobytes() for gate in (*width.values(), *depth.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,8 +241,7 @@ class RunLog:
 
     def _write_one(self, entry: EpochRecord) -> None:
         folder, epoch = self._session.folder, entry.position.epoch
-        snapshot = self._monitor.measure(entry.width, entry.depth)
-        row = make_row(self._session, entry, snapshot)
+        row = make_row(self._session, entry, self._monitor.measure(entry.width, entry.depth))
         depth = {name: values[0] for name, values in rounded(entry.depth).items()}
         gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
         append_line(folder / METRICS, row)
@@ -275,7 +249,9 @@ class RunLog:
         self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
 
 
-def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> dict[str, object]:
+def make_row(
+    session: Session, entry: EpochRecord, architecture: dict[str, object]
+) -> dict[str, object]:
     """Return one line of metrics."""
     score, position = entry.score, entry.position
     last = max(0, position.step - 1)
@@ -286,11 +262,7 @@ def make_row(session: Session, entry: EpochRecord, snapshot: GateSnapshot) -> di
         "step": position.step,
         "validation_loss": None if score is None else score.loss,
         measured: None if score is None else score.accuracy if classes else score.error,
-        "widths": snapshot.widths,
-        "linear": snapshot.linear,
-        "binarisation_gap": snapshot.gap,
-        "binarised_share": snapshot.binary_share,
-        **asdict(snapshot.costs),
+        **architecture,
         "learning_rate": session.work.schedule.weight_rate(last),
         "gate_rate": session.work.schedule.gate_rate_at(last),
         "train_loss": entry.loss,

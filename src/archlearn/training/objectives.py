@@ -1,6 +1,6 @@
 """Loss and score: cross-entropy of classes or next tokens, squared error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from archlearn.data.dataset import Dataset, Task
 from archlearn.data.transforms import ImageTransform
 from archlearn.optim.distillation import at_least_single
-
-_AS_THEY_ARE = ImageTransform()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Objective:
     std: Tensor
     target_mean: Tensor
     target_std: Tensor
-    framing: ImageTransform = _AS_THEY_ARE
+    framing: ImageTransform
 
     def inputs(self, raw: Tensor) -> Tensor:
         """Return normalised inputs as they are measured on; bytes count as 0 to 1.
@@ -55,7 +53,8 @@ class Objective:
             scores = at_least_single(outputs)
             return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
         standard = (targets - self.target_mean) / self.target_std
-        return _squared_error(at_least_single(outputs), standard)
+        found = at_least_single(outputs)
+        return F.mse_loss(found.reshape(standard.shape), standard.to(found.dtype))
 
     def score_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the number of right classes, or the sum of squared errors in own units.
@@ -70,14 +69,8 @@ class Objective:
 
     def to(self, device: torch.device) -> "Objective":
         """Return the same objective with its numbers on a device."""
-        return Objective(
-            self.task,
-            self.mean.to(device),
-            self.std.to(device),
-            self.target_mean.to(device),
-            self.target_std.to(device),
-            self.framing,
-        )
+        names = ("mean", "std", "target_mean", "target_std")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def _laid_out(values: Tensor) -> Tensor:
@@ -86,18 +79,7 @@ def _laid_out(values: Tensor) -> Tensor:
 
 def objective_of(dataset: Dataset) -> Objective:
     """Return the objective that fits a data set."""
-    return Objective(
-        dataset.task,
-        dataset.mean,
-        dataset.std,
-        dataset.target_mean,
-        dataset.target_std,
-        dataset.framing,
-    )
-
-
-def _squared_error(outputs: Tensor, standard: Tensor) -> Tensor:
-    return F.mse_loss(outputs.reshape(standard.shape), standard.to(outputs.dtype))
+    return Objective(**{each.name: getattr(dataset, each.name) for each in fields(Objective)})
 
 
 def in_format_of(network: nn.Module, example: Tensor) -> Tensor:

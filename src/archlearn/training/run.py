@@ -141,7 +141,11 @@ def _restore(session: Session, command: str) -> Position:
     session.fabric.barrier()
     data = fingerprint(session.dataset)
     position = Position(data=data, command=command) if found is None else found[0]
-    _check_data(session, position, data)
+    if position.data != data:  # as when MNIST was there and now its stand-in is
+        raise CheckpointError(
+            f"the run {session.folder} learnt from other data than {session.dataset.name} "
+            f"({session.dataset.source}) holds now; bring them back, or start another run"
+        )
     if session.fabric.is_global_zero:
         for name in (METRICS, GATES):
             cut_lines(session.folder / name, -1 if found is None else position.epoch)
@@ -153,15 +157,6 @@ def _restore(session: Session, command: str) -> Position:
         session.work.gate_optimizer.resume_at(position.step)
     restore_random(found[1], session.fabric.global_rank)
     return replace(position, resumed=position.resumed + 1)
-
-
-def _check_data(session: Session, position: Position, data: str) -> None:
-    """Refuse to go on with other data, as when MNIST was there and now its stand-in is."""
-    if position.data != data:
-        raise CheckpointError(
-            f"the run {session.folder} learnt from other data than {session.dataset.name} "
-            f"({session.dataset.source}) holds now; bring them back, or start another run"
-        )
 
 
 def _describe_start(session: Session) -> RunStart:

@@ -12,7 +12,7 @@ import shlex
 import socket
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,14 +35,16 @@ LOCK = "run.lock"
 
 
 @contextmanager
-def lock_run(folder: Path) -> Generator[None]:
-    """Keep other trainers out of a run's folder until this block is left.
+def lock_folder(folder: Path) -> Generator[None]:
+    """Keep other processes from learning in a folder until this block is left.
 
     Raises:
-        SettingsError: If another process learns there; it is named.
+        SettingsError: If another process learns there, which is named, or the folder cannot be
+            written.
     """
     path = folder / LOCK
-    file = _open_locked(path)
+    with _explaining_no_access(folder):
+        file = _open_locked(path)
     try:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -116,19 +118,6 @@ def open_new_folder(folder: Path) -> Generator[None]:
                     (folder / CONFIG).unlink(missing_ok=True)
     finally:
         _remove_empty(made)
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Generator[None]:
-    """Keep other processes from learning in a folder, or refuse because one does.
-
-    Raises:
-        SettingsError: If another process learns there, or the folder cannot be written.
-    """
-    with ExitStack() as stack:
-        with _explaining_no_access(folder):
-            stack.enter_context(lock_run(folder))
-        yield
 
 
 @contextmanager

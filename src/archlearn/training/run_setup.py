@@ -34,6 +34,7 @@ from archlearn.training.checkpoint import (
 )
 from archlearn.training.cuda_graph import (
     MOST_STEPS_IN_A_GRAPH,
+    Stepper,
     can_capture,
     largest_divisor,
     make_stepper,
@@ -60,7 +61,6 @@ from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import (
     GradientLimits,
     StepContext,
-    Stepper,
     has_gates,
     make_optimisers,
 )
@@ -237,6 +237,7 @@ def _make_work(
     capture = can_capture(settings, model, dataset, fabric)
     gates = _make_gate_optimizer(settings, model, len(dataset.train), latency, captured=capture)
     penalised = has_gates(model) and gates is None
+    rate, step = settings.gates.gate_rate, settings.gates.largest_step
     return StepContext(
         model=model,
         teacher=teacher,
@@ -247,7 +248,9 @@ def _make_work(
         strengths=strengths_of(settings) if penalised else None,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
-        limits=_limits(settings),
+        limits=GradientLimits(
+            norm=settings.optimiser.clip_norm or None, gate=step / rate if rate and step else None
+        ),
     )
 
 
@@ -333,14 +336,6 @@ def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
 def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
     """Lay the weights of a model out in memory anew; convolutions are the ones to gain."""
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-
-
-def _limits(settings: RunSettings) -> GradientLimits:
-    rate, step = settings.gates.gate_rate, settings.gates.largest_step
-    return GradientLimits(
-        norm=settings.optimiser.clip_norm or None,
-        gate=step / rate if rate and step else None,
-    )
 
 
 def strengths_of(settings: RunSettings) -> Strengths:

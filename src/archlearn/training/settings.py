@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -22,27 +22,13 @@ from archlearn.errors import SettingsError
 LoggerName = Literal["csv", "tensorboard", "wandb"]
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Numbers from `least` to `most`, and how to say so."""
-
-    text: str
-    least: float = 0.0
-    most: float = math.inf
-    least_is_in: bool = True
-    most_is_in: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Return whether a number lies inside; what is no number never does."""
-        above = value >= self.least if self.least_is_in else value > self.least
-        return above and (value <= self.most if self.most_is_in else value < self.most)
-
-
-_COUNT = Range("a whole number from 1 on", least=1)
-_POSITIVE = Range("a number above 0", least_is_in=False)
-_FROM_ZERO = Range("a number from 0 on")
-_BELOW_ONE = Range("a number from 0 to below 1", most=1.0)
-_UP_TO_ONE = Range("a number from 0 to 1", most=1.0, most_is_in=True)
+Range = tuple[Callable[[float], bool], str]
+"""Whether a number may be, and how to say which; what is no number never may."""
+_COUNT: Range = (lambda n: n >= 1, "a whole number from 1 on")
+_POSITIVE: Range = (lambda n: 0 < n < math.inf, "a number above 0")
+_FROM_ZERO: Range = (lambda n: 0 <= n < math.inf, "a number from 0 on")
+_BELOW_ONE: Range = (lambda n: 0 <= n < 1, "a number from 0 to below 1")
+_UP_TO_ONE: Range = (lambda n: 0 <= n <= 1, "a number from 0 to 1")
 
 
 def setting(default: Any, text: str, *, fixed: bool = False, within: Range | None = None) -> Any:
@@ -319,7 +305,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         return None if value is None else check_value(name, value, options[0])
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise SettingsError(_unknown_choice(name, value, get_args(hint)))
+            near = difflib.get_close_matches(str(value), get_args(hint), n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(get_args(hint))
+            raise SettingsError(f"{name!r} must be one of {known}, but {value!r} was given{meant}")
         return value
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
@@ -333,12 +322,6 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _unknown_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{name!r} must be one of {', '.join(choices)}, but {value!r} was given{hint}"
 
 
 def flat_settings() -> Iterator[tuple[str, str, dataclasses.Field[Any]]]:
@@ -447,9 +430,9 @@ def check_ranges(settings: RunSettings) -> None:
     for section, name, item in flat_settings():
         value = getattr(getattr(settings, section) if section else settings, name)
         within: Range | None = item.metadata["within"]
-        if within is not None and value is not None and not within.holds(value):
+        if within is not None and value is not None and not within[0](value):
             option = name.replace("_", "-")
-            raise SettingsError(f"{name} is {value}; give --{option} {within.text}")
+            raise SettingsError(f"{name} is {value}; give --{option} {within[1]}")
     gates = settings.gates
     if gates.learn != "nothing" and gates.start_after + gates.freeze_for >= 1:
         raise SettingsError(

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
-from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError
+from archlearn.errors import RunInterruptedError, RunStoppedError, SettingsError, check_installed
 from archlearn.training.settings import RunSettings, format_settings
 
 PLAIN = "plain"
@@ -85,7 +85,7 @@ def run_sweep(
     Raises:
         RunStoppedError: If a run failed; others that had begun are ended first.
         RunInterruptedError: If Ctrl-C was pressed; so are they then.
-        SettingsError: If Ray is asked for and not installed.
+        InputError: If Ray is asked for and not installed.
     """
     waiting: list[SweepRun] = []
     for run in runs:
@@ -107,7 +107,12 @@ def _run_here(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun],
         while waiting or working:
             while waiting and len(working) < n_jobs:
                 run = waiting.pop(0)
-                working[run] = _start(run)
+                working[run] = subprocess.Popen(
+                    [sys.executable, "-m", "archlearn.cli", *_command(run)],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             for run, process in list(working.items()):
                 if process.poll() is not None:
                     _, error = process.communicate()
@@ -127,12 +132,8 @@ def _run_on_ray(waiting: list[SweepRun], n_jobs: int, on_end: Callable[[SweepRun
 
     Ray gives the task of a worker that died to another one, which goes on in the run's folder.
     """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise SettingsError(
-            "--ray needs ray, which is not installed; pip install 'archlearn[ray]'"
-        ) from error
+    check_installed("--ray", "ray", "ray")
+    ray: Any = import_module("ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     n_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / n_jobs)
@@ -174,14 +175,6 @@ def _failed(run: SweepRun, reason: object) -> RunStoppedError:
         f"the run {run.folder} failed: {reason}; "
         "what is finished stays: give the same command again to go on"
     )
-
-
-def _start(run: SweepRun) -> "subprocess.Popen[str]":
-    """Start a run, or go on with it, in a process of its own."""
-    command = [sys.executable, "-m", "archlearn.cli", *_command(run)]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
 
 
 def _command(run: SweepRun) -> list[str]:

@@ -197,6 +197,7 @@ class TrainingLoop:
         if not self._session.fabric.is_global_zero:
             return
         width, depth = read_gates(self._session.work.model)
+        gates = self._session.work.gate_optimizer
         entry = EpochRecord(
             position=self.position,
             loss=loss,
@@ -204,7 +205,7 @@ class TrainingLoop:
             score=score,
             width=width,
             depth=depth,
-            market=self._market(),
+            market={} if gates is None else gates.describe(),
             memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
             seconds=time.monotonic() - self._started,
             seconds_left=self._seconds_left(),
@@ -222,10 +223,6 @@ class TrainingLoop:
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
-
-    def _market(self) -> dict[str, object]:
-        gates = self._session.work.gate_optimizer
-        return {} if gates is None else gates.describe()
 
     def _seconds_left(self) -> float:
         done = self.position.step - self._first_step

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
@@ -59,10 +58,12 @@ def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> Sample
     if not n_rows:
         return None
     n = N_RANDOM if N_RANDOM * (_size(inputs) // n_rows) <= _SMALL else 1
-    inputs = _first_rows(inputs, most_rows)
+    inputs = inputs.map(lambda x: x[:most_rows])
     n_left = _count_rows(inputs)
     drawn = draw_like(inputs, 0, lambda shape: (n, *shape[1:]))
-    return SampleInput(_join(inputs, drawn), 1 + n, n_left + n if n_left < n_rows else None)
+    second = iter(drawn.tensors())
+    joined = inputs.map(lambda x: torch.cat([x, next(second)]))
+    return SampleInput(joined, 1 + n, n_left + n if n_left < n_rows else None)
 
 
 def draw_like(
@@ -73,50 +74,30 @@ def draw_like(
     """Return random inputs of the same kind; booleans and complex numbers stay as they are."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.numel() == 0:
+    def draw(value: Tensor) -> Tensor:
+        if value.numel() == 0:
             return value
         shape = reshape(tuple(value.shape))
         if value.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
         if value.dtype is torch.bool or value.is_complex():
-            return value if shape == value.shape else _repeat_rows(value, shape[0])
+            if shape == value.shape:
+                return value
+            return value[torch.arange(shape[0], device=value.device) % len(value)]
         low, high = int(value.min()), int(value.max())
         return torch.randint(low, high + 1, shape, generator=generator).to(value)
 
-    return ExampleInputs(*tree_map(draw, (inputs.args, inputs.kwargs)))
-
-
-def _tensors(inputs: ExampleInputs) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(leaf, Tensor)]
+    return inputs.map(draw)
 
 
 def _size(inputs: ExampleInputs) -> int:
-    return sum(tensor.numel() for tensor in _tensors(inputs))
+    return sum(tensor.numel() for tensor in inputs.tensors())
 
 
 def _count_rows(inputs: ExampleInputs) -> int:
     """Return the size of the first dimension, if all tensors have one and the same."""
-    counts = {tensor.shape[0] if tensor.dim() > 1 else 0 for tensor in _tensors(inputs)}
+    counts = {tensor.shape[0] if tensor.dim() > 1 else 0 for tensor in inputs.tensors()}
     return counts.pop() if len(counts) == 1 else 0
-
-
-def _join(first: ExampleInputs, second: ExampleInputs) -> ExampleInputs:
-    def join(one: Any, two: Any) -> Any:
-        return torch.cat([one, two]) if isinstance(one, Tensor) else one
-
-    return ExampleInputs(*tree_map(join, (first.args, first.kwargs), (second.args, second.kwargs)))
-
-
-def _first_rows(inputs: ExampleInputs, n: int | None) -> ExampleInputs:
-    def cut(value: Any) -> Any:
-        return value[:n] if isinstance(value, Tensor) else value
-
-    return ExampleInputs(*tree_map(cut, (inputs.args, inputs.kwargs)))
-
-
-def _repeat_rows(value: Tensor, n: int) -> Tensor:
-    return value[torch.arange(n, device=value.device) % len(value)]
 
 
 def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
@@ -294,7 +275,12 @@ class Comparison:
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
-        self._check_memory()
+        shared = _find_shared(*self.models) if self.must_be_apart else ""
+        if shared:  # changing one would change the other
+            raise CertificateError(
+                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
+                "itself; compare the gated model with the one that compact returned"
+            )
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
@@ -354,19 +340,6 @@ class Comparison:
                 "module, such as a lambda or a hook made from it: remove it, and compact again"
             )
         return outputs
-
-    def _check_memory(self) -> None:
-        """Refuse models that share a tensor: changing one would change the other.
-
-        Raises:
-            CertificateError: If they do.
-        """
-        shared = _find_shared(*self.models) if self.must_be_apart else ""
-        if shared:
-            raise CertificateError(
-                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
-                "itself; compare the gated model with the one that compact returned"
-            )
 
 
 def compare_in_both_modes(

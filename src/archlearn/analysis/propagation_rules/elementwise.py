@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_labels import (
     CONSTANT,
+    FIXED,
     UNKNOWN,
     ZERO,
     Labels,
@@ -173,11 +174,14 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
     if not any(firm):
         return opaque(step)
     base = spread[firm.index(True)]
+    if len(varying(base)) > 1:  # what varies least says most: all beside it is tied to it
+        known = [ids for ids, is_firm in zip(spread, firm, strict=True) if is_firm]
+        base = min(known, key=lambda ids: len(varying(ids)) or len(shape))
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
     place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
         if is_firm:
-            step.constraints.tie(base, ids)
+            _tie(step, base, ids)
         elif varying(ids):  # broadcast along some of these dimensions only
             step.constraints.spreads.append((base, ids))
         else:
@@ -188,6 +192,16 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
             states[index] = torch.tensor(UNKNOWN)
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
+
+
+def _tie(step: OpCall, base: Tensor, ids: Tensor) -> None:
+    """Tie what stands at the same place: of a matrix its rows, where only these are beside."""
+    lines = None if len(varying(ids)) < 2 else step.constraints.lines_of(ids)
+    if lines is None or varying(lines[0]) != varying(base):
+        step.constraints.tie(base, ids)
+    else:
+        step.constraints.tie(base, lines[0])
+        step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
@@ -252,9 +266,14 @@ def activation_name(node: fx.Node, net: nn.Module) -> str:
 
 
 def activate(step: OpCall) -> Any:
-    """Follow an activation; where it is gated, a dropped channel is zero behind it."""
+    """Follow an activation; where it is gated, a dropped channel is zero behind it.
+
+    Of a matrix only columns would be gated here: what reads it has gates of its own.
+    """
     out = _activate(step)
     if not step.gated or not isinstance(out, Labels):
+        return out
+    if len(varying(out.ids)) > 1 and step.constraints.lines_of(out.ids) is not None:
         return out
     return Labels(out.ids, torch.tensor(ZERO).expand(out.shape))
 

@@ -1,14 +1,28 @@
-"""Rule of Linear and convolution layers: they end channels and begin new ones."""
+"""Rule of Linear and convolution layers: they end channels and begin new ones.
+
+Channels along another dimension than the one that is summed over pass (the token-mixing layers of
+an MLP-Mixer): each is multiplied by itself, and goes by itself.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from archlearn.analysis.channel_labels import CONSTANT, FIXED, UNKNOWN, ZERO, along
+from archlearn.analysis.channel_labels import (
+    CONSTANT,
+    FIXED,
+    UNKNOWN,
+    ZERO,
+    Labels,
+    along,
+    line_along,
+    varying,
+)
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
 from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.module_utils import find_tensor
 from archlearn.op_table import TRANSPOSED
 
 
@@ -19,6 +33,9 @@ def linear(step: OpCall) -> Any:
         reason = computed_weight(step.node)
         return opaque(step, reason.text, reason.fix)
     dim = step.x.ids.dim() + op.channel_dim
+    passing = _find_passing(step, op, dim)
+    if passing is not None:
+        return _pass(step, op, dim, *passing)
     ids, state = step.constraints.read(step.x, dim)
     if op.groups == 1:
         rows, out_state = _dense(step, op, ids, state)
@@ -29,6 +46,48 @@ def linear(step: OpCall) -> Any:
     if op.bias is not None:
         step.constraints.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
+
+
+def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Tensor] | None:
+    """Return the other dimension that channels lie along, theirs, and those that are summed over.
+
+    None if all lie along the one that is summed over, or along several others.
+    """
+    others = [other for other in varying(step.x.ids) if other != dim]
+    if len(others) != 1 or not step.may_gate_reads or not _is_pointwise(step, op, dim):
+        return None
+    (other,) = others
+    if dim not in varying(step.x.ids):
+        ids = line_along(step.x.ids, other)
+        return other, ids, torch.full((step.x.shape[dim],), FIXED)
+    lines = step.constraints.lines_of(step.x.ids)
+    found = {tuple(varying(line)): line for line in lines or ()}
+    if found.keys() != {(other,), (dim,)}:
+        return None
+    return other, line_along(found[other,], other), line_along(found[dim,], dim)
+
+
+def _is_pointwise(step: OpCall, op: LinearOp, dim: int) -> bool:
+    """Return whether a layer does the same at each place, and reads nothing beside."""
+    kernel = find_tensor(step.net, op.weight).shape[2:]
+    same = [size for at, size in enumerate(step.x.shape) if at != dim]
+    is_same = same == [size for at, size in enumerate(step.out.shape) if at != dim]
+    return op.groups == 1 and not op.padded and kernel.numel() == 1 and is_same
+
+
+def _pass(
+    step: OpCall, op: LinearOp, dim: int, other: int, passing: Tensor, summed: Tensor
+) -> Labels:
+    unknown = torch.tensor(UNKNOWN)
+    rows, _ = _dense(step, op, summed, unknown.expand(len(summed)))
+    if op.bias is not None:
+        step.constraints.tie_dim(op.bias, 0, rows)
+    step.passing.append(passing)
+    cells = step.constraints.new_matrix(passing, rows)
+    shape = step.out.shape
+    view = [size if at in (dim, other) else 1 for at, size in enumerate(shape)]
+    cells = (cells if other < dim else cells.T).reshape(view)
+    return Labels(cells.expand(shape), unknown.expand(shape))
 
 
 def computed_weight(node: fx.Node) -> Reason:
