@@ -644,11 +644,9 @@ def can_learn(module: nn.Module) -> bool:
     """Return whether a layer and an activation are among a module's parts, or attention is."""
     parts = list(module.modules())
     has_layer = any(isinstance(part, nn.Linear | nn.modules.conv._ConvNd) for part in parts)
-    return has_layer and any(_is_activation(part) or _has_heads(part) for part in parts)
-
-
-def _has_heads(module: nn.Module) -> bool:
-    return any(isinstance(getattr(module, name, None), int) for name in _HEAD_COUNTS)
+    counts = [getattr(part, name, None) for part in parts for name in _HEAD_COUNTS]
+    has_heads = any(isinstance(count, int) for count in counts)
+    return has_layer and (has_heads or any(map(_is_activation, parts)))
 
 
 def _is_activation(module: nn.Module) -> bool:

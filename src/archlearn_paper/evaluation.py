@@ -24,6 +24,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_NUMBERS = 1 << 31
 """Of all train inputs as the network sees them; of more, evenly spaced ones are scored."""
 _MOST_BYTES_ON_DEVICE = 8 << 30
+_FEWEST_SCORED = 1000
 _OF_DATA = (
     "data", "validation", "limit", "classes", "resize", "augment", "normalise", "skip_broken",
     "start_from",
@@ -32,7 +33,11 @@ _CPU = torch.device("cpu")
 
 
 def find_dataset(settings: RunSettings, device: torch.device = _CPU) -> Dataset:
-    """Return the data set of a run, loaded once; on the device unless it is very large."""
+    """Return the data set of a run, loaded once; on the device unless it is very large.
+
+    With a limit on train examples, validation and test are scored on no more evenly spaced ones
+    than that, or 1,000: else a quick run would be scored for longer than it is trained.
+    """
     own = {name: getattr(settings, name) for name in _OF_DATA}
     return _load(replace(RunSettings(), **own), device)
 
@@ -40,7 +45,16 @@ def find_dataset(settings: RunSettings, device: torch.device = _CPU) -> Dataset:
 @functools.lru_cache(maxsize=16)
 def _load(settings: RunSettings, device: torch.device) -> Dataset:
     dataset = load_dataset(settings, no_progress)
+    if settings.limit is not None:
+        most = max(settings.limit, _FEWEST_SCORED)
+        validation, test = (_space(part, most) for part in (dataset.validation, dataset.test))
+        dataset = replace(dataset, validation=validation, test=test)
     return dataset.to(device) if dataset.train.n_bytes <= _MOST_BYTES_ON_DEVICE else dataset
+
+
+def _space(part: Split, most: int) -> Split:
+    """Return evenly spaced examples, so many at most."""
+    return part.every(max(1, math.ceil(len(part) / most)), 0)
 
 
 def evaluate_work(work: Evaluation) -> Row:

@@ -118,7 +118,7 @@ class Scale:
         name: "full", or "quick" for a small version that says it is one.
         seeds: Every row is run once for each.
         epochs: Passes over the train data.
-        limit: Train examples used; None uses all.
+        limit: Train examples used, and about as many are scored; None uses all.
         validation: Part of the train data set apart; 0 learns from all of them.
         points: Most points of a sweep that are run; None runs all.
         probes: Train examples on which the loss without single neurons is measured.

@@ -82,8 +82,8 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
 
 _QUICK_NOTICE = (
     "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
-    "of the points. It shows that everything works, not what the method reaches: the bounds below "
-    "are those of the full run."
+    "of the points and of the test examples. It shows that everything works, not what the method "
+    "reaches: the bounds below are those of the full run."
 )
 
 

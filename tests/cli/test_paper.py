@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.commands import assert_refused, run_here, start
 
@@ -119,6 +120,19 @@ def test_a_page_that_cannot_be_made_is_named_and_the_others_go_on(tmp_path: Path
     assert "page 9 of 10: frontier" in output
     assert "table-4 was left out: it needs --images" in output
     assert "frontier, compare-lenet-diabetes could not be made" in output
+
+
+@pytest.mark.parametrize(("quick", "n_threads"), [(True, 1), (False, 2)])
+def test_a_quick_version_has_one_thread(tmp_path: Path, *, quick: bool, n_threads: int) -> None:
+    words = [*QUICK, "--within", "1e-9"]
+    torch.set_num_threads(2)
+    try:
+        code, output = run_here(words if quick else [w for w in words if w != "--quick"], tmp_path)
+        assert torch.get_num_threads() == n_threads
+    finally:
+        torch.set_num_threads(1)
+    assert code == 0
+    assert "runs of table-3 are left for another time" in output
 
 
 @pytest.mark.slow

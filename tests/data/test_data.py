@@ -286,9 +286,7 @@ def test_a_file_has_its_name_only_once_the_disk_has_it(
     sync, replace = os.fsync, os.replace
 
     def record_sync(handle: int) -> None:
-        written = os.fstat(handle)
-        is_folder = os.path.samestat(written, tmp_path.stat())
-        events.append("sync folder" if is_folder else f"sync {written.st_size} bytes")
+        events.append(f"sync {os.fstat(handle).st_size} bytes")
         sync(handle)
 
     def record_replace(old: Path, new: Path) -> None:
@@ -298,7 +296,7 @@ def test_a_file_has_its_name_only_once_the_disk_has_it(
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "replace", record_replace)
     write_atomically(tmp_path / "a", b"12345")
-    assert events == ["sync 5 bytes", "name a", "sync folder"]
+    assert events == ["sync 5 bytes", "name a"]
     assert (tmp_path / "a").read_bytes() == b"12345"
 
 

@@ -87,6 +87,20 @@ def test_the_train_loss_of_very_many_large_inputs_is_that_of_some(
     assert some.row.test_loss == whole.row.test_loss
 
 
+@pytest.mark.parametrize(("limit", "n_test"), [(60, 90), (200, 180), (1000, 360), (None, 360)])
+def test_few_train_examples_are_scored_on_few(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, n_test: int
+) -> None:
+    monkeypatch.setattr(evaluation, "_FEWEST_SCORED", 100)
+    asked = settings(limit=limit, validation=0.0)
+    evaluation._load.cache_clear()
+    found, whole = evaluation.find_dataset(asked), load_dataset(asked, no_progress)
+    evaluation._load.cache_clear()
+    assert torch.equal(found.test.targets, whole.test.targets[:: 360 // n_test])
+    assert torch.equal(found.train.targets, whole.train.targets)
+    assert len(found.validation) == 0
+
+
 def test_team_normalises_as_asked() -> None:
     with pytest.raises(SettingsError, match="images of three colours"):
         train_side_by_side([Run(row="a", settings=settings(normalise="imagenet"))])

@@ -12,7 +12,6 @@ task = "{task}"
 epochs = {epochs}
 batch_size = 125
 seed = {seed}
-out = "runs/{name}"
 
 [optimiser]
 name = "sgd"
@@ -68,9 +67,7 @@ def write_run(folder: Path, story: Story = LENET, *, finished: bool = True) -> P
     """Write a whole folder, or one that stops at half of its epochs."""
     folder.mkdir(parents=True)
     settings = {key: getattr(story, key) for key in ("model", "data", "task", "seed", "epochs")}
-    (folder / "config.toml").write_text(
-        CONFIG.format(**settings, name=story.name, width_cost=story.width_cost)
-    )
+    (folder / "config.toml").write_text(CONFIG.format(**settings, width_cost=story.width_cost))
     n_epochs = story.epochs if finished else story.epochs // 2
     gates = [_gates(story, epoch) for epoch in range(n_epochs + 1)]
     rows = [_row(story, record) for record in gates]

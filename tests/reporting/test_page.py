@@ -171,16 +171,6 @@ def test_regression_speaks_of_errors(tmp_path: Path) -> None:
     assert "Accuracy" not in page.text
 
 
-def test_a_certificate_with_other_entries_is_shown_whole(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["certificate"] = {"worst_layer": "<fc1>", "difference": 0.5}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    page = report([folder])
-    assert "Worst layer <fc1>" in page.text
-    assert "the model's own 0.5 –" in page.text
-
-
 def test_a_run_with_a_budget_has_no_penalty_and_tells_of_its_cuts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     before = report([folder]).text

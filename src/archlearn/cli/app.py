@@ -50,7 +50,10 @@ def run_app(arguments: Sequence[str] | None = None) -> None:
     0: done; 1: refused or failed; 3: stopped, can be resumed; 130: interrupted, can be resumed;
     141: nobody reads the output any more, as behind `| head`.
     """
-    _log_warnings()
+    # Warnings of the library are seen once for all processes.
+    first = os.environ.get("RANK", "0") == "0"
+    level = logging.WARNING if first else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s: %(message)s")
     try:
         _call(arguments)
     except BrokenPipeError as error:
@@ -65,24 +68,13 @@ def _call(arguments: Sequence[str] | None) -> None:
     try:
         app(arguments)
     except RunStoppedError as error:
-        _say(f"stopped: {error}")
+        sys.stderr.write(f"stopped: {error}\n")
         sys.exit(INTERRUPTED if isinstance(error, RunInterruptedError) else STOPPED)
     except (CycloptsError, ArchlearnError) as error:
-        _say(f"error: {error}")
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(FAILED)
     except KeyboardInterrupt:
-        _say("interrupted")
+        sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
     finally:
         sys.stdout.flush()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-
-
-def _log_warnings() -> None:
-    """Let warnings of the library be seen, once for all processes."""
-    first = os.environ.get("RANK", "0") == "0"
-    level = logging.WARNING if first else logging.ERROR
-    logging.basicConfig(level=level, format="%(levelname)s: %(message)s")

@@ -48,7 +48,7 @@ def paper(
 
     Args:
         name: The experiment; left out, they are listed.
-        quick: A small version: all of them end within 10 minutes on 2 cores.
+        quick: A small version: all of them end within 10 minutes on a CPU.
         out: Where NAME.json, NAME.md and NAME.svg go. [default: results, or runs/quick]
         seeds: Every row is run once for each, as 0,1,2. [default: 0 to 4, 9 in table-1, 0 if quick]
         data: The data set.
@@ -130,7 +130,7 @@ def compare(
         methods: Which methods, with semicolons between them. [default: all]
         seeds: Every method is run once for each. [default: 0,1,2,3,4, or 0 if quick]
         epochs: Of every method in total. [default: 30, or 5 if quick]
-        quick: A small version that ends within 3 minutes on 2 cores.
+        quick: A small version that ends within 3 minutes on a CPU.
         out: Where table, figure and results go. [default: results, or runs/quick]
         side_by_side: How many runs share a GPU at a time.
         within: Seconds after which no run begins; the same command goes on another time.

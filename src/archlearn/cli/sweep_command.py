@@ -67,7 +67,12 @@ def sweep(
     sys.stdout.flush()
     run_sweep(runs, jobs, say, on_ray=ray)
     points = summarise(runs)
-    _say_points(points)
+    sys.stdout.write(f"{'budget':<24}{'validation':>12}{'parameters':>14}{'multiply-adds':>16}\n")
+    for point in points:
+        sys.stdout.write(
+            f"{point.budget:<24}{point.accuracy:>12.2%}{point.parameters:>14,.0f}"
+            f"{point.multiply_adds:>16,.0f}\n"
+        )
     if lose is not None:
         _hand_back(points, lose, out)
     from archlearn.reporting import write_report
@@ -90,15 +95,6 @@ def _parse_seeds(text: str) -> list[int]:
     if not all(part.strip().isdigit() for part in text.split(",")):
         raise SettingsError(f"--seeds {text!r} are no seeds; write 0,1,2")
     return [int(part) for part in text.split(",")]
-
-
-def _say_points(points: "list[Point]") -> None:
-    sys.stdout.write(f"{'budget':<24}{'validation':>12}{'parameters':>14}{'multiply-adds':>16}\n")
-    for point in points:
-        sys.stdout.write(
-            f"{point.budget:<24}{point.accuracy:>12.2%}{point.parameters:>14,.0f}"
-            f"{point.multiply_adds:>16,.0f}\n"
-        )
 
 
 def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:

@@ -39,16 +39,11 @@ def resume_run(folder: Path, asked: Mapping[str, Any]) -> Mapping[str, Any]:
 def _watch(
     folder: Path, settings: RunSettings, run: Callable[[Audience], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    _need_reports(settings)
+    if settings.record.report:  # what is missing is said before the run, and not at its end
+        importlib.import_module("archlearn.reporting.page")
     with _explaining_pipes(folder), make_display() as display, show_downloads() as progress:
         summary = run(_audience(display, progress, settings.record.logger))
     return _conclude(folder, summary, report=settings.record.report)
-
-
-def _need_reports(settings: RunSettings) -> None:
-    """Import what a report is drawn with, so that it is not missed when the run has ended."""
-    if settings.record.report:
-        importlib.import_module("archlearn.reporting.page")
 
 
 @contextmanager

@@ -290,7 +290,13 @@ def build_dataset(
     if classes is not None:
         examples = _keep_classes(examples, classes)
     examples = _number_classes(examples)
-    train, validation = _choose_parts(examples, validation_share, limit)
+    train, validation = examples.train, examples.validation
+    if validation is None:
+        train, validation = carve_validation(train, validation_share)
+    if limit is not None and limit < len(train):
+        drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(limit))
+        few = drawn[:limit].sort().values
+        train = train.cut(limit)[0] if train.mixed else train.take(few)
     if len(train) == 0:
         raise DataError(
             f"{examples.name!r} has {len(examples.train)} train examples, and none is left when "
@@ -330,16 +336,6 @@ def _number_classes(examples: Examples) -> Examples:
     return examples.change_parts(number)
 
 
-def _choose_parts(examples: Examples, share: float, limit: int | None) -> tuple[Split, Split]:
-    """Return what is learnt from and what is validated on."""
-    train, validation = examples.train, examples.validation
-    if validation is None:
-        train, validation = carve_validation(train, share)
-    if limit is not None and limit < len(train):
-        train = train.cut(limit)[0] if train.mixed else train.take(_draw(len(train), limit))
-    return train, validation
-
-
 def _check_framing(examples: Examples, framing: ImageTransform) -> None:
     shape = tuple(examples.train.inputs.shape[1:])
     asked = framing.side is not None or framing.augment != "no"
@@ -366,10 +362,6 @@ def _keep_classes(examples: Examples, classes: int) -> Examples:
             f"{n_classes}; choose 2 to {n_classes} classes"
         )
     return examples.change_parts(lambda part: part.take(part.targets < classes))
-
-
-def _draw(n: int, limit: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(limit))[:limit].sort().values
 
 
 def _check(examples: Examples) -> None:

@@ -3,15 +3,14 @@
 A mirror that does not answer within seconds is given up on.
 """
 
-import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from archlearn.errors import DataError
 
@@ -35,31 +34,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
-            sync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def sync(handle: int) -> None:
-    """Wait until the disk has what was written; where there is no disk there is no wait."""
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable, where a folder can be opened like a file."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        sync(handle)
-    finally:
-        os.close(handle)
 
 
 CONNECT_SECONDS = 5.0
@@ -67,12 +45,8 @@ PACKAGE_SECONDS = 180.0
 _PIECE = 1 << 16
 
 
-class DownloadProgress(Protocol):
-    """Told of every piece of a download; `total` is None where nobody knows it."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Take note of `done` bytes of `what`."""
-        ...
+DownloadProgress = Callable[[str, int, int | None], None]
+"""Told of every piece of a download: what, how many bytes so far, and of how many where known."""
 
 
 def no_progress(what: str, done: int, total: int | None) -> None:

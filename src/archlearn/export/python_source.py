@@ -50,9 +50,10 @@ def write_source(
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
     tree = _build_tree(description)
+    base = "nn.Sequential" if description.kind == "torch.nn.Sequential" else "nn.Module"
     body = [*_write_init(description, tree), *_write_forward(description, tree)]
     lines = [
-        f"class {description.class_name}({_base(description)}):",
+        f"class {description.class_name}({base}):",
         *(_STEP + line if line else "" for line in body),
         "",
         "",
@@ -79,10 +80,6 @@ def _write_header(description: Description, text: str) -> list[str]:
         f'"""{description.class_name} with {n_parameters:,} parameters, compacted by archlearn."""'
     )
     return [title, "", *imports, "", ""]
-
-
-def _base(description: Description) -> str:
-    return "nn.Sequential" if description.kind == "torch.nn.Sequential" else "nn.Module"
 
 
 @dataclass
@@ -217,15 +214,12 @@ def _write_layer(path: str, part: _Part) -> str:
     parameters = inspect.signature(known[part.kind]).parameters
     for name, value in given.items():
         default = parameters[name].default if name in parameters else None
-        if name in parameters and default is inspect.Parameter.empty and not _is_keyword(arguments):
+        is_behind = bool(arguments) and "=" in arguments[-1]  # of a keyword
+        if name in parameters and default is inspect.Parameter.empty and not is_behind:
             arguments.append(_literal(value))
         elif name not in parameters or not _is_same(value, default):
             arguments.append(f"{name}={_literal(value)}")
     return f"nn.{part.kind.rpartition('.')[2]}({', '.join(arguments)})"
-
-
-def _is_keyword(arguments: list[str]) -> bool:
-    return bool(arguments) and "=" in arguments[-1]
 
 
 def _is_same(value: object, default: object) -> bool:

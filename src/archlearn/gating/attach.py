@@ -75,13 +75,6 @@ def check_net(net: Any) -> None:
         raise InputError("the model has gates already; call add_gates on the model without them")
 
 
-def check_starts(width_start: Any, depth_start: Any) -> None:
-    """Raise if gates cannot start there."""
-    for name, start in (("width_start", width_start), ("depth_start", depth_start)):
-        if not lies_in(start, 0, 1):
-            raise InputError(f"{name} is {start!r}; a gate lies in [0, 1]")
-
-
 def check_learn(learn: Any) -> None:
     """Raise if this says of no layer what is to be learnt there."""
     if learn is not None and not isinstance(learn, Mapping):
@@ -320,9 +313,14 @@ def add_gates(
             real gate could not become part of the layer in front of it (kind "l0").
         TracingError: If the model's own `forward` depends on data.
     """
-    start = _choose_start(kind, width_start)
+    starts = {"binary": WIDTH_START, "l0": hard_concrete.START}
+    if kind not in starts:
+        raise InputError(f"kind is {kind!r}; choose one of {', '.join(map(repr, starts))}")
+    start = starts[kind] if width_start is None else width_start
     check_net(net)
-    check_starts(start, depth_start)
+    for name, value in (("width_start", start), ("depth_start", depth_start)):
+        if not lies_in(value, 0, 1):
+            raise InputError(f"{name} is {value!r}; a gate lies in [0, 1]")
     check_learn(learn)
     leaves = check_leaves(net, leaves)
     inputs = check_rows(ExampleInputs.of(example_inputs))
@@ -353,11 +351,3 @@ def bind_gates_(net: nn.Module, store: GateContainer) -> None:
     bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
     if blueprint.traces.mode_readers:
         setattr(net, MODE_READERS, blueprint.traces.mode_readers)
-
-
-def _choose_start(kind: str, start: float | None) -> float:
-    """Return where width gates start."""
-    starts = {"binary": WIDTH_START, "l0": hard_concrete.START}
-    if kind not in starts:
-        raise InputError(f"kind is {kind!r}; choose one of {', '.join(map(repr, starts))}")
-    return starts[kind] if start is None else start

@@ -99,7 +99,9 @@ def place_gates(blueprint: ChannelGraph, net: nn.Module, place: int) -> dict[int
     return {
         group: found
         for group, found in readers.items()
-        if group >= 0 and group not in barred and _count_weights(net, found) < activations[group]
+        if group >= 0
+        and group not in barred
+        and sum(net.get_parameter(r.op.weight).numel() for r in found) < activations[group]
     }
 
 
@@ -172,10 +174,6 @@ def _count_activations(
         shape = blueprint.followed[place].values[node].shape
         counts.update(dict.fromkeys(groups, math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)))
     return counts
-
-
-def _count_weights(net: nn.Module, readers: list[Reader]) -> int:
-    return sum(net.get_parameter(reader.op.weight).numel() for reader in readers)
 
 
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:

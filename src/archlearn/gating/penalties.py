@@ -216,10 +216,7 @@ def _price_by_hand(site: TriState, strengths: Strengths) -> list[Tensor]:
         complexity = width.sum() * (~is_linear).to(width)
         terms.append(binarise + strengths.width_cost * complexity)
     if site.depth is not None:
-        terms.append(_price_depth(_in_single(site.depth), strengths))
+        depth = _in_single(site.depth)
+        binarise = strengths.depth_binarise * depth * (1 - depth)
+        terms.append(binarise - strengths.depth_cost * depth)
     return terms
-
-
-def _price_depth(depth: Tensor, strengths: Strengths) -> Tensor:
-    binarise = strengths.depth_binarise * depth * (1 - depth)
-    return binarise - strengths.depth_cost * depth

@@ -10,7 +10,7 @@ Caffe writes them in both.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -120,17 +120,10 @@ def read_packed(field: Field, n_most: int) -> list[int]:
 Blobs = dict[str, tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The numbers of the two fields of a layer that matter here."""
-
-    name: int
-    blobs: int
-
-
-_FORMS = {2: _Form(name=4, blobs=6), 100: _Form(name=1, blobs=7)}
+_FORMS = {2: (4, 6), 100: (1, 7)}
+"""The numbers of a layer's name and of its blobs, by the field that the layer is in."""
 _OLD_SIZES = (1, 2, 3, 4)
-_DATA, _SHAPE, _DOUBLE_DATA = 5, 7, 8
+_SHAPE, _DATA = 7, {5: "<f4", 8: "<f8"}
 _MOST_DIMENSIONS = 8
 
 
@@ -175,30 +168,36 @@ def _read_network(content: memoryview) -> Blobs:
 
 
 def _read_layer(
-    reader: FieldReader, content: memoryview, form: _Form
+    reader: FieldReader, content: memoryview, form: tuple[int, int]
 ) -> tuple[str, tuple[Tensor, ...]]:
     name, blobs = "", []
     for part in reader.read(content):
-        if part.number == form.name and part.kind == BYTES:
+        if part.number == form[0] and part.kind == BYTES:
             name = bytes(part.content).decode("utf-8", errors="replace")
-        elif part.number == form.blobs and part.kind == BYTES:
+        elif part.number == form[1] and part.kind == BYTES:
             blobs.append(_read_blob(reader, part.content, name))
     return name, tuple(blobs)
 
 
-@dataclass(slots=True)
-class _Blob:
-    shape: list[int] = field(default_factory=list[int])
-    old_shape: dict[int, int] = field(default_factory=dict[int, int])
-    pieces: list[np.ndarray] = field(default_factory=list[np.ndarray])
-
-
 def _read_blob(reader: FieldReader, content: memoryview, layer: str) -> Tensor:
-    blob = _Blob()
+    """Return the numbers of a blob; gradients and what else there may be are passed over."""
+    shape: list[int] = []
+    old_shape: dict[int, int] = {}
+    pieces = [np.zeros(0, np.float32)]
     for part in reader.read(content):
-        _take_(reader, blob, part)
-    shape = blob.shape or [blob.old_shape[n] for n in _OLD_SIZES if n in blob.old_shape]
-    values = np.concatenate(blob.pieces) if blob.pieces else np.zeros(0, np.float32)
+        if part.number in _OLD_SIZES and part.kind == VARINT:
+            old_shape[part.number] = part.value
+        elif part.number == _SHAPE and part.kind == BYTES:
+            for inner in reader.read(part.content):
+                if inner.number == 1:
+                    shape += read_packed(inner, _MOST_DIMENSIONS)
+        elif part.number in _DATA and part.kind == BYTES:
+            dtype = np.dtype(_DATA[part.number])
+            if len(part.content) % dtype.itemsize:
+                raise FileError(f"{len(part.content)} bytes are no whole number of values")
+            pieces.append(np.frombuffer(part.content, dtype))
+    shape = shape or [old_shape[n] for n in _OLD_SIZES if n in old_shape]
+    values = np.concatenate(pieces)
     # Beside a size of 0 any other would pass, even one that no tensor can have.
     impossible = max(shape, default=0) > max(1, len(values))
     if impossible or len(shape) > _MOST_DIMENSIONS or math.prod(shape) != len(values):
@@ -207,23 +206,3 @@ def _read_blob(reader: FieldReader, content: memoryview, layer: str) -> Tensor:
             f"{len(values)} values"
         )
     return torch.from_numpy(values).reshape(shape)
-
-
-def _take_(reader: FieldReader, blob: _Blob, part: Field) -> None:
-    """Take one field of a blob in; gradients and what else there may be are passed over."""
-    if part.number in _OLD_SIZES and part.kind == VARINT:
-        blob.old_shape[part.number] = part.value
-    elif part.number == _SHAPE and part.kind == BYTES:
-        for inner in reader.read(part.content):
-            if inner.number == 1:
-                blob.shape += read_packed(inner, _MOST_DIMENSIONS)
-    elif part.number == _DATA and part.kind == BYTES:
-        blob.pieces.append(_numbers(part, "<f4"))
-    elif part.number == _DOUBLE_DATA and part.kind == BYTES:
-        blob.pieces.append(_numbers(part, "<f8"))
-
-
-def _numbers(part: Field, dtype: str) -> np.ndarray:
-    if len(part.content) % np.dtype(dtype).itemsize:
-        raise FileError(f"{len(part.content)} bytes are no whole number of values")
-    return np.frombuffer(part.content, dtype)

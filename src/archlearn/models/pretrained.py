@@ -64,18 +64,15 @@ def from_caffe(blobs: Blobs) -> Pretrained:
                 f"the layer {layer!r} has {len(found)} blobs; only layers with a weight and a "
                 "bias are read"
             )
-        weight = _without_leading_ones(found[0])
+        weight = found[0]
+        if weight.ndim == 4 and weight.shape[:2] == (1, 1):  # a matrix, in the old form
+            weight = weight.reshape(weight.shape[2:])
         if not turned and weight.ndim == 4 and weight.shape[1] == 3:
             weight, turned = weight.flip(1), True
         state[f"{layer}.weight"] = weight.float()
         if len(found) == 2:
             state[f"{layer}.bias"] = found[1].reshape(-1).float()
     return Pretrained(state=state, mean=_CAFFE_MEAN, std=(1 / 255,) * 3)
-
-
-def _without_leading_ones(blob: Tensor) -> Tensor:
-    """Return a matrix where the old form has 1 x 1 x rows x columns."""
-    return blob.reshape(blob.shape[2:]) if blob.ndim == 4 and blob.shape[:2] == (1, 1) else blob
 
 
 def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

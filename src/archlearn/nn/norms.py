@@ -9,8 +9,6 @@ its distance from others when those between them are gone. It is a product with 
 pads and averages in three dimensions, which costs more than the convolutions around it on a GPU.
 """
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -123,15 +121,6 @@ def _widen(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
     return x.to(dtype), gate.to(dtype)
 
 
-class Window(Protocol):
-    """The constants of a normalisation, as `nn.LocalResponseNorm` names them."""
-
-    size: int
-    alpha: float
-    beta: float
-    k: float
-
-
 class LocalResponse(nn.LocalResponseNorm):
     """`nn.LocalResponseNorm`, computed faster."""
 
@@ -167,7 +156,9 @@ class NarrowedLocalResponseNorm(nn.Module):
         return f"{self.size}, {len(self.kept)} of {self.n_original} channels"
 
 
-def respond(x: Tensor, numbers: Tensor, window: Window) -> Tensor:
+def respond(
+    x: Tensor, numbers: Tensor, window: nn.LocalResponseNorm | NarrowedLocalResponseNorm
+) -> Tensor:
     """Return channels normalised by those whose original numbers are near their own.
 
     `x` is examples x channels x any space.

@@ -9,7 +9,7 @@ from archlearn.analysis.gate_sites import Site
 from archlearn.costs import unit_of, write_costs
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
-from archlearn.gating.gate_container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, find_store
 from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -128,7 +128,8 @@ def inspect(
     model = unwrap(model)
     store = find_store(model)
     if store is not None:
-        return _inspect(store.choice, CostFunction(_owner(model, store), store.choice))
+        owner = next(module for module in model.modules() if module._modules.get(STORE) is store)
+        return _inspect(store.choice, CostFunction(owner, store.choice))
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(select_tristates(model, inputs))
@@ -137,11 +138,6 @@ def inspect(
     copied, choice = trace_copy(model, check_rows(inputs), None, marked, must_learn=False)
     has_gates = choice.blueprint.groups or choice.branches
     return _inspect(choice, CostFunction(copied, choice) if has_gates else None)
-
-
-def _owner(model: nn.Module, store: GateContainer) -> nn.Module:
-    """Return the module that the gates were added to."""
-    return next(module for module in model.modules() if module._modules.get(STORE) is store)
 
 
 def _inspect(choice: LearnableSites, cost: CostFunction | None = None) -> Inspection:

@@ -392,9 +392,10 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     modules = dict(target.named_modules())
     for name, new in cut.small.named_modules():
         old = modules.get(name)
+        is_local = isinstance(new, NarrowedLocalResponseNorm)  # which holds places of channels
         if name == STORE or name.startswith(f"{STORE}."):
             continue
-        if old is None or (name and type(old) is not type(new)) or _holds_places(new):
+        if old is None or (name and type(old) is not type(new)) or is_local:
             parent, _, key = name.rpartition(".")
             find_module(target, parent).add_module(key, copy.deepcopy(new))
             continue
@@ -414,10 +415,6 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     new_class: Any = type(cut.small)
     new_class.forward = type(target).forward  # Accelerate and torch.compile may hold it
     target.__class__ = new_class
-
-
-def _holds_places(module: nn.Module) -> bool:
-    return isinstance(module, NarrowedLocalResponseNorm)
 
 
 def _set_numbers_(tensor: Tensor, kept: Kept) -> None:

@@ -45,9 +45,6 @@ from archlearn.reporting.sections import (
     write_widths,
 )
 
-IGNORED = ("out", "name")
-"""Settings in which every two runs differ."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPoint:
@@ -169,7 +166,7 @@ def find_differences(runs: Sequence[RunRecord]) -> dict[str, tuple[object, ...]]
     return {
         name: entries
         for name, entries in values.items()
-        if name not in IGNORED and any(entry != entries[0] for entry in entries)
+        if any(entry != entries[0] for entry in entries)
     }
 
 

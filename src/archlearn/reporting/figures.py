@@ -203,28 +203,20 @@ def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
     factor = max(values) / min(values)
     steps = next((steps for largest, steps in _STEPS if factor <= largest), (1.0,))
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(_write_count))
+    axis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
     axis.set_minor_locator(NullLocator())
 
 
 def tick_at_counts_(axis: Axis, counts: Sequence[int]) -> None:
     """Tick an axis at these numbers and nowhere else."""
     axis.set_major_locator(FixedLocator(sorted(counts)))
-    axis.set_major_formatter(FuncFormatter(_write_count))
+    axis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
     axis.set_minor_locator(NullLocator())
 
 
 def format_share_ticks_(axis: Axis) -> None:
     """Write the ticks of an axis of shares in per cent."""
-    axis.set_major_formatter(FuncFormatter(_write_share))
-
-
-def _write_count(value: float, _: int | None) -> str:
-    return format_short_count(value)
-
-
-def _write_share(share: float, _: int | None) -> str:
-    return f"{100 * share:.4g} %"
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g} %"))
 
 
 def _set_linear_(axes: Axes, scale: AxisScale, values: Sequence[float]) -> None:
@@ -287,14 +279,14 @@ def draw_lines(numbers: FigureData) -> Figure:
 
 def _drawable(numbers: FigureData) -> list[Series]:
     """Return the lines without what a logarithmic axis cannot show."""
-    if numbers.scale != "log":
-        return [line for line in numbers.lines if line.values]
-    return [_positive(line) for line in numbers.lines if any(v > 0 for v in line.values)]
-
-
-def _positive(line: Series) -> Series:
-    points = [(e, v) for e, v in zip(line.epochs, line.values, strict=True) if v > 0]
-    return replace(line, epochs=tuple(e for e, _ in points), values=tuple(v for _, v in points))
+    found: list[Series] = []
+    for line in numbers.lines:
+        points = zip(line.epochs, line.values, strict=True)
+        shown = [(epoch, value) for epoch, value in points if numbers.scale != "log" or value > 0]
+        if shown:
+            epochs, values = zip(*shown, strict=True)
+            found.append(replace(line, epochs=epochs, values=values))
+    return found
 
 
 def _last_value(scale: str, lines: Sequence[Series]) -> str:

@@ -55,7 +55,6 @@ MOST_WIDTHS = 12
 MOST_LINES = 6
 """More lines than this are drawn as a map."""
 MOST_NUMBERS = 4
-_KNOWN = {"difference", "difference_float64", "dtype", "n_inputs", "tolerance", "tolerance_float64"}
 _WITH = """import archlearn as al
 
 model = al.load("{path}")  # a plain nn.Module, ready to call
@@ -300,30 +299,18 @@ def _describe_gates(counts: GateCounts) -> str:
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:
-    """Return what was compared, the differences found, and whatever else a certificate holds."""
+    """Return what was compared, and the differences found."""
     if not certificate:
         return {}
-    n_inputs = certificate.get("n_inputs")
-    own = say(certificate.get("dtype", "the model's own"))
     rows = [
-        (own, certificate.get("difference"), certificate.get("tolerance")),
-        ("float64", certificate.get("difference_float64"), certificate.get("tolerance_float64")),
+        (precision, say(certificate[f"difference{end}"]), say(certificate[f"tolerance{end}"]))
+        for precision, end in ((certificate["dtype"], ""), ("float64", "_float64"))
     ]
-    said = [(name, say(found), say(allowed)) for name, found, allowed in rows if found is not None]
-    others = ((key, value) for key, value in certificate.items() if key not in _KNOWN)
+    head = ("Precision", "Largest difference", "Allowed")
     return {
-        "inputs": f"the same {n_inputs:,} inputs" if n_inputs else "the same inputs",
-        "differences": TableItem(
-            "Differences", ("Precision", "Largest difference", "Allowed"), said
-        ),
-        "others": [(_name_words(key), say(value)) for key, value in others],
+        "n_inputs": certificate["n_inputs"],
+        "differences": TableItem("Differences", head, rows),
     }
-
-
-def _name_words(key: str) -> str:
-    """Write `largest_difference` as `Largest difference`."""
-    words = key.replace("_", " ").strip()
-    return words[:1].upper() + words[1:]
 
 
 def _compact(run: RunRecord) -> dict[str, str]:

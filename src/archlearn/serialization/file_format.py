@@ -5,9 +5,8 @@ import os
 import struct
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 from uuid import uuid4
 
 import safetensors
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import FileError
 from archlearn.serialization.limits import MAX_HEADER_BYTES, check_shape
-from archlearn.serialization.schema import TensorEntry, parse_json
+from archlearn.serialization.schema import TensorEntry, parse_json, read_entry
 from archlearn.serialization.values import decode, encode, shorten
 from archlearn.verification.certificate import Certificate
 
@@ -72,51 +71,46 @@ def read_tensor(handle: safetensors.safe_open, name: str) -> Tensor:
     return handle.get_tensor(name).clone()
 
 
-class ModelFile:
-    """An open file: its metadata, and its tensors one by one."""
+def migrate(metadata: Metadata) -> Metadata:
+    """Return the metadata of a file as those of this version.
 
-    def __init__(self, handle: safetensors.safe_open) -> None:
-        self._handle = handle
-        self.metadata: Metadata = handle.metadata() or {}
+    Raises:
+        FileError: If this package cannot read them.
+    """
+    found = metadata.get("format")
+    if found != FORMAT:
+        raise FileError(
+            "it is a safetensors file, but archlearn.save did not write it "
+            f"(its metadata names the format {shorten(found)}); load it with safetensors"
+        )
+    version = metadata.get("version", "")
+    if not version.isascii() or not version.isdigit() or len(version) > 9:
+        raise FileError(f"its format version is {shorten(version)}, which is not a number")
+    if int(version) > VERSION:
+        raise FileError(
+            f"its format is version {version}, and this archlearn reads up to {VERSION}; "
+            "install a later archlearn"
+        )
+    for migration in MIGRATIONS[max(int(version), 1) - 1 :]:
+        metadata = migration(metadata)
+    return metadata
 
-    def migrate(self) -> None:
-        """Turn the metadata into those of this version; raise if this package cannot read them."""
-        found = self.metadata.get("format")
-        if found != FORMAT:
+
+def check_tensors(handle: safetensors.safe_open, entries: list[TensorEntry]) -> None:
+    """Raise a `FileError` unless a file holds exactly these tensors, in these shapes and dtypes."""
+    held = set(handle.keys())
+    named = {entry.name for entry in entries}
+    if held != named or len(named) != len(entries):
+        odd = sorted(held ^ named)
+        raise FileError(f"its tensors and its description differ in {shorten(odd)}")
+    for entry in entries:
+        found = handle.get_slice(entry.name)
+        shape, dtype = list(found.get_shape()), DTYPES.get(found.get_dtype())
+        if (shape, dtype) != (entry.shape, entry.dtype):
             raise FileError(
-                "it is a safetensors file, but archlearn.save did not write it "
-                f"(its metadata names the format {shorten(found)}); load it with safetensors"
+                f"the tensor {shorten(entry.name)} is {dtype} of shape {shorten(shape)}, but "
+                f"is described as {shorten(entry.dtype)} of shape {shorten(entry.shape)}"
             )
-        version = self.metadata.get("version", "")
-        if not version.isascii() or not version.isdigit() or len(version) > 9:
-            raise FileError(f"its format version is {shorten(version)}, which is not a number")
-        if int(version) > VERSION:
-            raise FileError(
-                f"its format is version {version}, and this archlearn reads up to {VERSION}; "
-                "install a later archlearn"
-            )
-        for migrate in MIGRATIONS[max(int(version), 1) - 1 :]:
-            self.metadata = migrate(self.metadata)
-
-    def check_tensors(self, entries: list[TensorEntry]) -> None:
-        """Raise unless the file holds exactly these tensors, in these shapes and dtypes."""
-        held = set(self._handle.keys())
-        named = {entry.name for entry in entries}
-        if held != named or len(named) != len(entries):
-            odd = sorted(held ^ named)
-            raise FileError(f"its tensors and its description differ in {shorten(odd)}")
-        for entry in entries:
-            found = self._handle.get_slice(entry.name)
-            shape, dtype = list(found.get_shape()), DTYPES.get(found.get_dtype())
-            if (shape, dtype) != (entry.shape, entry.dtype):
-                raise FileError(
-                    f"the tensor {shorten(entry.name)} is {dtype} of shape {shorten(shape)}, but "
-                    f"is described as {shorten(entry.dtype)} of shape {shorten(entry.shape)}"
-                )
-
-    def read(self, name: str) -> Tensor:
-        """Return a tensor in memory of its own, so that the file may be replaced."""
-        return read_tensor(self._handle, name)
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -171,10 +165,6 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# A tolerance may have been given as a whole number.
-_KINDS: dict[Any, tuple[type, ...]] = {float: (float, int), int: (int,), str: (str,)}
-
-
 def write_certificate(model: nn.Module) -> str | None:
     """Return a model's certificate as JSON, or None if it has none."""
     certificate = getattr(model, "certificate", None)
@@ -193,12 +183,4 @@ def restore_certificate_(model: nn.Module, text: str | None) -> None:
         if not hasattr(model, "certificate"):  # nothing of the user's may have that name
             vars(model)["certificate"] = None
         return
-    found = decode(parse_json(text))
-    data = cast(dict[str, Any], found) if isinstance(found, dict) else {}
-    kinds = {field.name: _KINDS[field.type] for field in fields(Certificate)}
-    if set(data) != set(kinds) or any(type(data[name]) not in kinds[name] for name in kinds):
-        raise FileError(
-            f"its certificate is {shorten(found)}, which lacks or adds a field, or has one of "
-            "another type"
-        )
-    vars(model)["certificate"] = Certificate.from_dict(data)
+    vars(model)["certificate"] = read_entry(decode(parse_json(text)), Certificate)

@@ -17,7 +17,13 @@ from torch import Tensor, fx, nn
 from archlearn.analysis.original_channels import KEPT, read_kept
 from archlearn.errors import FileError
 from archlearn.op_table import ATTRIBUTES
-from archlearn.serialization.file_format import ModelFile, open_safetensors, restore_certificate_
+from archlearn.serialization.file_format import (
+    check_tensors,
+    migrate,
+    open_safetensors,
+    read_tensor,
+    restore_certificate_,
+)
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
     build_layer,
@@ -203,7 +209,11 @@ def _add_tensor_(root: nn.Module, path: str, entry: TensorEntry) -> None:
     if present is not None:
         _check_fit(path, entry, present)
     elif takes_parts(module) and not hasattr(module, name):
-        _register_(module, name, entry)
+        empty = torch.empty(entry.shape, device="meta")
+        if entry.role == "parameter":
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        else:
+            module.register_buffer(name, empty, persistent=entry.role == "buffer")
     else:
         raise FileError(f"it holds the tensor {shorten(path)}, for which the layer has no place")
 
@@ -216,14 +226,6 @@ def _check_fit(path: str, entry: TensorEntry, present: Tensor) -> None:
         )
     if isinstance(present, nn.Parameter) != (entry.role == "parameter"):
         raise FileError(f"the tensor {path!r} is a {entry.role}, but its layer takes another kind")
-
-
-def _register_(module: nn.Module, name: str, entry: TensorEntry) -> None:
-    empty = torch.empty(entry.shape, device="meta")
-    if entry.role == "parameter":
-        module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
-    else:
-        module.register_buffer(name, empty, persistent=entry.role == "buffer")
 
 
 _RESERVED = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}
@@ -468,15 +470,13 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
 
 def _load(path: Path, modules: Mapping[str, type[Any]]) -> nn.Module:
     with open_safetensors(path) as handle:
-        file = ModelFile(handle)
-        file.migrate()
-        description = Description.from_json(file.metadata.get("description", ""))
-        file.check_tensors(description.tensors)
+        metadata = migrate(handle.metadata() or {})
+        description = Description.from_json(metadata.get("description", ""))
+        check_tensors(handle, description.tensors)
         model = rebuild(description, {**find_rotary_classes(description.modules), **modules})
-        fill_(
-            model, description, {entry.name: file.read(entry.name) for entry in description.tensors}
-        )
-    restore_certificate_(model, file.metadata.get("certificate"))
-    if "kept_channels" in file.metadata:
-        vars(model)[KEPT] = read_kept(parse_json(file.metadata["kept_channels"]), model)
+        names = [entry.name for entry in description.tensors]
+        fill_(model, description, {name: read_tensor(handle, name) for name in names})
+    restore_certificate_(model, metadata.get("certificate"))
+    if "kept_channels" in metadata:
+        vars(model)[KEPT] = read_kept(parse_json(metadata["kept_channels"]), model)
     return model

@@ -47,7 +47,8 @@ def describe(
         FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
     """
     check_nesting(model)
-    called = _called_modules(model, traces.graphs)
+    nodes = [node for graph in traces.graphs for node in graph.nodes if node.op == "call_module"]
+    called = {id(model.get_submodule(str(node.target))) for node in nodes}
     entries, shared_modules = _describe_modules(model, called, modules)
     tensors, shared_tensors = _collect_tensors(model, traces.graphs)
     training = None if traces.training is None else _describe_graph(traces.training)
@@ -63,11 +64,6 @@ def describe(
         training_graph=training,
     )
     return description, tensors
-
-
-def _called_modules(model: nn.Module, graphs: Sequence[fx.Graph]) -> set[int]:
-    nodes = (node for graph in graphs for node in graph.nodes if node.op == "call_module")
-    return {id(model.get_submodule(str(node.target))) for node in nodes}
 
 
 def _describe_modules(
@@ -178,13 +174,10 @@ def _describe_tensor(model: nn.Module, name: str, tensor: Tensor) -> TensorEntry
             f"the tensor {name!r} is {tensor.dtype} on {tensor.device} with layout "
             f"{tensor.layout}; a file holds dense, initialised, unquantised tensors only"
         )
-    return TensorEntry(
-        name,
-        role,
-        list(tensor.shape),
-        str(tensor.dtype).removeprefix("torch."),
-        tensor.requires_grad,
-    )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES.values():
+        raise FileError(f"the tensor {name!r} is {dtype}, which a file cannot hold; convert it")
+    return TensorEntry(name, role, list(tensor.shape), dtype, tensor.requires_grad)
 
 
 def _describe_graph(graph: fx.Graph) -> list[NodeEntry]:
@@ -268,7 +261,11 @@ def save(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
-    _refuse_gates(model, path)
+    if hasattr(model, "archlearn_gates"):
+        raise FileError(
+            f"cannot save {type(model).__name__} to {str(path)!r}: it still has gates; save "
+            "archlearn.compact(model), or keep model.state_dict() as a checkpoint"
+        )
     check_forwards(model, "save")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
     traces = _find_traces(model, example_inputs, leaves)
@@ -280,7 +277,6 @@ def save(
         raise FileError(f"cannot save to {path}: it is a folder; name a file in it")
     try:
         description, tensors = describe(model, traces, known)
-        _check_dtypes(tensors)
         text = description.to_json()
         rebuild(Description.from_json(text), known)  # what load would refuse is not written
         metadata = {"format": FORMAT, "version": str(VERSION), "description": text}
@@ -331,18 +327,3 @@ def _needed_inputs(model: nn.Module) -> ExampleInputs | None:
     n_by_place = len(needed) - len(by_name)
     stand_in = torch.empty(0)
     return ExampleInputs((stand_in,) * n_by_place, dict.fromkeys(by_name, stand_in), are_real=False)
-
-
-def _refuse_gates(model: nn.Module, path: Path) -> None:
-    if hasattr(model, "archlearn_gates"):
-        raise FileError(
-            f"cannot save {type(model).__name__} to {str(path)!r}: it still has gates; save "
-            "archlearn.compact(model), or keep model.state_dict() as a checkpoint"
-        )
-
-
-def _check_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPES.values():
-            raise FileError(f"the tensor {name!r} is {dtype}, which a file cannot hold; convert it")

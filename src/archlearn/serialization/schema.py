@@ -145,8 +145,10 @@ def _read(data: object, hint: Any) -> Any:
         return data
     if hint is int:
         return _size(data)
+    if hint is float and type(data) is int:  # a tolerance may have been given as a whole number
+        return data
     if is_dataclass(hint):
-        return _read_entry(data, hint)
+        return read_entry(data, hint)
     kind, inner = get_origin(hint), get_args(hint)
     if kind is Literal:
         if data not in inner:
@@ -162,7 +164,12 @@ def _read(data: object, hint: Any) -> Any:
     return found
 
 
-def _read_entry(data: object, kind: Any) -> Any:
+def read_entry(data: object, kind: Any) -> Any:
+    """Return the dataclass that an object of JSON holds.
+
+    Raises:
+        FileError: If anything is missing, superfluous or of another type.
+    """
     hints, found = _hints(kind), _typed(data, dict)
     if found.keys() != hints.keys():
         odd = sorted(found.keys() ^ hints.keys())

@@ -247,18 +247,13 @@ def _copy_narrowed(gated: nn.Module, plan: Plan) -> nn.Module:
             make_plain_(find_module(gated, name))
     memo = narrowed_tensors(gated, plan.narrowings)
     small = copy_model(gated, memo | {id(getattr(gated, STORE, None)): None})
-    for name in _computed_layers(plan):
+    merged = [name for m in plan.merges if m.made for name in (*m.layers, *m.norms)]
+    for name in [*merged, *[fold.layer for fold in plan.folds]]:
         for tensor, wide in to_float64(find_module(small, name)).items():
             tensor.data = wide
     small.__class__ = user_class(small)
     remove_store_(small)
     return small
-
-
-def _computed_layers(plan: Plan) -> list[str]:
-    """Return the layers whose numbers change: those that take constants or merge."""
-    merged = [name for m in plan.merges if m.made for name in (*m.layers, *m.norms)]
-    return [*merged, *[fold.layer for fold in plan.folds]]
 
 
 def _finish_(

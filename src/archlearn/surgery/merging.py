@@ -279,7 +279,8 @@ def fold_batch_norm(layer: Any, norm: Any) -> Any:
             "cannot fold a BatchNorm without running statistics: it depends on the batch; "
             "use track_running_stats=True"
         )
-    folded = copy_layer(layer, with_bias=True)
+    folded = copy.deepcopy(layer)
+    folded.bias = nn.Parameter(bias_or_zero(layer).clone())
     scale = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
@@ -312,14 +313,6 @@ def bias_or_zero(layer: Any) -> Tensor:
         return layer.bias.detach()
     n_out = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     return layer.weight.new_zeros(n_out)
-
-
-def copy_layer(layer: Any, with_bias: bool) -> Any:
-    """Return a layer with the same weight and, if asked for, a bias."""
-    made = copy.deepcopy(layer)
-    if with_bias:
-        made.bias = nn.Parameter(bias_or_zero(layer).clone())
-    return made
 
 
 def _freeze_as_(merged: Any, *parts: nn.Module) -> Any:

@@ -122,7 +122,9 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
     linear = tuple(
         site.name
         for site in blueprint.sites[0]
-        if site.module in by_hand and _is_linear(by_hand[site.module])
+        if site.module in by_hand
+        and (depth := by_hand[site.module].depth) is not None
+        and bool(is_open(depth))
     )
     return Decision(choice, closed, linear)
 
@@ -134,10 +136,6 @@ def _check_all_open(name: str, module: TriState) -> None:
             f"{type(module.activation).__name__}, which may mix them, or none of the model's "
             "layers makes them; wrap an activation that treats every element alike"
         )
-
-
-def _is_linear(site: TriState) -> bool:
-    return site.depth is not None and bool(is_open(site.depth))
 
 
 def _check_by_hand(

@@ -24,6 +24,8 @@ from archlearn.module_utils import find_module, set_module_
 from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
 
+_WINDOW = ("size", "alpha", "beta", "k")
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -151,52 +153,29 @@ def _set_groups_(
 
 
 def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor) -> bool:
-    ids = line_along(seen.source.ids, 1)
-    kept = torch.nonzero(~dropped[seen.root[ids]]).flatten().tolist()
-    if len(kept) == len(ids):
+    """Put in a normalisation of fewer channels, each with the number that it had at first."""
+    stays = ~dropped[seen.root[line_along(seen.source.ids, 1)]]
+    n_original, kept = len(stays), torch.nonzero(stays).flatten().tolist()
+    if len(kept) == n_original:
         return False
+    given: dict[str, Any] = {"alpha": 1e-4, "beta": 0.75, "k": 1.0}
     if node.op == "call_module":
         old: Any = find_module(net, str(node.target))
-        made = _narrow_module(old, len(ids), kept)
-        if not is_called_again(node):
-            set_module_(net, str(node.target), _to_device_of(net, made))
-            return False
-        new_name = _add(net, made)
+        given = {name: getattr(old, name) for name in _WINDOW}
+        if isinstance(old, NarrowedLocalResponseNorm):
+            n_original, kept = old.n_original, old.kept[kept].tolist()
     else:
-        names = ("size", "alpha", "beta", "k")
-        given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
-        values: list[Any] = [given.get("size"), *(given.get(n, d) for n, d in _DEFAULTS)]
-        made = _narrowed(values[0], values[1], values[2], values[3], len(ids), kept)
-        new_name = _add(net, made)
+        given |= dict(zip(_WINDOW, node.args[1:], strict=False)) | dict(node.kwargs)
+    window = [given[name] for name in _WINDOW]
+    made = NarrowedLocalResponseNorm(*window, n_original=n_original, kept=kept)
+    made.to(next((p.device for p in net.parameters()), None))
+    if node.op == "call_module" and not is_called_again(node):
+        set_module_(net, str(node.target), made)
+        return False
+    name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
+    net.add_module(name, made)
     with node.graph.inserting_before(node):
-        fresh = node.graph.call_module(new_name, (node.all_input_nodes[0],))
+        fresh = node.graph.call_module(name, (node.all_input_nodes[0],))
     node.replace_all_uses_with(fresh)
     node.graph.erase_node(node)
     return True
-
-
-def _narrow_module(old: Any, n: int, kept: list[int]) -> NarrowedLocalResponseNorm:
-    """Return a normalisation of fewer channels, each with the number that it had at first."""
-    if isinstance(old, NarrowedLocalResponseNorm):
-        n, kept = old.n_original, old.kept[kept].tolist()
-    return _narrowed(old.size, old.alpha, old.beta, old.k, n, kept)
-
-
-_DEFAULTS = (("alpha", 1e-4), ("beta", 0.75), ("k", 1.0))
-
-
-def _narrowed(
-    size: Any, alpha: Any, beta: Any, k: Any, n_original: int, kept: list[int]
-) -> NarrowedLocalResponseNorm:
-    return NarrowedLocalResponseNorm(size, alpha, beta, k, n_original=n_original, kept=kept)
-
-
-def _add(net: nn.Module, module: NarrowedLocalResponseNorm) -> str:
-    name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
-    net.add_module(name, _to_device_of(net, module))
-    return name
-
-
-def _to_device_of(net: nn.Module, module: NarrowedLocalResponseNorm) -> NarrowedLocalResponseNorm:
-    reference = next(iter(net.parameters()), None)
-    return module if reference is None else module.to(reference.device)

@@ -9,9 +9,9 @@ import logging
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.gate_container import STORE
 from archlearn.optim.shrinking import shrink_
 from archlearn.serialization.file_format import open_safetensors, read_tensor
+from archlearn.serialization.schema import parse_json, read_entry
 from archlearn.training.train_step import Optimisers
 
 _MASK = (1 << 63) - 1
@@ -121,48 +122,31 @@ def restore_tensors_(
 def _restore_optimisers_(
     tensors: Mapping[str, Tensor], model: nn.Module, optimisers: Optimisers
 ) -> None:
+    learners = [(p, each) for each in optimisers for g in each.param_groups for p in g["params"]]
+    owners: dict[Tensor, torch.optim.Optimizer] = dict(learners)
     for name, parameter in model.named_parameters() if optimisers else ():
         prefix = f"{OPTIMISER}{name}/"
-        state: dict[str, Tensor] = {}
         for key, value in tensors.items():
-            if key.startswith(prefix) and "/" not in key.removeprefix(prefix):
-                if value.numel() != 1 and value.shape != parameter.shape:
-                    raise CheckpointError(
-                        f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
-                        f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
-                        "another folder"
-                    )
-                state[key.removeprefix(prefix)] = _like(parameter, value)
-        if state:
-            _set_state_(_owner(parameter, optimisers), parameter, state)
-
-
-def _set_state_(
-    optimiser: torch.optim.Optimizer, parameter: nn.Parameter, state: dict[str, Tensor]
-) -> None:
-    """Copy into tensors that are there, which a captured step may hold; else put new ones."""
-    own = optimiser.state[parameter]
-    for key, value in state.items():
-        if isinstance(own.get(key), Tensor):
-            own[key].copy_(value)
-        else:
-            own[key] = value
-
-
-def _owner(parameter: nn.Parameter, optimisers: Optimisers) -> torch.optim.Optimizer:
-    """Return the optimiser that updates a parameter."""
-    for optimiser in optimisers:
-        for group in optimiser.param_groups:
-            if any(parameter is other for other in group["params"]):
-                return optimiser
-    raise CheckpointError("the checkpoint holds the state of a parameter that is not learnt now")
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a value laid out in memory as its parameter; single numbers stay on the CPU."""
-    if value.shape != parameter.shape:
-        return value.clone()
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+            if not key.startswith(prefix) or "/" in key.removeprefix(prefix):
+                continue
+            if parameter not in owners:
+                raise CheckpointError(
+                    "the checkpoint holds the state of a parameter that is not learnt now"
+                )
+            if value.numel() != 1 and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the checkpoint holds {key!r} of shape {tuple(value.shape)} for a "
+                    f"parameter of shape {tuple(parameter.shape)}; start the run anew in "
+                    "another folder"
+                )
+            own, label = owners[parameter].state[parameter], key.removeprefix(prefix)
+            if isinstance(own.get(label), Tensor):  # which a captured step may hold
+                own[label].copy_(value)
+            elif value.shape == parameter.shape:  # laid out in memory as its parameter
+                empty = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                own[label] = empty.copy_(value)
+            else:  # single numbers stay on the CPU
+                own[label] = value.clone()
 
 
 def restore_random(tensors: Mapping[str, Tensor], rank: int) -> None:
@@ -185,7 +169,6 @@ LATEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 _FORMAT = "archlearn-checkpoint-1"
 MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which systems have limits
-_KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,28 +251,15 @@ def _read_one(path: Path) -> tuple[Position, dict[str, Tensor]]:
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is no checkpoint of this version of archlearn")
     written = metadata.get("position", "")
-    position = _parse_position(written)
-    if position is None:
-        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)")
-    # Two texts can stand for one number, so the text itself must be as it was written.
-    if metadata.get("digest") != _digest(tensors, position) or json.dumps(position) != written:
-        raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
-    return Position(**position), tensors
-
-
-def _parse_position(text: str) -> dict[str, Any] | None:
-    """Return the fields of a position, or None if the text does not hold just those."""
     try:
-        found = json.loads(text) if len(text) <= MAX_POSITION_LENGTH else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    position = cast("dict[str, Any]", found)
-    kinds = {item.name: _KINDS[item.type] for item in fields(Position)}
-    fits = all(type(value) in kinds.get(name, ()) for name, value in position.items())
-    counts = [value for value in position.values() if isinstance(value, int)]
-    return position if fits and all(0 <= count < 2**63 for count in counts) else None
+        found: Any = parse_json(written) if len(written) <= MAX_POSITION_LENGTH else None
+        position: Position = read_entry(asdict(Position()) | found, Position)
+    except (FileError, RecursionError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint {path} is torn (it has no position)") from error
+    # Two texts can stand for one number, so the text itself must be as it was written.
+    if metadata.get("digest") != _digest(tensors, found) or json.dumps(found) != written:
+        raise CheckpointError(f"the checkpoint {path} is torn (its digest does not fit)")
+    return position, tensors
 
 
 def _digest(tensors: Mapping[str, Tensor], position: Mapping[str, object]) -> str:

@@ -20,7 +20,6 @@ from archlearn.training.settings import RunSettings
 from archlearn.training.train_step import (
     EagerStepper,
     StepContext,
-    Stepper,
     clip_gradients_,
     loss_of,
     make_optimisers,
@@ -174,6 +173,9 @@ class CapturedStepper:
         """Return the sums of losses and penalties over the epoch's steps so far."""
         loss, cost = self._body.sums.tolist()
         return loss, cost
+
+
+Stepper = EagerStepper | CapturedStepper
 
 
 def _can_be_ready(work: StepContext) -> bool:

@@ -12,14 +12,14 @@ import shlex
 import socket
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from safetensors import SafetensorError
 
-from archlearn.data.file_cache import CONFIG, GATES, METRICS, sync, write_atomically
+from archlearn.data.file_cache import CONFIG, METRICS, write_atomically
 from archlearn.errors import RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
@@ -35,14 +35,16 @@ LOCK = "run.lock"
 
 
 @contextmanager
-def lock_run(folder: Path) -> Generator[None]:
-    """Keep other trainers out of a run's folder until this block is left.
+def lock_folder(folder: Path) -> Generator[None]:
+    """Keep other processes from learning in a folder until this block is left.
 
     Raises:
-        SettingsError: If another process learns there; it is named.
+        SettingsError: If another process learns there, which is named, or the folder cannot be
+            written.
     """
     path = folder / LOCK
-    file = _open_locked(path)
+    with _explaining_no_access(folder):
+        file = _open_locked(path)
     try:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -119,19 +121,6 @@ def open_new_folder(folder: Path) -> Generator[None]:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Generator[None]:
-    """Keep other processes from learning in a folder, or refuse because one does.
-
-    Raises:
-        SettingsError: If another process learns there, or the folder cannot be written.
-    """
-    with ExitStack() as stack:
-        with _explaining_no_access(folder):
-            stack.enter_context(lock_run(folder))
-        yield
-
-
-@contextmanager
 def _explaining_no_access(folder: Path) -> Generator[None]:
     try:
         yield
@@ -191,13 +180,6 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """Add one JSON object as a line; a kill does not lose it, a power cut may."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-
-
-def sync_lines(folder: Path) -> None:
-    """Wait until the disk has all lines, which must be before the checkpoint that counts them."""
-    for name in (METRICS, GATES):
-        with (folder / name).open("a", encoding="utf-8") as file:
-            sync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -294,16 +276,10 @@ def explaining_full_memory() -> Generator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_full and "can't allocate memory" not in str(error):  # of the host, by torch
             raise
         raise SettingsError(
             f"the memory is too small for this run ({first_line(error)}); choose a smaller "
             "network, a smaller --batch-size, or work each batch off in parts: --accumulate 4"
         ) from error
-
-
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Return whether an error is that of a full memory; torch has no type for the host's."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "can't allocate memory" in str(error)

@@ -34,6 +34,7 @@ from archlearn.training.checkpoint import (
 )
 from archlearn.training.cuda_graph import (
     MOST_STEPS_IN_A_GRAPH,
+    Stepper,
     can_capture,
     largest_divisor,
     make_stepper,
@@ -60,7 +61,6 @@ from archlearn.training.settings import GateSettings, RunSettings, check_ranges
 from archlearn.training.train_step import (
     GradientLimits,
     StepContext,
-    Stepper,
     has_gates,
     make_optimisers,
 )

@@ -8,7 +8,7 @@ The paper's supplement assumes such a bound, the "maximum step size (due to grad
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -57,26 +57,16 @@ def make_optimisers(
         groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "weight_decay": decay}]
     else:
         groups = parameter_groups(model, lr=0.0, gate_lr=0.0, weight_decay=decay)
-    weights = _optimiser_of_weights(groups[0], settings, on_device=on_device)
     # A rate may be a tensor on the device only where the update is fused.
-    fused = True if on_device else None
+    options: dict[str, Any] = {"lr": 0.0, "weight_decay": decay, "fused": on_device or None}
+    if settings.optimiser == "adam":
+        weights = torch.optim.AdamW(groups[0]["params"], capturable=on_device, **options)
+    else:
+        weights = torch.optim.SGD(groups[0]["params"], momentum=settings.momentum, **options)
     if gates is not None:
         return weights, gates
+    fused = options["fused"]
     return weights, *(torch.optim.SGD(g["params"], lr=0.0, fused=fused) for g in groups[1:])
-
-
-def _optimiser_of_weights(
-    group: dict[str, Any], settings: OptimiserSettings, *, on_device: bool
-) -> torch.optim.Optimizer:
-    decay = group["weight_decay"]
-    fused = True if on_device else None
-    if settings.optimiser == "adam":
-        return torch.optim.AdamW(
-            group["params"], lr=0.0, weight_decay=decay, fused=fused, capturable=on_device
-        )
-    return torch.optim.SGD(
-        group["params"], lr=0.0, momentum=settings.momentum, weight_decay=decay, fused=fused
-    )
 
 
 def set_rates_(optimisers: Sequence[torch.optim.Optimizer], schedule: Schedule, step: int) -> None:
@@ -242,26 +232,6 @@ def penalty_of(work: StepContext) -> Tensor:
     return penalty(work.model, work.strengths)
 
 
-class Stepper(Protocol):
-    """Works an epoch off, one or several steps at a time."""
-
-    def begin_epoch(self, order: Tensor, loss_sum: float, penalty_sum: float) -> None:
-        """Take the examples in this order from now on; the sums are those so far."""
-        ...
-
-    def advance(self, place: int, step: int) -> int:
-        """Do the step at a place in the epoch, perhaps some more; return how many."""
-        ...
-
-    def sums(self) -> tuple[float, float]:
-        """Return the sums of losses and penalties over the epoch's steps so far."""
-        ...
-
-    def renew(self) -> None:
-        """Go on with a model that channels have been cut out of."""
-        ...
-
-
 class EagerStepper:
     """Does one step at a time, in as many parts and processes as asked for."""
 
@@ -288,7 +258,7 @@ class EagerStepper:
         return sums[0].item(), sums[1].item()
 
     def advance(self, place: int, step: int) -> int:
-        """Do one step."""
+        """Do the step at a place in the epoch; return how many were done, which is one."""
         work = self._work
         set_rates_(work.optimisers, work.schedule, step)
         parts = self._parts(place)

@@ -36,7 +36,7 @@ from archlearn.training.metrics import (
     score_of,
     sum_scores,
 )
-from archlearn.training.run_directory import resume_hint, sync_lines
+from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
 
@@ -273,7 +273,6 @@ class TrainingLoop:
         self._saved = time.monotonic()
         if session.fabric.is_global_zero:
             tensors = collect_tensors(session.work.model, session.work.optimisers)
-            sync_lines(session.folder)
             write_checkpoint(session.folder, position, tensors | states)
 
 

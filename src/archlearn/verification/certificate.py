@@ -81,7 +81,9 @@ def draw_like(
         if value.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(value)
         if value.dtype is torch.bool or value.is_complex():
-            return value if shape == value.shape else _repeat_rows(value, shape[0])
+            if shape == value.shape:
+                return value
+            return value[torch.arange(shape[0], device=value.device) % len(value)]
         low, high = int(value.min()), int(value.max())
         return torch.randint(low, high + 1, shape, generator=generator).to(value)
 
@@ -96,10 +98,6 @@ def _count_rows(inputs: ExampleInputs) -> int:
     """Return the size of the first dimension, if all tensors have one and the same."""
     counts = {tensor.shape[0] if tensor.dim() > 1 else 0 for tensor in inputs.tensors()}
     return counts.pop() if len(counts) == 1 else 0
-
-
-def _repeat_rows(value: Tensor, n: int) -> Tensor:
-    return value[torch.arange(n, device=value.device) % len(value)]
 
 
 def difference_of_numbers(one: list[Tensor], two: list[Tensor]) -> float:
@@ -277,7 +275,12 @@ class Comparison:
         dtype = _dtype(self.models[0])
         allowed = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
         limits = (allowed, TOLERANCES[torch.float64] if self.is_derived else _rounding(dtype))
-        self._check_memory()
+        shared = _find_shared(*self.models) if self.must_be_apart else ""
+        if shared:  # changing one would change the other
+            raise CertificateError(
+                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
+                "itself; compare the gated model with the one that compact returned"
+            )
         with evaluating(*self.models):
             first, second = self.models
             doubles = {**to_float64(first), **to_float64(second, self.doubles), **self.doubles}
@@ -337,19 +340,6 @@ class Comparison:
                 "module, such as a lambda or a hook made from it: remove it, and compact again"
             )
         return outputs
-
-    def _check_memory(self) -> None:
-        """Refuse models that share a tensor: changing one would change the other.
-
-        Raises:
-            CertificateError: If they do.
-        """
-        shared = _find_shared(*self.models) if self.must_be_apart else ""
-        if shared:
-            raise CertificateError(
-                f"the two models share the tensor {shared!r}, so nothing is known of the second by "
-                "itself; compare the gated model with the one that compact returned"
-            )
 
 
 def compare_in_both_modes(
