@@ -1,9 +1,12 @@
 """Write calls that borrow a shape, or clear a part in place, as calls that channels pass."""
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
+
+from archlearn.op_table import about_of
 
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
 
@@ -26,14 +29,13 @@ def join_cleared_parts_(graph: fx.Graph) -> None:
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in [node for node in graph.nodes if node.target == "zero_" and not node.users]:
-        part = node.args[0]
-        if not isinstance(part, fx.Node) or not _is_part_of_clone(part):
+        found = _find_part_of_clone(node.args[0])
+        if found is None:
             continue
-        whole, bounds = part.args
-        assert isinstance(whole, fx.Node)
+        whole, bounds = found
         with graph.inserting_before(node):
             front = graph.call_function(operator.getitem, (whole, slice(bounds.start)))
-            cleared = graph.call_function(_ZEROS_LIKE, (part,))
+            cleared = graph.call_function(_ZEROS_LIKE, (node.args[0],))
             rest = graph.call_function(operator.getitem, (whole, slice(bounds.stop, None)))
             joined = graph.call_function(torch.cat, ((front, cleared, rest),))
         for user in [user for user in whole.users if order.get(user, -1) > order[node]]:
@@ -41,12 +43,15 @@ def join_cleared_parts_(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _is_part_of_clone(part: fx.Node) -> bool:
-    """Return whether a call is `y[a:b]` of a tensor that no other shares its memory with."""
+def _find_part_of_clone(part: Any) -> tuple[fx.Node, slice] | None:
+    """Return y, and a and b, if a call is `y[a:b]` of a clone that has no other view."""
     if part.target is not operator.getitem or len(part.users) > 1:
-        return False
+        return None
     whole, bounds = part.args
-    is_clone = isinstance(whole, fx.Node) and whole.target in ("clone", torch.clone)
-    given = (bounds.start, bounds.stop) if isinstance(bounds, slice) else (None,)
+    if whole.target not in ("clone", torch.clone) or not isinstance(bounds, slice):
+        return None
+    others = [user for user in whole.users if user < part]
+    has_views = any(about_of(user.target) is None for user in others)
+    given = (bounds.start, bounds.stop)
     is_known = all(isinstance(n, fx.Node) or (isinstance(n, int) and n >= 0) for n in given)
-    return is_clone and is_known and bounds.step is None
+    return (whole, bounds) if is_known and bounds.step is None and not has_views else None
