@@ -348,7 +348,7 @@ class Cosine(Fused):
         bias[third : 2 * third].zero_()
         qkv = F.linear(x, self.qkv.weight, bias).reshape(n, length, 3, self.n_heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        scores = 2 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
         scores = scores * torch.clamp(self.scale, max=math.log(100)).exp()
         return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, -1)
 

@@ -333,6 +333,8 @@ class _Follower(_Interpreter):
             if self.rules[n] in _PRODUCTS or is_grid:
                 self.grids.add(n.name)
                 self.split.add(n.name)
+            if self.rules[n] is unit_length and n.all_input_nodes[0].name in self.split:
+                self.split.add(n.name)
             if n.target in _JOINS and n.name in self.split:
                 self.constraints.boxes.append((f"{n.name}:out", made))
         if self.rules[n] is activate:
