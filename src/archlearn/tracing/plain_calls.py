@@ -1,13 +1,17 @@
-"""Write calls that borrow a shape, or clear a part in place, as calls that channels pass."""
+"""Write calls in the way that rules know: borrowed shapes, parts cleared in place, products."""
 
 import operator
 from typing import Any
 
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import fx, nn
 
+from archlearn.module_utils import find_tensor
+from archlearn.nn.functional import linear_by_columns
 from archlearn.op_table import about_of
 
+_PRODUCTS = (torch.matmul, operator.matmul, "matmul")
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
 
 
@@ -20,6 +24,33 @@ def read_shapes_(graph: fx.Graph) -> None:
                 shape = graph.call_function(getattr, (other, "shape"))
             node.target, node.kwargs = str(node.target).removesuffix("_as"), {}
             node.args = (source, shape)
+
+
+def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
+    """Write `x @ w` and `x @ w.T`, of a parameter w, as the linear layers that they are."""
+    for node in graph.nodes:
+        if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+            continue
+        x, factor = node.args
+        if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
+            continue
+        is_turned = factor.op != "get_attr" and _is_turned(factor)
+        weight = factor.all_input_nodes[0] if is_turned else factor
+        tensor = find_tensor(net, str(weight.target)) if weight.op == "get_attr" else None
+        if isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
+            node.op, node.args = "call_function", (x, weight)
+            node.target = F.linear if is_turned else linear_by_columns
+            if not factor.users:
+                graph.erase_node(factor)
+
+
+def _is_turned(node: fx.Node) -> bool:
+    """Return whether a call transposes a matrix."""
+    if node.target is getattr:
+        return node.args[1] in ("T", "mT")
+    dims = set(node.args[1:]) in ({0, 1}, {-1, -2})
+    is_transpose = node.target in ("transpose", "swapaxes", torch.transpose) and dims
+    return is_transpose or node.target in ("t", torch.t)
 
 
 def join_cleared_parts_(graph: fx.Graph) -> None:
