@@ -10,6 +10,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from archlearn.costs import CostName
+from archlearn.data.file_cache import no_progress
+from archlearn.errors import ArchlearnError, InputError, SettingsError
+from archlearn.training.settings import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +49,6 @@ def inspect_command(
     """
     import torch
 
-    from archlearn.errors import InputError
     from archlearn.models.model_registry import build_network, reads_tokens
     from archlearn.optim.inspection import inspect as inspect_model
     from archlearn.training.initial_model import run_once
@@ -74,8 +76,6 @@ def inspect_command(
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """Return the sizes of a shape such as 3x32x32."""
-    from archlearn.errors import SettingsError
-
     parts = text.lower().split("x")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise SettingsError(f"--shape {text!r} is no shape; write 1x28x28 or 10")
@@ -163,15 +163,12 @@ def evaluate_command(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
-    from archlearn.data.file_cache import no_progress
-    from archlearn.errors import SettingsError
     from archlearn.serialization import load
     from archlearn.training.initial_model import check_fit
     from archlearn.training.metrics import evaluate as evaluate_network
     from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import REPORT, read_run_settings
     from archlearn.training.run_setup import load_dataset
-    from archlearn.training.settings import RunSettings
 
     _check_measurable(target, data)
     path = _find_compact(target)
@@ -228,7 +225,6 @@ def _say_costs(before: "Costs", after: "Costs") -> str:
 
 def _check_measurable(target: Path, data: str | None) -> None:
     """Refuse what cannot be measured, and say what can be."""
-    from archlearn.errors import SettingsError
     from archlearn.training.checkpoint import is_checkpoint
 
     if is_checkpoint(target):
@@ -242,7 +238,6 @@ def _check_measurable(target: Path, data: str | None) -> None:
 
 def _find_compact(target: Path) -> Path:
     """Return the file of a compact model: that of a run's folder, or the one that is named."""
-    from archlearn.errors import SettingsError
     from archlearn.training.run_directory import COMPACT
 
     path = target / COMPACT if target.is_dir() else target
@@ -293,8 +288,6 @@ def export(
         shape: Shape of one example, as 3x32x32; a run knows its own.
         config: For pretrained: a folder with the config.json of the model that was gated.
     """
-    from archlearn.data.file_cache import no_progress
-    from archlearn.errors import SettingsError
     from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
     from archlearn.serialization import load
@@ -330,7 +323,6 @@ def export(
 
 def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:
     """Write a folder of transformers, or one that holds our file, into an empty place."""
-    from archlearn.errors import SettingsError
     from archlearn.export.pretrained_folder import FILE, save_pretrained
     from archlearn.serialization import load
     from archlearn.training.run_directory import writing
@@ -350,7 +342,6 @@ def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> Non
 
 def _export_original(run: Path, dataset: "Dataset", to: str, example: "Tensor") -> str:
     """Say what the network that a run began with takes on disk in the same format."""
-    from archlearn.errors import ArchlearnError
     from archlearn.export.programs import export_model
     from archlearn.training.initial_model import start_network
     from archlearn.training.run_directory import read_run_settings
@@ -401,7 +392,6 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
     from archlearn.cli.display import show_downloads
     from archlearn.data.dataset import build_dataset
     from archlearn.data.dataset_registry import load_examples
-    from archlearn.training.settings import RunSettings
 
     with show_downloads() as progress:
         examples = load_examples(name, progress, skip_broken=skip_broken)

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
 from archlearn.errors import SettingsError
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override, read_settings
 
 if TYPE_CHECKING:
     from archlearn.training.sweep import Point, SweepRun
@@ -48,7 +48,6 @@ def sweep(
         config: A TOML file of settings, like the config.toml of a run.
         options: Single settings; --budget takes several values, as multiply_adds=75%,50%.
     """
-    from archlearn.training.settings import override, read_settings
     from archlearn.training.sweep import list_runs, run_sweep, summarise
 
     asked = given(options)
