@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+import archlearn as al
 from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
 from archlearn.errors import SettingsError
 from archlearn.training.settings import RunSettings, override, read_settings
@@ -74,9 +75,8 @@ def sweep(
         )
     if lose is not None:
         _hand_back(points, lose, out)
-    from archlearn.reporting import write_report
-
-    sys.stdout.write(f"report  {write_report([run.folder for run in runs], out / 'report.html')}\n")
+    page = al.reporting.write_report([run.folder for run in runs], out / "report.html")
+    sys.stdout.write(f"report  {page}\n")
 
 
 def _split_budgets(words: tuple[str, ...]) -> list[str]:
