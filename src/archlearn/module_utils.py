@@ -138,12 +138,6 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     return net.get_submodule(name) if module is None else module
 
 
-def set_module_(net: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the submodule of that name."""
-    owner, _, attribute = name.rpartition(".")
-    setattr(find_module(net, owner), attribute, module)
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Return whether something of the user's runs before or after the module's `forward`."""
     before = module._forward_pre_hooks
