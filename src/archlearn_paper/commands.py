@@ -180,8 +180,8 @@ def request_runs(
 def _run(request: RunRequest) -> bool:
     """Make the missing runs of an experiment, then write and show what came of them."""
     if request.scale.name == QUICK.name:
-        # With batches of 50 a second thread does little but wait; on a busy machine that made
-        # four times the processor time.
+        # In steps as small as these a second thread waits for the first, and on a busy machine
+        # that took four times as much processor time as the work.
         torch.set_num_threads(1)
     results = run_stages(request, ProgressLines(sys.stdout))
     if results is None:

@@ -121,8 +121,8 @@ def join_results(folders: Sequence[Path], name: str) -> Results | None:
     )
 
 
-def write_results(folder: Path, results: Results) -> Path:
-    """Write the results, whole or not at all, and return where.
+def write_results(folder: Path, results: Results) -> None:
+    """Write the results, whole or not at all.
 
     Unfinished ones have a file of their own, beside earlier ones that are complete.
     """
@@ -130,9 +130,6 @@ def write_results(folder: Path, results: Results) -> Path:
     names = [item.name for item in fields(results) if item.name != "rows"]
     table = {"format": _FORMAT} | {name: getattr(results, name) for name in names}
     write_atomically(path, _write_lines(table, results.rows).encode())
-    if results.complete:
-        results_path(folder, results.experiment, unfinished=True).unlink(missing_ok=True)
-    return path
 
 
 def _write_lines(table: Mapping[str, Any], rows: Sequence[Row]) -> str:

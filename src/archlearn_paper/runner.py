@@ -247,7 +247,9 @@ class _StageRunner:
                 return None
         derived = experiment.derive([done.row for done in self._done])
         results = replace(self._results([done.row for done in self._done]), derived=derived)
-        write_results(self._request.folder, results)
+        folder = self._request.folder
+        write_results(folder, results)
+        results_path(folder, experiment.name, unfinished=True).unlink(missing_ok=True)
         return results
 
     def _carry_out(self, stage: Stage) -> bool:

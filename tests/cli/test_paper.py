@@ -103,8 +103,11 @@ def test_all_pages_are_drawn_from_what_is_there_without_runs(tmp_path: Path) -> 
     (tmp_path / "r").mkdir()
     for name in ("table-2", "compare-lenet-mnist"):
         shutil.copyfile(results / f"{name}.json", tmp_path / "r" / f"{name}.json")
+    begun = json.loads((results / "table-2.json").read_text()) | {"derived": {}}
+    (tmp_path / "r" / "table-2.unfinished.json").write_text(json.dumps(begun))
     code, output = run_here(["paper", "--all", "--draw", "--out", "r"], tmp_path)
     assert code == 0, output
+    assert json.loads((tmp_path / "r" / "table-2.unfinished.json").read_text()) == begun
     assert "page 1 of 2: table-2" in output
     assert "page 2 of 2: compare-lenet-mnist" in output
     assert "to make" not in output

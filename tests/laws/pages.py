@@ -29,8 +29,9 @@ rehearsed in training mode left running statistics of batch normalisation behind
 network that could not run itself), at 7919a56 one of `penalty`: weights that are computed (weight
 norm) had no price, which was 0 / 0 in multiply-adds where all weights are such ones, and at
 eadb3d5 two of `compact`: a closed branch in front of a shortcut that pads with zeros, and at
-833a981 one of `streams` (the row above is of that run): constants that a layer read were noted
-after an activation beside it had changed them in place. The certificate refused that network.
+833a981 one of `streams`: constants that a layer read were noted after an activation beside it had
+changed them in place; the certificate refused that network. At 8fe09bf eleven of `shrink` and
+`streams_shrink`: networks without any width gate were refused by an error of torch's.
 """
 
 

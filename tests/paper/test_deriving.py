@@ -127,7 +127,7 @@ def test_table_1_counts_the_seeds_in_which_a_layer_merged() -> None:
 
 
 def test_table_1_puts_the_paper_beside_ours() -> None:
-    main, _ = TABLE_1.tabulate(TABLE_1.derive(rows_of_table_1(0.990, 4000)))
+    main, *_ = TABLE_1.tabulate(TABLE_1.derive(rows_of_table_1(0.990, 4000)))
     (row,) = [row for row in main.rows if row[0] == "AL1"]
     assert row == (
         "AL1",
@@ -213,13 +213,12 @@ def test_figure_3b_correlates_classes_with_neurons() -> None:
         )
         for n, width in widths.items()
     ]
-    derived = FIGURE_3B.derive(rows)
+    rows += [make_row(f"{n} classes{figure_3b.GIVEN}") for n in widths]
+    derived = FIGURE_3B.derive([*rows, make_row(figure_3b.name_control(60_000))])
     assert derived["spearman"]["third_layer"] == pytest.approx(1 - 6 * 2 / (4 * 15))
     assert derived["spearman"]["error"] == pytest.approx(1)
     assert not find(FIGURE_3B.check(derived), "third layer").met
     assert derived["classes"]["3"]["neurons"]["mean"] == 9
-    assert not find(FIGURE_3B.check(derived), "premise").met
-    assert find(FIGURE_3B.check(derived), "control").measured == "not run"
 
 
 def test_a_quick_figure_3b_has_no_more_examples_than_a_quick_version_may() -> None:
@@ -349,6 +348,7 @@ def test_properties_sum_up_removals_and_gaps() -> None:
         make_row("AL1", 1, train_loss=0.05, measured={"rises": [0.1, 0.2, 0.4, 0.3]}),
         make_row("AL1 NN", 0, train_loss=0.03),
         make_row("AL1 NN", 1, train_loss=0.03),
+        make_row("baseline", measured={"rises": [0.1, 0.2]}),
     ]
     derived = PROPERTIES.derive(rows)
     assert derived["removal"]["AL1"]["share"] == 7 / 8
@@ -357,7 +357,7 @@ def test_properties_sum_up_removals_and_gaps() -> None:
     checks = PROPERTIES.check(derived)
     assert find(checks, "kept neurons").measured == "87.5%"
     assert not find(checks, "kept neurons").met
-    assert find(checks, "control").measured == "not run"
+    assert (find(checks, "control").measured, find(checks, "control").met) == ("100.0%", False)
     assert not find(checks, "AL1: train loss").met
     near = [replace(row, train_loss=0.03) for row in rows]
     useless = make_row("baseline", measured={"rises": [0.1, -0.1]})
@@ -406,8 +406,9 @@ def test_the_ablation_holds_strengths_to_what_the_paper_says() -> None:
 def test_bounds_are_kept_as_they_are_written(found: float, met: bool) -> None:
     ranks = dict.fromkeys(("neurons", "third_layer", "error"), found)
     rise = [{"neurons": {"mean": n}} for n in (2, 4)]
-    derived = {"spearman": ranks, "spearman_of_runs": ranks, "premise": found, "examples": {}}
-    checks = FIGURE_3B.check(derived | {"classes": dict(zip("25", rise, strict=True))})
+    derived = {"spearman": ranks, "spearman_of_runs": ranks, "premise": found}
+    classes, examples = dict(zip("25", rise, strict=True)), {"60000": {"neurons": {"mean": 6}}}
+    checks = FIGURE_3B.check(derived | {"classes": classes, "examples": examples})
     assert [each.bound for each in checks[:4]] == ["≥ 0.9"] * 4
     assert [each.met for each in checks] == [met] * 4 + [False]
 

@@ -45,8 +45,7 @@ class Neurons:
         self.is_kept = torch.ones(len(incoming), dtype=torch.bool)
         rows = incoming.detach().double()
         self._distances = torch.cdist(rows, rows).square().fill_diagonal_(torch.inf)
-        self._nearest = self._distances.min(1)
-        self._distance, self._partner = self._nearest.values, self._nearest.indices
+        self._distance, self._partner = self._distances.min(1)
         self._weight = self.outgoing.square().sum(1)
         self._energy = (self._weight * rows.square().sum(1)).sum().clamp_min(1e-300).item()
 

@@ -16,6 +16,7 @@ from archlearn.errors import InputError
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import Penalised
 
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _HALVINGS = 10
 """Enough to tell single channels apart among a thousand."""
 MOST_OF_A_LAYER = 0.9
@@ -73,8 +74,7 @@ def reduce_by_torch_pruning(
 
 def prunable_layers(model: nn.Module) -> list[str]:
     """Return the layers whose outputs may go: all linear layers and convolutions but the last."""
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return [name for name, layer in model.named_modules() if isinstance(layer, kinds)][:-1]
+    return [name for name, layer in model.named_modules() if isinstance(layer, _LAYERS)][:-1]
 
 
 def reduce_evenly(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
@@ -87,9 +87,6 @@ def make_pruner(
 ) -> Any:
     """Return Torch-Pruning's own pruner, by group magnitude over all layers but the last."""
     tp = import_torch_pruning()
-    names = set(prunable_layers(model))
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    fixed = [m for name, m in model.named_modules() if isinstance(m, kinds) and name not in names]
     return tp.pruner.GroupNormPruner(
         model,
         example,
@@ -97,7 +94,7 @@ def make_pruner(
         global_pruning=all_layers_together,
         pruning_ratio=ratio,
         max_pruning_ratio=MOST_OF_A_LAYER,
-        ignored_layers=fixed,
+        ignored_layers=[layer for layer in model.modules() if isinstance(layer, _LAYERS)][-1:],
     )
 
 

@@ -20,7 +20,6 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
-from archlearn_paper.statistics import measure_spread, pair_by_seed
 from archlearn_paper.tables import NOTHING, write_counts, write_spread
 
 _MODELS = ("lenet", "mlp:300-100")
@@ -90,15 +89,10 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
                         "change": change,
                         **summarise_rows(members),
                         "points": compare_by_seed(members, base),
-                        "more_neurons": _compare_neurons(members, base),
+                        "more_neurons": compare_by_seed(members, base, lambda r: r.n_neurons),
                     }
                 )
     return {"changes": changes}
-
-
-def _compare_neurons(members: Sequence[Row], base: Sequence[Row]) -> dict[str, Any]:
-    sides = [{row.seed: float(row.n_neurons) for row in rows} for rows in (members, base)]
-    return measure_spread(pair_by_seed(*sides)).to_json()
 
 
 def _check(derived: Derived) -> list[Check]:

@@ -185,28 +185,22 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
+    columns = {
+        "finals": "neurons of layer 3 at the end",
+        "last_changes": "last change at step",
+        "decided": "gates binary at step",
+        "last_layer_changes": "last change of layer 3",
+        "settled": "layer 3 near its end at step",
+    }
     rows = tuple(
         (
             f"{pair['cost']:g}",
             f"{pair['binarise']:g}",
-            write_counts(measure_spread(pair["finals"]).to_json()),
-            write_counts(measure_spread(pair["last_changes"]).to_json()),
-            write_counts(measure_spread(pair["decided"]).to_json()),
-            write_counts(measure_spread(pair["last_layer_changes"]).to_json()),
-            write_counts(measure_spread(pair["settled"]).to_json()),
+            *(write_counts(measure_spread(pair[number]).to_json()) for number in columns),
         )
         for pair in derived["pairs"]
     )
-    columns = (
-        "λ3",
-        "λ1",
-        "neurons of layer 3 at the end",
-        "last change at step",
-        "gates binary at step",
-        "last change of layer 3",
-        "layer 3 near its end at step",
-    )
-    return [ResultTable(columns=columns, rows=rows)]
+    return [ResultTable(columns=("λ3", "λ1", *columns.values()), rows=rows)]
 
 
 EXPERIMENT = Experiment(

@@ -35,8 +35,6 @@ from archlearn_paper.tables import write_spread
 _WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
 _PRICES = (1e-5, 1e-4, 1e-3)
 """What a neuron costs; the first is the paper's."""
-_EARLIER_PRICE = 2.5e-3
-"""Of runs made before there were several, whose rows name none: a search in widths as they are."""
 _EPOCHS, _BATCH_SIZE = 20, 500
 """Every training is shorter than those of other experiments, in larger batches: there are 20 in a
 row."""
@@ -66,8 +64,8 @@ class Panel:
 
     def row(self, number: int | None = None) -> str:
         """Return the row of a training of the search, or of the one that learns."""
-        at = "" if self.price == _EARLIER_PRICE else f" at {self.price:g}"
-        return f"AL ({self.name}){at}" if number is None else f"BO ({self.name}){at} {number + 1}"
+        name = f"({self.name}) at {self.price:g}"
+        return f"AL {name}" if number is None else f"BO {name} {number + 1}"
 
     def objective(self, row: Row) -> float:
         """Return what both ways minimise."""
@@ -82,7 +80,7 @@ class Panel:
 
 PANELS = tuple(
     Panel(name, words, searched, price)
-    for price in (*_PRICES, _EARLIER_PRICE)
+    for price in _PRICES
     for name, words, searched in (
         ("a", "the last hidden width", ("fc1",)),
         ("b", "all three widths", ("conv1", "conv2", "fc1")),

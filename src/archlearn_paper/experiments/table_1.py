@@ -4,7 +4,7 @@ Every row has a number of parameters, fixed before, and learns which ones to kee
 channel's cost counts is chosen first, on validation data and seeds of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -279,9 +279,13 @@ def describe_size(row: Row) -> str:
     return NOTHING if price is None else f"price set by hand: λ3 = {price:g}"
 
 
-def compare_by_seed(ours: Sequence[Row], theirs: Sequence[Row]) -> dict[str, Any]:
-    """Return by how many points rows are more accurate than others of the same seeds."""
-    sides = [{row.seed: row.accuracy for row in rows} for rows in (ours, theirs)]
+def compare_by_seed(
+    ours: Sequence[Row],
+    theirs: Sequence[Row],
+    number: Callable[[Row], float] = lambda row: row.accuracy,
+) -> dict[str, Any]:
+    """Return by how much a number of rows, the accuracy, is above that of the same seeds."""
+    sides = [{row.seed: float(number(row)) for row in rows} for rows in (ours, theirs)]
     return measure_spread(pair_by_seed(*sides)).to_json()
 
 
@@ -345,8 +349,7 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
         if line.budget is not None
     )
     seeds = ResultTable(columns=("row", "size by", "architecture learnt, by seed"), rows=learnt)
-    tables = [ResultTable(columns=columns, rows=rows), seeds]
-    return [*tables, _tabulate_choice(derived["choice"])] if derived["choice"] else tables
+    return [ResultTable(columns=columns, rows=rows), seeds, _tabulate_choice(derived["choice"])]
 
 
 def _tabulate_choice(choice: Mapping[str, Any]) -> ResultTable:
