@@ -48,9 +48,9 @@ def _is_turned(node: fx.Node) -> bool:
     """Return whether a call transposes a matrix."""
     if node.target is getattr:
         return node.args[1] in ("T", "mT")
-    dims = set(node.args[1:]) in ({0, 1}, {-1, -2})
-    is_transpose = node.target in ("transpose", "swapaxes", torch.transpose) and dims
-    return is_transpose or node.target in ("t", torch.t)
+    if node.target in ("transpose", "swapaxes", torch.transpose):
+        return set(node.args[1:]) in ({0, 1}, {-1, -2})
+    return node.target in ("t", torch.t)
 
 
 def join_cleared_parts_(graph: fx.Graph) -> None:
