@@ -138,12 +138,6 @@ def find_module(net: nn.Module, name: str) -> nn.Module:
     return net.get_submodule(name) if module is None else module
 
 
-def set_module_(net: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the submodule of that name."""
-    owner, _, attribute = name.rpartition(".")
-    setattr(find_module(net, owner), attribute, module)
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Return whether something of the user's runs before or after the module's `forward`."""
     before = module._forward_pre_hooks
@@ -234,25 +228,13 @@ def check_unsharded(net: nn.Module, advice: str) -> None:
 
 def tensors_of(net: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the parameters and buffers of a model, each once, by its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in list_tensors(net):
-        found.setdefault(id(tensor), (name, tensor))
-    return list(found.values())
+    return [*net.named_parameters(), *net.named_buffers()]
 
 
 def list_tensors(net: nn.Module) -> list[tuple[str, Tensor]]:
     """Return all parameters, then all buffers, each by all its names."""
-    return [*_list_tensors(net, "_parameters", ""), *_list_tensors(net, "_buffers", "")]
-
-
-def _list_tensors(module: nn.Module, kind: str, prefix: str) -> list[tuple[str, Tensor]]:
-    """Return all parameters or buffers by all their names, in torch's own order."""
-    own: dict[str, Tensor | None] = getattr(module, kind)
-    found = [(f"{prefix}{key}", tensor) for key, tensor in own.items() if tensor is not None]
-    for key, child in module._modules.items():
-        if child is not None:
-            found += _list_tensors(child, kind, f"{prefix}{key}.")
-    return found
+    parameters = net.named_parameters(remove_duplicate=False)
+    return [*parameters, *net.named_buffers(remove_duplicate=False)]
 
 
 EXCHANGES_UNDER_WAY = [0]  # how many exchanges are under way

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import archlearn as al
 from archlearn.gating.gate_container import find_store
+from archlearn.models.model_registry import build_network
 from archlearn.optim.neuron_counts import NeuronCounts
 
 WIDTH, HIDDEN, N_HEADS, HEAD = 16, 24, 4, 5
@@ -104,6 +105,22 @@ def test_a_cut_changes_no_count() -> None:
     assert after[0]["qkv"] == before[0]["qkv"][1:]
     assert after[0]["first"] == before[0]["first"]
     assert after[1]["qkv"] == before[1]["qkv"]
+
+
+def test_hidden_units_over_tokens_are_not_counted_with_a_channel_of_the_stream() -> None:
+    """A Mixer's layers over tokens are applied to every channel beside."""
+    torch.manual_seed(0)
+    net: Any = build_network("mixer:0.1", (3, 32, 32), 10)
+    model = al.add_gates(net, torch.randn(2, 3, 32, 32))
+    by_group, _ = count(model)
+    assert set(by_group["patches"]) == {1.0 + len(net.blocks)}
+    assert set(by_group["blocks.0.tokens_up"]) == {1.0}
+    close_(al.width_gates(model)["patches"], 0)
+    close_(al.width_gates(model)["blocks.0.tokens_up"], 0, 2)
+    widths = {layer.name: layer.width for layer in al.read_architecture(model).layers}
+    small: dict[str, Any] = dict(al.compact(model).named_modules())
+    assert widths["blocks.0.tokens_up"] == small["blocks.0.tokens_up"].out_features
+    assert widths["blocks.1.tokens_up"] == small["blocks.1.tokens_up"].out_features
 
 
 @pytest.mark.parametrize(("size_power", "goes"), [(0.5, False), (0.0, True)])

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 
 from cyclopts import Group, Parameter, Token
 
+from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import SettingsError
-from archlearn.training.settings import RunSettings, flat_settings
+from archlearn.training.settings import (
+    GateSettings,
+    HardwareSettings,
+    RunSettings,
+    flat_settings,
+    override,
+    read_settings,
+)
 
 _TITLES = {
     "": "Run",
@@ -119,8 +127,6 @@ def learn_command(
         return
     if out is None:
         raise SettingsError("say where the run's folder is to be: --out runs/a")
-    from archlearn.training.settings import override, read_settings
-
     settings = override(read_settings(config) if config else RunSettings(), asked)
     from archlearn.cli.training_run import start_run
 
@@ -145,8 +151,6 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
     # Threads that wait without spinning leave a busy machine to those that work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from archlearn.cli.training_run import resume_run, start_run
-    from archlearn.data.file_cache import CONFIG, SUMMARY
-    from archlearn.training.settings import GateSettings, HardwareSettings, RunSettings
 
     if (out / SUMMARY).exists():
         sys.stdout.write(f"an earlier demo in {out} makes room for this one\n")
@@ -177,7 +181,6 @@ def report(
         out: The file. A page of one run is report.html in the run's folder unless said otherwise,
             one of several report.html here; a table is printed.
     """
-    from archlearn.data.file_cache import CONFIG
     from archlearn.training.run_directory import REPORT
 
     if not runs:

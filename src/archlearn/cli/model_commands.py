@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+import archlearn as al
 from archlearn.costs import CostName
+from archlearn.data.file_cache import no_progress
+from archlearn.errors import ArchlearnError, InputError, SettingsError
+from archlearn.training.settings import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,36 +50,28 @@ def inspect_command(
     """
     import torch
 
-    from archlearn.errors import InputError
-    from archlearn.models.model_registry import build_network, reads_tokens
-    from archlearn.optim.inspection import inspect as inspect_model
+    from archlearn.models.model_registry import reads_tokens
     from archlearn.training.initial_model import run_once
     from archlearn.training.objectives import in_format_of
 
     sizes, n_outputs = parse_shape(shape), outputs
     example = torch.zeros(2, *sizes, dtype=torch.long if reads_tokens(model) else None)
     if data is not None:
-        from archlearn.data.dataset import build_dataset
-        from archlearn.data.dataset_registry import load_examples
-        from archlearn.training.objectives import objective_of
-
-        examples = load_examples(data, skip_broken=skip_broken)
-        dataset = build_dataset(examples, validation_share=0.1)
+        examples = al.data.load_examples(data, skip_broken=skip_broken)
+        dataset = al.data.build_dataset(examples, validation_share=0.1)
         sizes, n_outputs = dataset.input_shape, dataset.n_outputs
-        example = objective_of(dataset).inputs(dataset.train.inputs[:2])
-    network = build_network(model, sizes, n_outputs)
+        example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
+    network = al.models.build_network(model, sizes, n_outputs)
     example = in_format_of(network, example)
     try:
         run_once(network, example, model)
     except InputError as error:
         raise InputError(f"{error}; choose another with --shape, or take it from --data") from error
-    sys.stdout.write(f"{inspect_model(network, example)}\n")
+    sys.stdout.write(f"{al.inspect(network, example)}\n")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """Return the sizes of a shape such as 3x32x32."""
-    from archlearn.errors import SettingsError
-
     parts = text.lower().split("x")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise SettingsError(f"--shape {text!r} is no shape; write 1x28x28 or 10")
@@ -111,21 +107,18 @@ def compact_command(
         multiple_of: Close more channels until so many times a whole number are kept of each group,
             or all there were.
     """
-    from archlearn.serialization import save
-    from archlearn.surgery.compaction import compact as compact_model
-    from archlearn.surgery.planning import plan
     from archlearn.training.run_directory import COMPACT, writing
-    from archlearn.training.run_setup import cut_to_budget_, load_gated_model, read_pairs
+    from archlearn.training.run_setup import cut_to_budget_, read_pairs
 
     target = out or run / COMPACT
     asked = read_pairs("budget", budget)
-    revived = load_gated_model(run)
+    revived = al.training.load_gated_model(run)
     if asked or multiple_of > 1:
         cut_to_budget_(revived, asked, multiple_of)
     with writing(target):
-        chosen = plan(revived.model, revived.example, pay=pay)
-        small = compact_model(revived.model, chosen)
-        save(small, target)
+        chosen = al.plan(revived.model, revived.example, pay=pay)
+        small = al.compact(revived.model, chosen)
+        al.save(small, target)
     n_rows = len(revived.example)  # costs are said of one example, as everywhere
     before, after = (
         replace(costs, multiply_adds=costs.multiply_adds // n_rows)
@@ -163,15 +156,8 @@ def evaluate_command(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
-    from archlearn.data.file_cache import no_progress
-    from archlearn.errors import SettingsError
-    from archlearn.serialization import load
     from archlearn.training.initial_model import check_fit
-    from archlearn.training.metrics import evaluate as evaluate_network
-    from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import REPORT, read_run_settings
-    from archlearn.training.run_setup import load_dataset
-    from archlearn.training.settings import RunSettings
 
     _check_measurable(target, data)
     path = _find_compact(target)
@@ -182,15 +168,16 @@ def evaluate_command(
         normalise=normalise or settings.normalise,
         skip_broken=skip_broken or settings.skip_broken,
     )
-    dataset = load_dataset(asked, no_progress)
+    dataset = al.training.load_dataset(asked, no_progress)
     if len(getattr(dataset, split)) == 0:
         raise SettingsError(
             f"{target} set no validation part apart (--validation 0); measure it on another part, "
             "as --split test"
         )
-    network = load(path)
+    network = al.load(path)
     check_fit(network, dataset, str(path))
-    score = evaluate_network(network, getattr(dataset, split), objective_of(dataset))
+    objective = al.training.objective_of(dataset)
+    score = al.training.evaluate(network, getattr(dataset, split), objective)
     sys.stdout.write(f"{_say_score(score)}\n")
     if speed and target.is_dir() and data is None:
         from archlearn.training.finalize import measure_run
@@ -201,9 +188,7 @@ def evaluate_command(
         sys.stdout.write(f"{_say_costs(*measured.costs)}\n")
         sys.stdout.write("".join(f"{row}\n" for row in measured.speeds))
         if (target / REPORT).is_file():
-            from archlearn.reporting import write_report
-
-            write_report([target], target / REPORT)
+            al.reporting.write_report([target], target / REPORT)
 
 
 def _say_score(score: "Score") -> str:
@@ -228,7 +213,6 @@ def _say_costs(before: "Costs", after: "Costs") -> str:
 
 def _check_measurable(target: Path, data: str | None) -> None:
     """Refuse what cannot be measured, and say what can be."""
-    from archlearn.errors import SettingsError
     from archlearn.training.checkpoint import is_checkpoint
 
     if is_checkpoint(target):
@@ -242,7 +226,6 @@ def _check_measurable(target: Path, data: str | None) -> None:
 
 def _find_compact(target: Path) -> Path:
     """Return the file of a compact model: that of a run's folder, or the one that is named."""
-    from archlearn.errors import SettingsError
     from archlearn.training.run_directory import COMPACT
 
     path = target / COMPACT if target.is_dir() else target
@@ -293,14 +276,9 @@ def export(
         shape: Shape of one example, as 3x32x32; a run knows its own.
         config: For pretrained: a folder with the config.json of the model that was gated.
     """
-    from archlearn.data.file_cache import no_progress
-    from archlearn.errors import SettingsError
     from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
-    from archlearn.serialization import load
-    from archlearn.training.objectives import objective_of
     from archlearn.training.run_directory import read_run_settings, writing
-    from archlearn.training.run_setup import load_dataset
 
     if (target / FILE).is_file():
         target = target / FILE
@@ -315,10 +293,10 @@ def export(
     if to == "python" and weights.resolve() == path.resolve():
         chosen = chosen.with_name(f"{chosen.stem}_source.py")
     with writing(chosen):
-        network = load(path).eval()
+        network = al.load(path).eval()
         if shape is None:
-            dataset = load_dataset(read_run_settings(target), no_progress)
-            example = objective_of(dataset).inputs(dataset.train.inputs[:2])
+            dataset = al.training.load_dataset(read_run_settings(target), no_progress)
+            example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
         else:
             dataset, example = None, _make_example(network, parse_shape(shape))
         made = export_model(network, chosen, to, example)
@@ -330,9 +308,7 @@ def export(
 
 def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:
     """Write a folder of transformers, or one that holds our file, into an empty place."""
-    from archlearn.errors import SettingsError
     from archlearn.export.pretrained_folder import FILE, save_pretrained
-    from archlearn.serialization import load
     from archlearn.training.run_directory import writing
 
     if config is None:
@@ -344,13 +320,12 @@ def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> Non
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise SettingsError(f"{folder} is there already; choose another folder with --out")
     with writing(folder / FILE if folder.is_dir() else folder):
-        saved = save_pretrained(load(path), folder, config)
+        saved = save_pretrained(al.load(path), folder, config)
     sys.stdout.write(f"{saved}\n")
 
 
 def _export_original(run: Path, dataset: "Dataset", to: str, example: "Tensor") -> str:
     """Say what the network that a run began with takes on disk in the same format."""
-    from archlearn.errors import ArchlearnError
     from archlearn.export.programs import export_model
     from archlearn.training.initial_model import start_network
     from archlearn.training.run_directory import read_run_settings
@@ -399,13 +374,10 @@ def data(name: str | None = None, /, *, skip_broken: bool = False) -> None:
             sys.stdout.write(f"{kind:{width}}  {text}\n")
         return
     from archlearn.cli.display import show_downloads
-    from archlearn.data.dataset import build_dataset
-    from archlearn.data.dataset_registry import load_examples
-    from archlearn.training.settings import RunSettings
 
     with show_downloads() as progress:
-        examples = load_examples(name, progress, skip_broken=skip_broken)
-    dataset = build_dataset(examples, validation_share=RunSettings().validation)
+        examples = al.data.load_examples(name, progress, skip_broken=skip_broken)
+    dataset = al.data.build_dataset(examples, validation_share=RunSettings().validation)
     shape = " x ".join(str(size) for size in dataset.input_shape)
     sys.stdout.write(
         f"{dataset.name} from {dataset.source}: {dataset.task}, {dataset.n_outputs} outputs, "

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+import archlearn as al
 from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
 from archlearn.errors import SettingsError
-from archlearn.training.settings import RunSettings
+from archlearn.training.settings import RunSettings, override, read_settings
 
 if TYPE_CHECKING:
     from archlearn.training.sweep import Point, SweepRun
@@ -48,7 +49,6 @@ def sweep(
         config: A TOML file of settings, like the config.toml of a run.
         options: Single settings; --budget takes several values, as multiply_adds=75%,50%.
     """
-    from archlearn.training.settings import override, read_settings
     from archlearn.training.sweep import list_runs, run_sweep, summarise
 
     asked = given(options)
@@ -75,9 +75,8 @@ def sweep(
         )
     if lose is not None:
         _hand_back(points, lose, out)
-    from archlearn.reporting import write_report
-
-    sys.stdout.write(f"report  {write_report([run.folder for run in runs], out / 'report.html')}\n")
+    page = al.reporting.write_report([run.folder for run in runs], out / "report.html")
+    sys.stdout.write(f"report  {page}\n")
 
 
 def _split_budgets(words: tuple[str, ...]) -> list[str]:

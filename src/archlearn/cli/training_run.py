@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import archlearn as al
 from archlearn.cli.display import make_display, show_downloads
 from archlearn.data.file_cache import DownloadProgress
 from archlearn.errors import RunStoppedError
@@ -71,9 +72,7 @@ def _conclude(folder: Path, summary: Mapping[str, Any], *, report: bool) -> Mapp
         return summary
     sys.stdout.write(f"compact model  {folder / COMPACT}\n")
     if report:
-        from archlearn.reporting import write_report
-
         with explaining_full_disks(folder):
-            written = write_report([folder], folder / REPORT)
+            written = al.reporting.write_report([folder], folder / REPORT)
         sys.stdout.write(f"report         {written}\n")
     return summary

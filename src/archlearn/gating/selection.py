@@ -405,10 +405,15 @@ def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tens
     rows: dict[str, tuple[str, Tensor]] = {}
     for place, graph in enumerate(blueprint.graphs):
         for node, op in find_linear_ops(graph, net):
-            labels: Any = blueprint.followed[place].values[node.name]
-            if op.weight not in rows:
+            found = blueprint.followed[place]
+            labels: Any = found.values[node.name]
+            if op.weight in rows:
+                continue
+            if node.name in found.passing:  # behind it they are those of channels beside, too
+                channels = blueprint.dims[op.weight, op.out_dim]
+            else:
                 channels = blueprint.root[line_along(labels.ids, op.channel_dim)]
-                rows[op.weight] = (op.layer, channels)
+            rows[op.weight] = (op.layer, channels)
     return tuple(rows.values())
 
 

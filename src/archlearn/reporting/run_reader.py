@@ -172,19 +172,12 @@ def read_json_lines(path: Path) -> Iterator[JsonTable]:
                 yield row
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedRow:
-    """Time and memory of a forward pass, before and after."""
+def read_speed(folder: Path) -> list[JsonTable]:
+    """Return time and memory of forward passes before and after, if they have been measured.
 
-    device: str
-    batch_size: int
-    seconds: tuple[float, float]
-    bytes: tuple[float, float]
-
-
-def read_speed(folder: Path) -> list[SpeedRow]:
-    """Return what `archlearn evaluate` has measured of a run; nothing if it has not."""
-    return [SpeedRow(**row) for row in _read_json(folder / SPEED).get("rows", ())]
+    Each row has the device, the batch size, and pairs of seconds and bytes.
+    """
+    return _read_json(folder / SPEED).get("rows", [])
 
 
 def _read_json(path: Path) -> JsonTable:

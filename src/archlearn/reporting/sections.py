@@ -193,10 +193,10 @@ def _speed(run: RunRecord) -> TableItem | None:
         ("Device and batch", "Before", "After", "Faster", "Memory before", "After"),
         [
             (
-                f"{row.device}, {row.batch_size}",
-                *(f"{1000 * seconds:.3g}\u00a0ms" for seconds in row.seconds),
-                format_ratio(*row.seconds),
-                *map(format_bytes, row.bytes),
+                f"{row['device']}, {row['batch_size']}",
+                *(f"{1000 * seconds:.3g}\u00a0ms" for seconds in row["seconds"]),
+                format_ratio(*row["seconds"]),
+                *map(format_bytes, row["bytes"]),
             )
             for row in rows
         ],

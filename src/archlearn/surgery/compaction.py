@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from itertools import compress
 
 import torch
 from torch import fx, nn
@@ -129,18 +128,14 @@ def _compact_binary(
 
 def _warn_of_nan(model: nn.Module) -> None:
     """Say when weights are NaN: a certificate compares NaN with NaN then."""
-    weights = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
-    if not weights:
-        return
-    flags = [weight.isnan().any() for weight in weights.values()]
-    found = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
-    name = next(compress(weights, found), None)
-    if name is not None:
-        logger.warning(
-            "%r holds NaN: the loss has diverged, and a certificate means nothing here; go back to "
-            "a checkpoint, and lower the learning rate",
-            name,
-        )
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and bool(parameter.isnan().any()):
+            logger.warning(
+                "%r holds NaN: the loss has diverged, and a certificate means nothing here; go "
+                "back to a checkpoint, and lower the learning rate",
+                name,
+            )
+            return
 
 
 def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: ExampleInputs) -> None:

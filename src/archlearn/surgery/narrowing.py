@@ -11,7 +11,7 @@ from archlearn.analysis.channel_labels import line_along
 from archlearn.analysis.linear_ops import is_called_again
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module, find_tensor, list_tensors, set_module_
+from archlearn.module_utils import find_module, find_tensor, list_tensors
 from archlearn.nn.tristate_activation import TriState
 from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
@@ -175,7 +175,7 @@ class MergeApplier:
                     self._leave_out(graph, [node])
         for name, module in list(self.net.named_modules()):
             if isinstance(module, TriState):
-                set_module_(self.net, name, module.activation)
+                self.net.set_submodule(name, module.activation)
 
     def _merge(self, merge: Merge) -> None:
         links = [self.choice.links[site] for site in merge.sites]
@@ -186,7 +186,7 @@ class MergeApplier:
             by_name = {n.name: n for n in graph.nodes}
             names = [name for link in links for name in link.nodes[place]]
             self._leave_out(graph, [by_name[name] for name in names if name in by_name])
-        set_module_(self.net, links[0].first, layer)
+        self.net.set_submodule(links[0].first, layer)
 
     def _join(self, layer: Any, link: MergeablePair) -> Any:
         for norm in link.norms:
@@ -199,7 +199,7 @@ class MergeApplier:
     def _leave_out(self, graph: fx.Graph, nodes: list[fx.Node]) -> None:
         for node in nodes:
             if node.op == "call_module" and not is_called_again(node):
-                set_module_(self.net, str(node.target), nn.Identity())
+                self.net.set_submodule(str(node.target), nn.Identity())
             else:
                 self.changed = True
             node.replace_all_uses_with(node.all_input_nodes[0])

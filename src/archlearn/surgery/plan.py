@@ -123,21 +123,12 @@ class Plan:
                 raise InputError(
                     f"the plan has version {version}; this archlearn reads {PLAN_VERSION}"
                 )
-            return cls(
-                widths={name: tuple(kept) for name, kept in data["widths"].items()},
-                narrowings=tuple(
-                    Narrowing(n["name"], n["dim"], n["size"], tuple(n["kept"]))
-                    for n in data["narrowings"]
-                ),
-                folds=tuple(Fold(f["layer"], tuple(f["columns"])) for f in data["folds"]),
-                linear=tuple(data["linear"]),
-                merges=tuple(_read_merge(merge) for merge in data["merges"]),
-                pay=data["pay"],
-                before=_read_costs(data["before"]),
-                after=_read_costs(data["after"]),
-                branches=tuple(data["branches"] if version > 1 else ()),
-                removed=tuple(data["removed"] if version > 1 else ()),
-            )
+            kinds = {"narrowings": Narrowing, "folds": Fold, "merges": Merge}
+            for name, kind in kinds.items():
+                data[name] = tuple(kind(**_with_tuples(each)) for each in data[name])
+            for name in ("before", "after"):  # there may have been fewer kinds of costs
+                data[name] = Costs(**{**dict.fromkeys(COSTS, 0), **data[name]})
+            return cls(**_with_tuples(data | {"widths": _with_tuples(data["widths"])}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
@@ -165,12 +156,5 @@ def _copy_rows_(kept: KeptChannels, source: str, target: str) -> None:
             kept[name][0] = rows
 
 
-def _read_costs(data: dict[str, int]) -> Costs:
-    return Costs(**{**dict.fromkeys(COSTS, 0), **data})  # there may have been fewer kinds
-
-
-def _read_merge(data: dict[str, Any]) -> Merge:
-    return Merge(
-        tuple(data["layers"]), tuple(data["norms"]), tuple(data["sites"]),
-        data["before"], data["after"], data["made"],
-    )  # fmt: skip
+def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}

@@ -20,7 +20,7 @@ from archlearn.analysis.linear_ops import is_called_again, is_linear_op, read_li
 from archlearn.analysis.propagation_rules import rule_for
 from archlearn.analysis.propagation_rules.normalization import across_channels, group_norm
 from archlearn.analysis.propagation_rules.products import attention
-from archlearn.module_utils import find_module, set_module_
+from archlearn.module_utils import find_module
 from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.op_table import spec_of_class
 
@@ -170,7 +170,7 @@ def _narrow_local_response_(net: nn.Module, seen: Seen, node: fx.Node, dropped: 
     made = NarrowedLocalResponseNorm(*window, n_original=n_original, kept=kept)
     made.to(next((p.device for p in net.parameters()), None))
     if node.op == "call_module" and not is_called_again(node):
-        set_module_(net, str(node.target), made)
+        net.set_submodule(str(node.target), made)
         return False
     name = f"archlearn_norm_{sum(n.startswith('archlearn_norm_') for n in net._modules)}"
     net.add_module(name, made)
