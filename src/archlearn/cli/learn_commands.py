@@ -185,9 +185,6 @@ def report(
 
     if not runs:
         raise SettingsError("say which runs: archlearn report runs/a runs/b")
-    for run in runs:
-        if not (run / CONFIG).is_file():
-            raise SettingsError(f"{run} holds no run (there is no {CONFIG} in it)")
     from archlearn.reporting import write_report
     from archlearn.reporting.paper_table import read_paper_table, write_paper_table
     from archlearn.reporting.run_reader import read_run

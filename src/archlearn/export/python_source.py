@@ -95,11 +95,11 @@ class _Part:
     def is_layer(self) -> bool:
         return self.kind not in (*_LISTS, "container", "torch.nn.ModuleDict")
 
-    def find(self, path: str) -> "_Part":
-        """Return the part at a path."""
-        found = self
+    def find(self, path: str) -> "_Part | None":
+        """Return the part at a path; None if it was left out, for nothing calls it."""
+        found: _Part | None = self
         for name in path.split(".") if path else ():
-            found = found.children[name]
+            found = None if found is None else found.children.get(name)
         return found
 
     def refer(self, path: str) -> str:
@@ -124,20 +124,15 @@ def _build_tree(description: Description) -> _Part:
     for entry in description.modules:
         owner, _, name = entry.name.rpartition(".")
         is_used = any(u == entry.name or u.startswith(entry.name + ".") for u in used)
-        parent = _find(root, owner)
+        parent = root.find(owner)
         if parent is not None and (is_used or parent.kind in _LISTS):
             parent.children[name] = _Part(entry.kind, entry)
     for path, first in description.shared_modules.items():
         owner, _, name = path.rpartition(".")
-        root.find(owner).children[name] = _Part(same_as=first)
+        parent = root.find(owner)
+        if parent is not None:
+            parent.children[name] = _Part(same_as=first)
     return root
-
-
-def _find(root: _Part, path: str) -> _Part | None:
-    try:
-        return root.find(path)
-    except KeyError:  # it was left out, for nothing calls it
-        return None
 
 
 def _write_init(description: Description, tree: _Part) -> list[str]:
@@ -240,7 +235,7 @@ def _write_extras(description: Description, tree: _Part) -> list[str]:
         lines.append(f"{tree.refer(path)} = {tree.refer(first)}")
     for entry in description.tensors:
         owner, _, name = entry.name.rpartition(".")
-        part = _find(tree, owner)
+        part = tree.find(owner)
         if part is not None and not part.is_layer and ".parametrizations." not in owner:
             lines.append(_write_tensor(entry, tree.refer(owner) if owner else "self", name))
     for path, first in description.shared_tensors.items():

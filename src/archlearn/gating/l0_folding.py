@@ -5,8 +5,6 @@ for pooling. So a gate behind the activation can be multiplied into the weights 
 what is left of it is whether it is zero.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, fx, nn
 
@@ -20,27 +18,16 @@ from archlearn.nn.functional import join_gates, open_flat
 from archlearn.op_table import ACTIVATE, CONV, LINEAR, spec_of
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """A layer that writes gated channels.
-
-    Attributes:
-        layer: Its name.
-        gate: Where the gate of each of its rows stands among all width gates; -1 for none.
-    """
-
-    layer: str
-    gate: Tensor
-
-
-def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[Writer]:
+def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the layers into which real gates can go, one for each gated site.
+
+    Each with the place of the gate of each of its rows among all width gates; -1 for none.
 
     Raises:
         InputError: If there is a gate that cannot, naming the layer and why.
     """
     place_of = blueprint.gate_places()
-    writers: list[Writer] = []
+    writers: list[tuple[str, Tensor]] = []
     covered = torch.zeros(int(blueprint.group_sizes().sum()), dtype=torch.long)
     nodes = {node.name: node for node in blueprint.graphs[0].nodes}
     for site in blueprint.sites[0]:
@@ -50,7 +37,7 @@ def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[Writer]:
         places = place_of[channels]
         if bool((places >= 0).any()):
             layer = _find_writer(nodes[site.node], site, blueprint, net)
-            writers.append(Writer(layer, place_of[blueprint.dims[f"{layer}.weight", 0]]))
+            writers.append((layer, place_of[blueprint.dims[f"{layer}.weight", 0]]))
             covered[torch.unique(places[places >= 0])] += 1
     _check_covered(blueprint, covered)
     return writers
@@ -68,11 +55,10 @@ def fold_gates_into_weights(model: nn.Module) -> nn.Module:
     gates = list(store.width_gates().values())
     with evaluating(made):
         scale = join_gates(store()[: len(gates)])
-    for writer in find_writers(store.choice.blueprint, made):
-        rows = scale.new_ones(len(writer.gate))
-        gated = writer.gate >= 0
-        rows[gated] = scale[writer.gate[gated]]
-        for parameter in made.get_submodule(writer.layer)._parameters.values():
+    for layer, places in find_writers(store.choice.blueprint, made):
+        rows = scale.new_ones(len(places))
+        rows[places >= 0] = scale[places[places >= 0]]
+        for parameter in made.get_submodule(layer)._parameters.values():
             if parameter is not None:
                 parameter.mul_(rows.reshape(-1, *[1] * (parameter.dim() - 1)))
     opened = open_flat(join_gates(gates), store.rows)

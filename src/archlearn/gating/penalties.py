@@ -1,7 +1,7 @@
 """`penalty` and `Strengths`: what each gate adds to the loss (the paper's equations 4 and 5)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,23 +88,15 @@ def _check_strength(name: str, value: Any) -> None:
         raise InputError(f"{name} is {value!r}; a strength is a number from 0 on")
 
 
-class Prices(NamedTuple):
-    """A gate `g` pays `g·(line + bow·g)`.
+def gate_coefficients(
+    store: GateContainer, gates: Tensor, strengths: Strengths
+) -> tuple[Tensor, Tensor]:
+    """Return what each gate pays now: `linear` and `quadratic` in `g·(linear + quadratic·g)`.
 
-    Attributes:
-        line: For each gate `a + b`: what pushes it towards 0 or 1, and what it costs.
-        bow: For each gate `−a`.
-    """
-
-    line: Tensor
-    bow: Tensor
-
-
-def gate_coefficients(store: GateContainer, gates: Tensor, strengths: Strengths) -> Prices:
-    """Return what each gate pays now. None of it has a gradient.
-
-    Prices by neurons change only when a layer becomes linear or ceases to be. Where that can be
-    seen, they are kept from step to step: on a CPU each operation costs more than the gates.
+    The first is `a + b`, what pushes a gate towards 0 or 1 and what it costs, the second `−a`. None
+    of it has a gradient. Prices by neurons change only when a layer becomes linear or ceases to be.
+    Where that can be seen, they are kept from step to step: on a CPU each operation costs more than
+    the gates.
 
     Args:
         store: Knows what goes with each gate.
@@ -121,7 +113,7 @@ def gate_coefficients(store: GateContainer, gates: Tensor, strengths: Strengths)
     return kept[1]
 
 
-def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Prices:
+def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> tuple[Tensor, Tensor]:
     neurons, pull = store.numbers("prices", gates.dtype)
     is_depth = pull.abs()
     freed = store.numbers("freed_neurons", gates.dtype)
@@ -136,9 +128,9 @@ def _work_out(store: GateContainer, gates: Tensor, strengths: Strengths) -> Pric
         price = marginal.index_select(0, store.group_of_gate)
         paid = price * (paid / (neurons + is_depth))
     width_push = price * -strengths.width_binarise
-    bow = torch.sub(width_push, is_depth, alpha=strengths.depth_binarise)
-    line = torch.sub(paid * strengths.width_cost, bow)
-    return Prices(torch.sub(line, pull, alpha=strengths.depth_cost), bow)
+    quadratic = torch.sub(width_push, is_depth, alpha=strengths.depth_binarise)
+    linear = torch.sub(paid * strengths.width_cost, quadratic)
+    return torch.sub(linear, pull, alpha=strengths.depth_cost), quadratic
 
 
 def _marginal_price(store: GateContainer, gates: Tensor, price: Price) -> Tensor:
@@ -190,11 +182,11 @@ def _price_store(store: GateContainer, strengths: Strengths) -> Tensor:
     gates = _in_single(gates)
     if store.kind == "l0":
         strengths = replace(strengths, width_binarise=0.0)
-    line, bow = gate_coefficients(store, gates.detach(), strengths)
+    linear, quadratic = gate_coefficients(store, gates.detach(), strengths)
     if store.kind == "l0":
         width, depth = gates.tensor_split([store.n_width])
         gates = torch.cat([count_expected(width), depth])
-    return torch.dot(gates, torch.addcmul(line, bow, gates))
+    return torch.dot(gates, torch.addcmul(linear, quadratic, gates))
 
 
 def _in_single(gates: Tensor) -> Tensor:

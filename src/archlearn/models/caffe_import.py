@@ -8,6 +8,7 @@ was used until 2014 (BVLC's published models), and in field 100 since then. Valu
 Caffe writes them in both.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,24 +45,21 @@ class Field:
     content: memoryview
 
 
-class FieldReader:
-    """Reads the fields of messages inside one another, at most MAX_FIELDS in all."""
+def read_fields(message: memoryview, count: Iterator[int]) -> Iterator[Field]:
+    """Yield the fields of a message in the order they are written in.
 
-    def __init__(self) -> None:
-        self._n_fields = 0
+    Args:
+        message: The message.
+        count: Counts the fields of all messages inside one another, which are at most MAX_FIELDS.
 
-    def read(self, message: memoryview) -> Iterator[Field]:
-        """Yield the fields of a message in the order they are written in.
-
-        Raises:
-            FileError: If the bytes are no message, end inside a field, or have too many.
-        """
-        place = 0
-        while place < len(message):
-            self._n_fields += 1
-            MAX_FIELDS.check(self._n_fields)
-            found, place = _read_field(message, place)
-            yield found
+    Raises:
+        FileError: If the bytes are no message, end inside a field, or have too many.
+    """
+    place = 0
+    while place < len(message):
+        MAX_FIELDS.check(next(count))
+        found, place = _read_field(message, place)
+        yield found
 
 
 def _read_field(message: memoryview, start: int) -> tuple[Field, int]:
@@ -156,10 +154,10 @@ def read_caffemodel(path: Path) -> Blobs:
 
 def _read_network(content: memoryview) -> Blobs:
     blobs: Blobs = {}
-    reader = FieldReader()
-    for part in reader.read(content):
+    count = itertools.count(1)
+    for part in read_fields(content, count):
         if part.number in _FORMS and part.kind == BYTES:
-            name, found = _read_layer(reader, part.content, _FORMS[part.number])
+            name, found = _read_layer(count, part.content, _FORMS[part.number])
             if name in blobs and found:
                 raise FileError(f"two layers have the name {name!r}")
             if found:
@@ -168,27 +166,27 @@ def _read_network(content: memoryview) -> Blobs:
 
 
 def _read_layer(
-    reader: FieldReader, content: memoryview, form: tuple[int, int]
+    count: Iterator[int], content: memoryview, form: tuple[int, int]
 ) -> tuple[str, tuple[Tensor, ...]]:
     name, blobs = "", []
-    for part in reader.read(content):
+    for part in read_fields(content, count):
         if part.number == form[0] and part.kind == BYTES:
             name = bytes(part.content).decode("utf-8", errors="replace")
         elif part.number == form[1] and part.kind == BYTES:
-            blobs.append(_read_blob(reader, part.content, name))
+            blobs.append(_read_blob(count, part.content, name))
     return name, tuple(blobs)
 
 
-def _read_blob(reader: FieldReader, content: memoryview, layer: str) -> Tensor:
+def _read_blob(count: Iterator[int], content: memoryview, layer: str) -> Tensor:
     """Return the numbers of a blob; gradients and what else there may be are passed over."""
     shape: list[int] = []
     old_shape: dict[int, int] = {}
     pieces = [np.zeros(0, np.float32)]
-    for part in reader.read(content):
+    for part in read_fields(content, count):
         if part.number in _OLD_SIZES and part.kind == VARINT:
             old_shape[part.number] = part.value
         elif part.number == _SHAPE and part.kind == BYTES:
-            for inner in reader.read(part.content):
+            for inner in read_fields(part.content, count):
                 if inner.number == 1:
                     shape += read_packed(inner, _MOST_DIMENSIONS)
         elif part.number in _DATA and part.kind == BYTES:

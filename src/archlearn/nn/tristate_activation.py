@@ -111,7 +111,7 @@ class TriState(nn.Module):
     def extra_repr(self) -> str:
         """Show what the gates are."""
         states = {"width": self.width, "depth": self.depth}
-        words = [f"{name}={_describe(gate)}" for name, gate in states.items()]
+        words = [f"{name}={state_of(gate).value}" for name, gate in states.items()]
         return ", ".join([str(self.n_channels), *words])
 
 
@@ -143,7 +143,8 @@ def _make_gate(name: str, start: Tensor, gate: Gate) -> nn.Parameter | None:
     return nn.Parameter(start, requires_grad=gate is Gate.LEARNT)
 
 
-def _describe(gate: nn.Parameter | None) -> str:
+def state_of(gate: nn.Parameter | None) -> Gate:
+    """Return whether a gate is learnt, fixed or absent."""
     if gate is None:
-        return Gate.ABSENT.value
-    return (Gate.LEARNT if gate.requires_grad else Gate.FIXED).value
+        return Gate.ABSENT
+    return Gate.LEARNT if gate.requires_grad else Gate.FIXED

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from archlearn.errors import FileError, InputError, first_line
 from archlearn.nn.norms import NarrowedLocalResponseNorm
-from archlearn.nn.tristate_activation import Gate, TriState
+from archlearn.nn.tristate_activation import Gate, TriState, state_of
 from archlearn.op_table import saved_calls
 from archlearn.serialization.limits import MAX_NESTING
 from archlearn.serialization.schema import ModuleEntry
@@ -133,10 +133,8 @@ def _read_argument(module: nn.Module, argument: str) -> object:
 
 def _read_tristate(value: object) -> object:
     """Return an argument of `TriState`, whose gates are parameters and activation a layer."""
-    if isinstance(value, nn.Parameter):
-        return (Gate.LEARNT if value.requires_grad else Gate.FIXED).value
-    if value is None:
-        return Gate.ABSENT.value
+    if value is None or isinstance(value, nn.Parameter):
+        return state_of(value).value
     if not isinstance(value, nn.Module):
         return value
     kind = name_module(type(value), {})

@@ -36,7 +36,7 @@ from archlearn.training.run_directory import (
 from archlearn.training.run_setup import Session, prepare
 from archlearn.training.settings import RunSettings, changed_fixed, override
 from archlearn.training.train_step import has_gates
-from archlearn.training.trainer import GracefulStop, TrainingLoop
+from archlearn.training.trainer import TrainingLoop, noting_signals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ def _train(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[s
     session = prepare(settings, folder, audience.progress)
     if session.fabric.is_global_zero:
         check_finish(session)
-    with GracefulStop() as stop:
+    with noting_signals() as stop:
         start = _describe_start(session)
         position = _restore(session, audience.command)
         start = replace(start, first_epoch=position.epoch, first_step=position.step)

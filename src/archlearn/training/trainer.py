@@ -8,8 +8,10 @@ import math
 import signal
 import threading
 import time
-from dataclasses import replace
-from types import FrameType, TracebackType
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -40,36 +42,32 @@ from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
 
+@dataclass(slots=True)
 class GracefulStop:
-    """Notes Ctrl-C and a polite kill while it is entered; a second Ctrl-C ends at once."""
+    """Whether a run was asked to stop."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, object] = {}
+    asked: bool = False
 
-    def __enter__(self) -> "GracefulStop":
-        """Take the signals over; only the main thread may."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+@contextmanager
+def noting_signals() -> Generator[GracefulStop]:
+    """Note Ctrl-C and a polite kill; a second Ctrl-C ends at once. Only the main thread may."""
+    stop = GracefulStop()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def note(number: int, _: FrameType | None) -> None:
         # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
-        if self.asked and number == signal.SIGINT:
+        if stop.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        stop.asked = True
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _STEPS_BETWEEN_CHECKS = 50
