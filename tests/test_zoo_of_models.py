@@ -16,7 +16,7 @@ from benchmarks.zoo.measure import (
     set_head_sizes_,
     silent_groups,
 )
-from benchmarks.zoo.page import _FAMILIES, matrix, table
+from benchmarks.zoo.page import _FAMILIES, larger, matrix, table
 
 OWN = "benchmarks.zoo.networks:"
 
@@ -34,7 +34,7 @@ class Skips(nn.Module):
 
 def test_every_entry_has_a_class_and_inputs() -> None:
     entries = read_entries()
-    assert len(entries) == 313
+    assert len(entries) == 318
     for name, entry in entries.items():
         arguments, options = draw_inputs(entry, seed=0)
         assert leaves([arguments, options]), name
@@ -116,6 +116,21 @@ def test_the_matrix_counts_what_is_learnt_by_family() -> None:
     text = matrix([own, old, refused, other], ["own/a", "own/b", "own/d", "hf/c"])
     assert "| 2 of 3 | 2 | 1 | 1 | 0 |  |" in text
     assert "| transformers | 1 of 1 | 0 | – | – | – | c (refused) |" in text
+
+
+def test_the_page_says_where_more_is_left_than_torch_pruning_leaves_and_why() -> None:
+    sides = {"archlearn": 0.5, "torch-pruning": 0.6, "torch-pruning heads": 0.4}
+    rows = [
+        {"model": model, "side": side, "left": left}
+        for model in ("timm/regnetx_002", "hf/a")
+        for side, left in sides.items()
+    ]
+    rows.append({"model": "hf/b", "side": "archlearn", "left": 0.9})
+    rows += [{**rows[0], "model": "hf/c", "left": 0.401}, {**rows[2], "model": "hf/c"}]
+    said = larger(rows, ["timm/regnetx_002", "hf/a", "hf/b", "hf/c"]).splitlines()[2:]
+    assert len(said) == 2
+    assert said[0].startswith("* timm/regnetx_002 (0.500, Torch-Pruning 0.400): grouped")
+    assert said[1].endswith("not known.")
 
 
 def test_every_model_has_a_family_in_the_matrix() -> None:
