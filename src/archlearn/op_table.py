@@ -446,7 +446,6 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.Softmin F.softmin",
         "torch.cumsum Tensor.cumsum",
         "torch.cumprod",
-        "F.normalize",
     ),
     # Normalisation.
     *_alike(
@@ -472,6 +471,7 @@ OPERATIONS: tuple[OpSpec, ...] = (
         "nn.RMSNorm F.rms_norm torch.rms_norm",
     ),
     _op("nn.GroupNorm F.group_norm torch.group_norm", "normalization.group_norm"),
+    _op("F.normalize", "normalization.unit_length"),
     _op("nn.Embedding F.embedding", "reshape.embedding"),
     *_alike(
         "normalization.local_response",

@@ -294,7 +294,6 @@ def draw_table_1(derived: FigureNumbers) -> Figure:
         aligned = "left" if side == 1 else "right"
         write_beside(axes, x, y, name, xytext=(5 * side, 4), horizontalalignment=aligned)
     _finish_(axes, counts + [p["parameters"] for p in paper])
-    add_legend(axes, loc="lower right")
     return figure
 
 
@@ -311,8 +310,7 @@ def draw_table_2(derived: FigureNumbers) -> Figure:
     for place, (label, names) in enumerate(kinds.items()):
         draw_marks(axes, [rows[name] for name in names], place, label)
     _mark_points_(axes, paper)
-    _finish_(axes, [rows[row]["parameters"]["mean"] for row in rows])
-    add_legend(axes, loc="lower right")
+    _finish_(axes, [row["parameters"]["mean"] for row in rows.values()])
     return figure
 
 
@@ -329,7 +327,6 @@ def draw_frontier(derived: FigureNumbers) -> Figure:
     _mark_points_(axes, paper)
     counts = [point["parameters"]["mean"] for point in points]
     _finish_(axes, counts + [p["parameters"] for p in paper])
-    add_legend(axes, loc="lower right")
     return figure
 
 
@@ -350,6 +347,7 @@ def _finish_(axes: Axes, counts: Sequence[float]) -> None:
     tick_logarithmic_(axes.xaxis, counts)
     axes.margins(x=0.12, y=0.08)
     name_axes(axes, "parameters (logarithmic)", "test accuracy, %")
+    add_legend(axes, loc="lower right")
 
 
 _LEARNT, _WHOLE = "AL-", "reference"

@@ -122,8 +122,48 @@ class Turned(Attention):
         k = self.k_norm(self.key(x).view(n, length, -1, 4).transpose(1, 2))
         v = self.value(x).view(n, length, -1, SIZE).transpose(1, 2)
         angle = torch.arange(length, device=x.device)[:, None] * self.speed
-        q, k = (y * angle.cos() + half_turn(y) * angle.sin() for y in (q, k))
+        q, k = (self.turn(y, angle) for y in (q, k))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        return y * angle.cos() + half_turn(y) * angle.sin()
+
+
+class TurnedInPairs(Turned):
+    """Neighbours are turned together, as in GPT-J."""
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        swapped = torch.stack((-y[..., 1::2], y[..., ::2]), dim=-1).flatten(-2)
+        angle = angle[:, :2].repeat_interleave(2, 1)
+        return y * angle.cos() + swapped * angle.sin()
+
+
+class TurnedLikeAnother(Turned):
+    """The same as in RoFormer: the shape is another tensor's."""
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        angle = torch.stack([angle[:, :2], angle[:, :2]], dim=-1).reshape_as(angle)
+        swapped = torch.stack([-y[..., 1::2], y[..., ::2]], dim=-1).reshape_as(y)
+        return y * angle.cos() + swapped * angle.sin()
+
+
+class TurnedApart(Turned):
+    """Neighbours are taken apart, turned and joined again."""
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        one, two = y.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = angle[:, :2].cos(), angle[:, :2].sin()
+        return torch.stack([one * cos - two * sin, one * sin + two * cos], dim=-1).flatten(-2)
+
+
+class SharedAndTurned(Turned):
+    """One head of keys and values serves all queries, which are turned by their positions."""
+
+    n_kv = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(WIDTH, 4)
 
 
 class Normed(Turned):
@@ -277,6 +317,42 @@ class WithComputedBias(Fused):
         return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
+class ReadTwice(Attention):
+    """Two products read the same values: heads of both go together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.more = (nn.Linear(WIDTH, self.n_heads * SIZE) for _ in range(2))
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v, other, more = (
+            f(x).view(n, length, self.n_heads, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value, self.other, self.more)
+        )
+        y = softmax_attention(q, k, v) + softmax_attention(other, more, v)
+        return y.transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
+
+
+class Cosine(Fused):
+    """As in Swin v2: queries and keys have length one, heads a scale, and keys no bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(self.n_heads, 1, 1))
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        bias = self.qkv.bias.clone()
+        third = bias.numel() // 3
+        bias[third : 2 * third].zero_()
+        qkv = F.linear(x, self.qkv.weight, bias).reshape(n, length, 3, self.n_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        scores = 2 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        scores = scores * torch.clamp(self.scale, max=math.log(100)).exp()
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(n, length, -1)
+
+
 class Biased(Attention):
     """A number for each head and distance is added to the scores."""
 
@@ -302,9 +378,11 @@ class Biased(Attention):
 
 KINDS: dict[Callable[[], Attention], int] = {
     ByHand: 4, Inferred: 4, Causal: 4, Batched: 4, Einsum: 4, Normed: 4, NormedByHand: 4,
-    Turned: 4, Decomposed: 4,
+    Turned: 4, TurnedInPairs: 4, TurnedLikeAnother: 4, TurnedApart: 4, SharedAndTurned: 4,
+    Decomposed: 4,
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
-    Biased: 4, BetweenChannels: 4, WithComputedBias: 4,
+    Biased: 4, BetweenChannels: 4, WithComputedBias: 4, Cosine: 4,
+    ReadTwice: 4,
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -407,12 +485,16 @@ def test_the_products_of_attention_are_a_part_of_the_costs() -> None:
 
 
 APART, JOINT = {"query/2": SIZE, "value": SIZE}, {"qkv/2": SIZE}
+IN_PAIRS = {"query/2": 2, "value": SIZE}
 WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
     ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Grouped: APART,
-    GroupedBySdpa: APART, Biased: APART, Turned: {"query/2": 2, "value": SIZE},
+    GroupedBySdpa: APART, Biased: APART, MultiQuery: APART,
+    Turned: IN_PAIRS, TurnedInPairs: IN_PAIRS, TurnedLikeAnother: IN_PAIRS, TurnedApart: IN_PAIRS,
+    SharedAndTurned: IN_PAIRS,
     Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
-    FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, MultiQuery: {}, BetweenChannels: {},
+    FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, BetweenChannels: {}, Cosine: JOINT,
+    ReadTwice: {**APART, "other": SIZE},
 }  # fmt: skip
 
 

@@ -582,3 +582,43 @@ def test_paths_that_a_softmax_weighs_lose_the_same_channels() -> None:
     assert small.get_parameter("one.weight").shape[0] == 3
     assert small.get_parameter("two.weight").shape[0] == 3
     assert small.get_parameter("select.weight").shape == (6, 3)
+
+
+class OfUnitLength(nn.Module):
+    """A stream of length one for each token, by any way to call `F.normalize`."""
+
+    def __init__(self, normalize: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.head, self.normalize = nn.Linear(5, 8), nn.Linear(8, 3), normalize
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.normalize(self.stem(x)))
+
+
+@pytest.mark.parametrize(
+    "normalize",
+    [
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.normalize(x, 2, -1),
+        lambda x: F.normalize(x, 1.0, 3, 1e-3),
+    ],
+)
+def test_lengths_are_taken_over_the_open_channels(normalize: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    small = check_exact(OfUnitLength(normalize), draw(2, 3, 4, 5), draw(3, 3, 4, 5))
+    assert small.get_parameter("head.weight").shape == (3, 4)
+
+
+def test_a_length_behind_an_activation_reads_what_its_gates_leave() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), OfUnitLength(F.normalize))
+    net[2].stem = nn.Identity()
+    small = check_exact(net, draw(4, 5), draw(300, 5))
+    assert small.get_parameter("2.head.weight").shape == (3, 4)
+
+
+def test_lengths_within_a_channel_leave_channels_alone() -> None:
+    torch.manual_seed(0)
+    net = OfUnitLength(lambda x: F.normalize(x, dim=1))
+    small = check_exact(net, draw(2, 3, 5), draw(4, 3, 5))
+    assert small.get_parameter("head.weight").shape == (3, 4)

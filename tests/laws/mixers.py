@@ -127,7 +127,8 @@ class HeadedAttention(nn.Module):
     def __init__(self, n: int, n_heads: int, size: int, way: str) -> None:
         super().__init__()
         self.n_heads, self.size, self.way = n_heads, size, way
-        self.n_kv = n_heads // 2 if way == "grouped" and n_heads % 2 == 0 else n_heads
+        n_kv = {"grouped": n_heads // 2 if n_heads % 2 == 0 else n_heads, "shared": 1}
+        self.n_kv = n_kv.get(way.split()[0], n_heads)
         self.qkv = nn.Linear(n, (n_heads + 2 * self.n_kv) * size)
         self.project = nn.Linear(n_heads * size, n)
 
@@ -142,13 +143,19 @@ class HeadedAttention(nn.Module):
             q, k, v = (y.view(n, length, -1, self.size).transpose(1, 2) for y in parts)
         if self.way == "normed":
             q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
-        if self.way == "turned":
+        if self.way == "cosine":
+            q, k = F.normalize(q, dim=-1), F.normalize(k, 2, -1)
+        if "turned" in self.way:
             q, k = turn_pairs(q), turn_pairs(k)
-        k, v = (y.repeat_interleave(self.n_heads // self.n_kv, 1) for y in (k, v))
-        if self.way in ("fused", "sdpa", "turned"):
+        if "in pairs" in self.way:
+            q, k = turn_neighbours(q), turn_neighbours(k)
+        if self.way.split()[0] != "shared":
+            k, v = (y.repeat_interleave(self.n_heads // self.n_kv, 1) for y in (k, v))
+        if self.way in ("fused", "sdpa", "turned", "in pairs"):
             y = F.scaled_dot_product_attention(q, k, v)
         else:
             y = (q * self.size**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+            y = y + q @ (k.transpose(-2, -1) @ v) if self.way == "twice" else y
         return self.project(y.transpose(1, 2).reshape(n, length, -1))
 
 
@@ -163,12 +170,26 @@ def turn_pairs(x: Tensor) -> Tensor:
     return x * angles.cos() + swapped * angles.sin()
 
 
+def turn_neighbours(x: Tensor) -> Tensor:
+    """Turn all but an odd last channel by their positions, each with the one beside it."""
+    even = x.shape[-1] // 2 * 2
+    if even < x.shape[-1]:
+        return torch.cat((turn_neighbours(x[..., :even]), x[..., even:]), dim=-1)
+    speeds = torch.linspace(1.0, 0.1, even // 2, dtype=x.dtype).repeat_interleave(2)
+    angles = torch.arange(x.shape[2], dtype=x.dtype)[:, None] * speeds
+    swapped = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    return x * angles.cos() + swapped * angles.sin()
+
+
 def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     """A transformer's block with several heads: whole ones go, and channels within."""
     n = shape[0]
     if len(shape) not in (2, 3):
         return None
-    way = pick(("by hand", "sdpa", "fused", "normed", "turned", "grouped"))
+    ways = ("by hand", "sdpa", "fused", "normed", "turned", "grouped")
+    way = pick(
+        (*ways, "in pairs", "shared", "shared turned", "grouped in pairs", "cosine", "twice")
+    )
     mix = HeadedAttention(n, pick((2, 4, 3, 5)), pick((2, 3, 4)), way)
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
     line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
@@ -186,6 +207,8 @@ class FunctionalNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "layer":
             return F.layer_norm(x, (self.n,), self.weight)
+        if self.kind == "length":
+            return F.normalize(x, dim=-1)
         if self.kind == "rms":
             return F.rms_norm(x, (self.n,), self.weight, 1e-6)
         if self.kind == "centred by hand":
@@ -218,7 +241,7 @@ class Stream(nn.Module):
 
 
 def _block(n: int, width: int, pick: Chooser) -> nn.Module:
-    kind = pick(("layer", "rms", "by hand", "centred by hand"))
+    kind = pick(("layer", "rms", "by hand", "centred by hand", "length"))
     norms = (
         lambda: nn.LayerNorm(n, elementwise_affine=pick((True, False))),
         lambda: FunctionalNorm(n, kind, pick((True, False))),

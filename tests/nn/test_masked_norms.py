@@ -5,7 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from archlearn.nn.norms import masked_group_norm, masked_layer_norm, masked_rms_norm
+from archlearn.nn.norms import (
+    masked_group_norm,
+    masked_layer_norm,
+    masked_rms_norm,
+    masked_unit_length,
+)
 
 OPEN = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
 
@@ -51,6 +56,15 @@ def test_open_channels_of_groups_are_what_a_smaller_group_norm_gives() -> None:
     whole = masked_group_norm(x, torch.ones(6), weight, bias, 1e-6, 3)
     torch.testing.assert_close(whole, F.group_norm(x, 3, weight, bias, 1e-6))
     assert masked_group_norm(x.half(), torch.ones(6).half(), n_groups=3).dtype is torch.half
+
+
+def test_lengths_by_hand() -> None:
+    x = torch.tensor([[3.0], [100.0], [4.0]], dtype=torch.float64)
+    gate = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    meant = torch.tensor([[0.6], [20.0], [0.8]], dtype=torch.float64)
+    torch.testing.assert_close(masked_unit_length(x, gate, -2), meant)
+    torch.testing.assert_close(masked_unit_length(x, gate, -2, order=1.0), x / 7)
+    assert torch.equal(masked_unit_length(0 * x, gate, -2), 0 * x)
 
 
 def test_statistics_are_in_single_precision_at_least() -> None:

@@ -181,7 +181,7 @@ KINDS: tuple[Kind, ...] = (
         "normalise",
         parts(Normalise, first=linear(6, 5), second=linear(5, 7), head=linear(7, 3)),
         VECTOR,
-        (7,),
+        (5, 7),
         (7,),
     ),
     kind(

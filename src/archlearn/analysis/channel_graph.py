@@ -115,7 +115,7 @@ def number_groups(root: Tensor, groups: tuple[Group, ...]) -> Tensor:
 Dims = dict[tuple[str, int], Tensor]
 NO_CHANNELS = Reason(
     "no layer's channels reach it",
-    "nothing is needed, unless a product by hand does (x @ w, einsum): make it an nn.Linear",
+    "nothing is needed, unless a product by hand does (einsum): make it an nn.Linear",
 )
 NOT_ASKED = Reason("not asked for in learn=", "name it in learn=")
 NOT_IN_TRAINING = Reason(

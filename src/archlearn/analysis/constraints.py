@@ -189,6 +189,7 @@ class ChannelConstraints:
         cells, rows, columns = map(torch.cat, zip(*self.grids, strict=True))
         root = self.roots()
         is_tied = self._mark(atoms for pair in self.ties for atoms in pair)[cells]
+        is_tied |= torch.bincount(cells)[cells] > 1  # those of several grids tie these
         unique, place = torch.unique(root[cells[is_tied]], return_inverse=True)
         first = torch.full_like(unique, len(place))
         first = first.scatter_reduce(0, place, torch.arange(len(place)), "amin")[place]

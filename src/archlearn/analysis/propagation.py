@@ -36,6 +36,7 @@ from archlearn.analysis.propagation_rules.linear import computed_weight, linear
 from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     may_need_batch,
+    unit_length,
     within_channel,
 )
 from archlearn.analysis.propagation_rules.pooling import along_dim, mean, reduce, variance
@@ -74,7 +75,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
 _ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
-_JOINS = (torch.cat, torch.concat)
+_JOINS = (torch.cat, torch.concat, torch.stack)
 
 
 class _Interpreter(fx.Interpreter):
@@ -326,8 +327,13 @@ class _Follower(_Interpreter):
         if self.rules[n] is move:
             self._note_run(n, step, made)
         if isinstance(made, Labels) and len(varying(made.ids)) > 1:
-            if self.rules[n] in _PRODUCTS or self.constraints.lines_of(made.ids) is not None:
+            is_grid = any(node.name in self.grids for node in n.all_input_nodes)
+            is_grid &= self.rules[n] in (*COMBINING, *_ONE_BY_ONE)
+            is_grid |= self.constraints.lines_of(made.ids) is not None
+            if self.rules[n] in _PRODUCTS or is_grid:
                 self.grids.add(n.name)
+                self.split.add(n.name)
+            if self.rules[n] is unit_length and n.all_input_nodes[0].name in self.split:
                 self.split.add(n.name)
             if n.target in _JOINS and n.name in self.split:
                 self.constraints.boxes.append((f"{n.name}:out", made))
@@ -395,7 +401,7 @@ class _Follower(_Interpreter):
                 self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
             self.split.add(n.name)
             return step
-        knows_more = self.rules[n] in (pick, along_dim)
+        knows_more = self.rules[n] in (pick, along_dim, unit_length)
         knows_more |= self.rules[n] in (mean, reduce, variance) and (is_matrix or not is_split)
         if not scrambled or knows_more:
             return step  # so does whoever reads a part

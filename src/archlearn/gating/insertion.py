@@ -26,6 +26,7 @@ from archlearn.analysis.propagation_rules.normalization import (
     across_channels,
     group_norm,
     local_response,
+    unit_length,
 )
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
@@ -34,6 +35,7 @@ from archlearn.nn.norms import (
     masked_group_norm,
     masked_layer_norm,
     masked_rms_norm,
+    masked_unit_length,
     masked_variance,
     rescale_mean,
 )
@@ -44,7 +46,9 @@ from archlearn.tracing.fx_utils import copy_graph
 from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
-_BETWEEN_CHANNELS = (local_response, pooling.mean, pooling.reduce, pooling.variance)
+_BETWEEN_CHANNELS = (
+    local_response, unit_length, pooling.mean, pooling.reduce, pooling.variance,
+)  # fmt: skip
 # A training batch is taken to be at least this large; example inputs are often a single one.
 ASSUMED_BATCH = 128
 
@@ -105,7 +109,7 @@ def _mixed_groups(blueprint: ChannelGraph, net: nn.Module, place: int, node: fx.
     """Return the groups that meet others in a call, which must see them gated."""
     values = blueprint.followed[place].values
     read = set(_groups_in(blueprint, values[node.all_input_nodes[0].name]))
-    is_local = rule_for(node, net) is local_response
+    is_local = rule_for(node, net) in (local_response, unit_length)
     return read if is_local else read - set(_groups_in(blueprint, values[node.name]))
 
 
@@ -208,6 +212,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_mean(nodes[name], channels, read.dim)
         elif rule_for(by_name[name], net) is pooling.variance:
             writer.gate_variance(nodes[name], channels, read.dim)
+        elif rule_for(by_name[name], net) is unit_length:
+            writer.gate_length(nodes[name], channels, read.dim)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for readers in on_weights.values():
@@ -329,6 +335,24 @@ class _Writer:
                 given.get("keepdim", False),
             )
             made = self.graph.call_function(masked_variance, arguments)
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
+
+    def gate_length(self, node: fx.Node, channels: Tensor, dim: int) -> None:
+        """Let `F.normalize` take the length over the open channels."""
+        groups, index = self.store.find(channels)
+        if not groups:
+            return
+        given = dict(zip(("p", "dim", "eps"), node.args[1:], strict=False)) | dict(node.kwargs)
+        with self.graph.inserting_before(node):
+            arguments = (
+                node.all_input_nodes[0],
+                self._assemble(groups, index),
+                dim,
+                given.get("p", 2.0),
+                given.get("eps", 1e-12),
+            )
+            made = self.graph.call_function(masked_unit_length, arguments)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 

@@ -123,9 +123,9 @@ def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
     return torch.cat([gate if gate.dim() == 1 else gate.view(-1) for gate in gates])
 
 
-def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply a linear layer whose weight has a column for each output (transformers' `Conv1D`)."""
-    return torch.addmm(bias, x, weight)
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
 def with_items(x: Tensor, index: Any, value: Any) -> Tensor:

@@ -84,6 +84,23 @@ def masked_variance(
     return (centred.square().sum(dim, keepdim=keepdim) / rest).to(x.dtype)
 
 
+def masked_unit_length(
+    x: Float[Tensor, "*shape"],
+    gate: Float[Tensor, " channels"],
+    dim: int,
+    order: float = 2.0,
+    eps: float = 1e-12,
+) -> Float[Tensor, "*shape"]:
+    """Divide by the length along a dimension, counted from behind, of the channels that are open.
+
+    What is closed is divided, too: whoever reads it has a gate that can bring it back.
+    """
+    wide, opened = _widen(x, gate)
+    opened = wide * opened.view(-1, *[1] * (-dim - 1))
+    length = torch.linalg.vector_norm(opened, order, dim, keepdim=True)
+    return (wide / length.clamp_min(eps)).to(x.dtype)
+
+
 def rescale_mean(
     mean: Float[Tensor, "*shape"], gate: Float[Tensor, " channels"]
 ) -> Float[Tensor, "*shape"]:

@@ -136,12 +136,15 @@ class Rewriter:
         """Let a tensor without channels (angles of positions) lose what those beside it lose."""
         if not self.cuts.touches(full):
             return
-        for before in old.all_input_nodes:
-            labels, now = self.values[before.name], self.nodes.get(before.name)
+        read = dict(zip(old.all_input_nodes, node.all_input_nodes, strict=False))
+        if len(old.all_input_nodes) != len(node.all_input_nodes):  # some are numbers by now
+            read = {before: self.nodes.get(before.name) for before in read}
+        for before, now in read.items():
+            labels = self.values[before.name]
             if not isinstance(labels, Labels) or bool((labels.ids != FIXED).any()):
                 continue
             if now is None or now not in node.all_input_nodes:
-                continue  # a number by now, or what stands in for a closed branch
+                continue
             for behind in range(-labels.ids.dim(), 0):
                 kept = self.cuts.kept_along(full, full.ids.dim() + behind)
                 if labels.shape[behind] == full.shape[behind] > len(kept):

@@ -33,6 +33,7 @@ from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_sourc
 from archlearn.tracing.gelu_fusion import fuse_gelu_
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
+from archlearn.tracing.plain_calls import join_cleared_parts_, read_layers_, read_shapes_
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     REFUSALS,
@@ -107,6 +108,9 @@ class ArchTracer(fx.Tracer):
             if (node.op == "get_attr" or node.target == "mean") and not node.users:
                 graph.erase_node(node)
         fuse_gelu_(graph)
+        read_shapes_(graph)
+        join_cleared_parts_(graph)
+        read_layers_(graph, root)
         return graph
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

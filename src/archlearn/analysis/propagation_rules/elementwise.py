@@ -1,5 +1,6 @@
 """Rules of elementwise operations: activations, where gates may be, arithmetic, casts, `where`."""
 
+import operator
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -64,8 +65,11 @@ def prelu(step: OpCall) -> Any:
 
 
 def product(step: OpCall) -> Any:
-    """Zero times anything is zero."""
-    return combine(step, _multiply)
+    """Zero times anything is zero.
+
+    What has no channels, such as the angles of positions, loses what stands beside those that go.
+    """
+    return combine(step, _multiply, ties_fixed=False)
 
 
 def quotient(step: OpCall) -> Any:
@@ -163,7 +167,7 @@ def new(step: OpCall) -> Any:
     return Labels(ids.expand(shape), torch.tensor(state).expand(shape))
 
 
-def combine(step: OpCall, state_rule: StateRule) -> Any:
+def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> Any:
     """Tie what stands at the same place; what is broadcast along channels must stay."""
     if not isinstance(step.out, Tensor):
         return step.out if not step.labels else fixed_out(step.out)
@@ -173,6 +177,9 @@ def combine(step: OpCall, state_rule: StateRule) -> Any:
     firm = [_is_firm(labels, shape, dims) for labels in step.labels]
     if not any(firm):
         return opaque(step)
+    has_channels = [bool((labels.ids != FIXED).any()) for labels in step.labels]
+    if not ties_fixed and any(map(operator.and_, firm, has_channels)):
+        firm = list(map(operator.and_, firm, has_channels))
     base = spread[firm.index(True)]
     if len(varying(base)) > 1:  # what varies least says most: all beside it is tied to it
         known = [ids for ids, is_firm in zip(spread, firm, strict=True) if is_firm]

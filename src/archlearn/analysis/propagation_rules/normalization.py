@@ -92,6 +92,39 @@ def group_norm(step: OpCall) -> Any:
     return along(ids, torch.where(worst == ZERO, CONSTANT, UNKNOWN), step.out.shape, 1)
 
 
+def unit_length(step: OpCall) -> Any:
+    """`F.normalize`: a length over the open channels, or over those of each head that are open."""
+    order, dim = step.argument(1, "p", 2.0), step.argument(2, "dim", 1)
+    is_known = isinstance(order, int | float) and order > 0 and isinstance(dim, int)
+    if not is_known or step.out.shape != step.x.shape:
+        return opaque(step)
+    dim, dims = dim % step.x.ids.dim(), varying(step.x.ids)
+    if dim not in dims:  # a length within each channel
+        return Labels(step.x.ids, replaced(step.x.state, CONSTANT, UNKNOWN))
+    if len(dims) == 2 and step.may_gate_reads:
+        return _unit_length_of_heads(step, dim, next(other for other in dims if other != dim))
+    if len(dims) > 1:
+        return _keep_normalised(step)
+    ids, state = step.constraints.read(step.x, dim)
+    is_read = (ids != FIXED) & (state != ZERO)
+    if bool(is_read.any()):
+        if not step.may_gate_reads:
+            return _keep_normalised(step)
+        step.gate_read(dim, torch.where(is_read, ids, FIXED))
+    state = torch.where((ids != FIXED) & ~is_read, ZERO, UNKNOWN)
+    return along(ids, state, step.out.shape, dim)
+
+
+def _unit_length_of_heads(step: OpCall, dim: int, heads: int) -> Labels:
+    """The same channel of each head is left out of the length of each; heads pass."""
+    cells = step.x.ids.movedim((heads, dim), (0, 1))
+    cells = cells[(slice(None), slice(None), *(0,) * (cells.dim() - 2))]
+    rows, columns = map(step.constraints.new_atoms, cells.shape)
+    step.constraints.note_grid(cells, rows, columns)
+    step.gate_read(dim, columns)
+    return Labels(step.x.ids, torch.tensor(UNKNOWN).expand(step.x.shape))
+
+
 def _keep_normalised(step: OpCall) -> Any:
     name = step.node.target if step.is_module else step.node.name
     return opaque(

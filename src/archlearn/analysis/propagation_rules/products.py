@@ -6,8 +6,9 @@ whole: its queries, keys and values. Channels along the index that is summed ove
 go where it is zero in a factor, and it goes in both.
 
 Heads lose channels within, too: the i-th query of each with the i-th key of each, or the i-th value
-of each. Such a channel goes with its head, or with its place in all heads. Few heads stay, and lose
-only channels within.
+of each. Such a channel goes with its head, or with its place in all heads. Keys and values that all
+heads share (multi-query attention) go with their place alone. Few heads stay, and lose only
+channels within.
 
 Indices are written as letters, as einsum has them.
 """
@@ -105,7 +106,8 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     whole, factors = factors, [_without_repeated(*factor, sizes) for factor in factors]
     along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
     shape = torch.Size(sizes[c] for c in out)
-    grid = _find_grid(factors, along_letters, out)
+    heads = set(whole[0][1]) & set(whole[1][1]) & set(out)
+    grid = _find_grid(heads, along_letters, out)
     if grid is not None and _loses_whole_heads(step, factors, grid):
         if step.may_gate_reads:
             return _pass_grid(step, whole, factors, grid, (out, shape))
@@ -121,12 +123,9 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     return filled(shape, FIXED, UNKNOWN), ids
 
 
-def _find_grid(
-    factors: list[Factor], along_letters: list[set[str]], out: str
-) -> tuple[str, str] | None:
+def _find_grid(heads: set[str], along_letters: list[set[str]], out: str) -> tuple[str, str] | None:
     """Return the index of heads, and that of channels within them, where both could go."""
-    shared = set(factors[0][1]) & set(factors[1][1]) & set(out)
-    for c in shared & set[str]().union(*along_letters):
+    for c in heads & set[str]().union(*along_letters):
         within = [found - {c} for found in along_letters]
         left = set[str]().union(*within)
         is_summed = all(within) and not left & set(out)
@@ -138,7 +137,8 @@ def _find_grid(
 def _loses_whole_heads(step: OpCall, factors: list[Factor], grid: tuple[str, str]) -> bool:
     """Return whether whole heads go: there are many, or what is within a head is tied."""
     heads, within = grid
-    lines = [core(x.ids, x.state, letters.index(heads))[0] for x, letters in factors]
+    with_heads = [(x, letters.index(heads)) for x, letters in factors if heads in letters]
+    lines = [core(x.ids, x.state, dim)[0] for x, dim in with_heads]
     n_heads = max(line.unique(dim=1).shape[1] for line in lines)
     known = step.constraints.whole_groups
     if step.node.name not in known:
@@ -168,17 +168,25 @@ def _pass_grid(
             ids, _ = step.constraints.read(labels, letters.index(heads))
             rows = ids if rows is None else rows
             step.constraints.tie(rows, ids)
-            continue
-        dims = letters.index(heads), letters.index(within)
-        cells, state = (_plane(x, dims) for x in (labels.ids, labels.state))
-        known = cells if known is None else known
-        step.constraints.tie(known, cells)
-        states.append(state)
-    assert known is not None  # a factor has channels within heads
-    rows = step.constraints.new_atoms(len(known)) if rows is None else rows
-    columns = step.constraints.new_atoms(known.shape[1])
-    step.constraints.note_grid(known, rows, columns)
-    state = torch.stack(states).amin(0)
+        elif heads not in letters:  # one for all heads
+            columns, state = step.constraints.read(labels, letters.index(within))
+            states.append(state[None])
+        else:
+            dims = letters.index(heads), letters.index(within)
+            cells, state = (_plane(x, dims) for x in (labels.ids, labels.state))
+            known = cells if known is None else known
+            step.constraints.tie(known, cells)
+            states.append(state)
+    if known is None:
+        assert rows is not None  # heads vary in one factor
+        assert columns is not None  # and channels within them in the other
+        known = step.constraints.new_matrix(rows, columns)
+        states = [torch.full_like(known, UNKNOWN)]
+    else:
+        rows = step.constraints.new_atoms(len(known)) if rows is None else rows
+        columns = step.constraints.new_atoms(known.shape[1]) if columns is None else columns
+        step.constraints.note_grid(known, rows, columns)
+    state = torch.stack(torch.broadcast_tensors(*states)).amin(0)
     if within in out:
         state = torch.where(state == ZERO, ZERO, UNKNOWN)
         dims = out.index(heads), out.index(within)

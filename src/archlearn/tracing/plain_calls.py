@@ -1,0 +1,88 @@
+"""Write calls in the way that rules know: borrowed shapes, parts cleared in place, products."""
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from archlearn.module_utils import find_tensor
+from archlearn.nn.functional import linear_by_columns
+from archlearn.op_table import about_of
+
+_PRODUCTS = (torch.matmul, operator.matmul, "matmul")
+_ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
+
+
+def read_shapes_(graph: fx.Graph) -> None:
+    """Write `y.view_as(x)` as `y.view(x.shape)`: of x nothing but its shape is read."""
+    for node in graph.nodes:
+        if node.op == "call_method" and node.target in ("view_as", "reshape_as"):
+            source, other = (*node.args, *node.kwargs.values())
+            with graph.inserting_before(node):
+                shape = graph.call_function(getattr, (other, "shape"))
+            node.target, node.kwargs = str(node.target).removesuffix("_as"), {}
+            node.args = (source, shape)
+
+
+def read_layers_(graph: fx.Graph, net: nn.Module) -> None:
+    """Write `x @ w` and `x @ w.T`, of a parameter w, as the linear layers that they are."""
+    for node in graph.nodes:
+        if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+            continue
+        x, factor = node.args
+        if not isinstance(x, fx.Node) or not isinstance(factor, fx.Node) or x.op == "get_attr":
+            continue
+        is_turned = factor.op != "get_attr" and _is_turned(factor)
+        weight = factor.all_input_nodes[0] if is_turned else factor
+        tensor = find_tensor(net, str(weight.target)) if weight.op == "get_attr" else None
+        if isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
+            node.op, node.args = "call_function", (x, weight)
+            node.target = F.linear if is_turned else linear_by_columns
+            if not factor.users:
+                graph.erase_node(factor)
+
+
+def _is_turned(node: fx.Node) -> bool:
+    """Return whether a call transposes a matrix."""
+    if node.target is getattr:
+        return node.args[1] in ("T", "mT")
+    if node.target in ("transpose", "swapaxes", torch.transpose):
+        return set(node.args[1:]) in ({0, 1}, {-1, -2})
+    return node.target in ("t", torch.t)
+
+
+def join_cleared_parts_(graph: fx.Graph) -> None:
+    """Write `y = x.clone(); y[a:b].zero_()` as a join of three parts (Swin v2: keys have no bias).
+
+    What was read of y before is as it was; all that follows reads the join.
+    """
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in [node for node in graph.nodes if node.target == "zero_" and not node.users]:
+        found = _find_part_of_clone(node.args[0])
+        if found is None:
+            continue
+        whole, bounds = found
+        with graph.inserting_before(node):
+            front = graph.call_function(operator.getitem, (whole, slice(bounds.start)))
+            cleared = graph.call_function(_ZEROS_LIKE, (node.args[0],))
+            rest = graph.call_function(operator.getitem, (whole, slice(bounds.stop, None)))
+            joined = graph.call_function(torch.cat, ((front, cleared, rest),))
+        for user in [user for user in whole.users if order.get(user, -1) > order[node]]:
+            user.replace_input_with(whole, joined)
+        graph.erase_node(node)
+
+
+def _find_part_of_clone(part: Any) -> tuple[fx.Node, slice] | None:
+    """Return y, and a and b, if a call is `y[a:b]` of a clone that has no other view."""
+    if part.target is not operator.getitem or len(part.users) > 1:
+        return None
+    whole, bounds = part.args
+    if whole.target not in ("clone", torch.clone) or not isinstance(bounds, slice):
+        return None
+    others = [user for user in whole.users if user < part]
+    has_views = any(about_of(user.target) is None for user in others)
+    given = (bounds.start, bounds.stop)
+    is_known = all(isinstance(n, fx.Node) or (isinstance(n, int) and n >= 0) for n in given)
+    return (whole, bounds) if is_known and bounds.step is None and not has_views else None
