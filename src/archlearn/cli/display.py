@@ -23,50 +23,32 @@ from archlearn.training.settings import RunSettings
 
 @contextmanager
 def show_downloads() -> Generator[DownloadProgress]:
-    """Yield what a download calls with each piece."""
+    """Yield what a download calls with each piece: it shows bars, or says once what is fetched."""
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    bars = _Bars(console)
-    try:
-        yield bars
-    finally:
-        bars.stop()
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
+    bars = Progress(*columns, console=console, transient=True)
+    tasks: dict[str, TaskID] = {}
 
+    def show(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            bars.start()
+            tasks[what] = bars.add_task(what, total=total)
+        bars.update(tasks[what], completed=done, total=total)
+        if bars.finished:
+            bars.stop()
 
-class _Lines:
-    """Says once what is being fetched."""
+    said = {"images"}
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        del done, total
-        if what not in self._said and what != "images":
-            self._said.add(what)
+    def say(what: str, _: int, __: int | None) -> None:
+        if what not in said:
+            said.add(what)
             sys.stderr.write(f"fetching {what}\n")
 
-
-class _Bars:
-    """Shows a bar for each file while it is fetched."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._tasks:
-            self._progress.start()
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
-        if total is not None and done >= total and self._progress.finished:
-            self._progress.stop()
-
-    def stop(self) -> None:
-        """Take the bars away."""
-        self._progress.stop()
+    try:
+        yield show if console.is_terminal else say
+    finally:
+        if tasks:
+            bars.stop()
 
 
 _LONGEST_LINE = 160

@@ -47,11 +47,10 @@ def order_of_epoch(n_examples: int, seed: int, epoch: int) -> Tensor:
 
 def capture_random_states() -> dict[str, Tensor]:
     """Return the states of every generator a training step may draw from."""
-    version, python_state, gauss = random.getstate()
+    _, python_state, gauss = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
     inner = numpy_state["state"]
     rest = [inner["pos"], numpy_state["has_gauss"], numpy_state["gauss"]]
-    del version
     states = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor(python_state, dtype=torch.int64),

@@ -236,7 +236,13 @@ def _make_work(
         network.to(fabric.device)
     capture = can_capture(settings, model, dataset, fabric)
     gates = _make_gate_optimizer(settings, model, len(dataset.train), latency, captured=capture)
-    penalised = has_gates(model) and gates is None
+    strengths, asked = None, settings.strengths
+    if has_gates(model) and gates is None:
+        assert asked.width_cost is not None
+        price, share = Price[asked.price.upper()], asked.depth_share
+        strengths = Strengths.from_width_cost(
+            asked.width_cost, asked.ratio, depth_share=share, price=price
+        )
     rate, step = settings.gates.gate_rate, settings.gates.largest_step
     return StepContext(
         model=model,
@@ -245,7 +251,7 @@ def _make_work(
         train=dataset.train,
         objective=objective_of(dataset).to(fabric.device),
         schedule=make_schedule(settings, len(dataset.train)),
-        strengths=strengths_of(settings) if penalised else None,
+        strengths=strengths,
         batch_size=settings.batch_size,
         accumulate=settings.hardware.accumulate,
         limits=GradientLimits(
@@ -336,18 +342,6 @@ def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
 def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
     """Lay the weights of a model out in memory anew; convolutions are the ones to gain."""
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-
-
-def strengths_of(settings: RunSettings) -> Strengths:
-    """Return the paper's four lambdas from the settings."""
-    asked = settings.strengths
-    assert asked.width_cost is not None
-    return Strengths.from_width_cost(
-        asked.width_cost,
-        asked.ratio,
-        depth_share=asked.depth_share,
-        price=Price[asked.price.upper()],
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
