@@ -225,6 +225,19 @@ OVER_PLACES = [
         ),
         Gates(closed=5, whole=2, linear=0, seed=87_465),
     ),
+    (  # channels are padded with zeros
+        Program(
+            shape=(1, 8, 8),
+            blocks=(
+                Block("group_normed", 3, (205, 190, 100, 128, 182, 17, 175, 166, 142, 107)),
+                Block("mixed", 5, (20, 229, 0, 131, 154, 58, 108, 40, 154, 140)),
+                Block("residual", 6, (44, 2, 196, 221, 205, 105, 80, 66, 239, 126)),
+            ),
+            head=Block("head", 4, (94, 144, 238, 113, 20, 216, 217, 203, 10, 128)),
+            seed=208_016,
+        ),
+        Gates(closed=10, whole=0, linear=4, seed=144_381),
+    ),
 ]
 
 

@@ -51,6 +51,7 @@ from archlearn.analysis.propagation_rules.reshape import (
     index_select,
     move,
     number,
+    pad,
     pick,
     scatter,
 )
@@ -394,6 +395,8 @@ class _Follower(_Interpreter):
         is_matrix = any(self.constraints.lines_of(each.ids) is not None for each, _ in scrambled)
         if self.rules[n] in _PRODUCTS and not is_matrix:
             return step
+        if self.rules[n] is pad and is_matrix:
+            return step  # what a move returns are the channels that it reads: these stay
         is_one = self.rules[n] in _ONE_BY_ONE or (self.rules[n] is activate and is_matrix)
         is_one &= len(step.labels) == 1
         if is_split and (is_one or self.rules[n] in COMBINING or n.target in _JOINS):
