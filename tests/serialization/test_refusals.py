@@ -124,6 +124,7 @@ def test_refusing_a_large_layer_takes_no_memory(path: Path) -> None:
     [
         ("[1]", r"has \[1\] where a dict belongs"),
         ('{"dict": [["difference", 0.0]]}', "its Certificate lacks or adds"),
+        ('{"dict": [[1, 0.0]]}', "its Certificate lacks or adds"),
         ('{"node": "x"}', "it holds the result 'x' of a call where a plain value belongs"),
         ("nonsense", "is not JSON"),
     ],

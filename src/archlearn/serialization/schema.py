@@ -172,7 +172,7 @@ def read_entry(data: object, kind: Any) -> Any:
     """
     hints, found = _hints(kind), _typed(data, dict)
     if found.keys() != hints.keys():
-        odd = sorted(found.keys() ^ hints.keys())
+        odd = sorted(found.keys() ^ hints.keys(), key=repr)  # a crafted key may be a number
         raise FileError(f"its {kind.__name__} lacks or adds {shorten(odd)}")
     return kind(**{name: _read(found[name], hint) for name, hint in hints.items()})
 
