@@ -1,7 +1,10 @@
 """Programs that broke a law once: the thorough profile found them."""
 
 import pytest
+import torch
+from torch import nn
 
+import archlearn as al
 from tests.laws import checking
 from tests.laws.programs import Block, Gates, Program
 
@@ -262,3 +265,15 @@ WITHOUT_WIDTHS = Program(
 
 def test_a_network_without_width_gates_shrinks() -> None:
     checking.check_shrink(WITHOUT_WIDTHS, Gates(closed=5, whole=0, linear=1, seed=380_547))
+
+
+def test_channels_stay_that_a_shuffle_of_pixels_has_put_into_one() -> None:
+    """An activation read them there, and surgery refused the network."""
+    shuffled = [nn.Conv2d(2, 4, 3), nn.ReLU(), nn.PixelShuffle(2), nn.ReLU(), nn.Flatten()]
+    net = nn.Sequential(*shuffled, nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 2))
+    gated = al.add_gates(net, torch.randn(2, 2, 6, 6))
+    for gate in al.width_gates(gated).values():
+        torch.nn.init.zeros_(gate)
+    small = al.compact(gated)
+    assert small.get_parameter("0.weight").shape[0] == 4
+    assert small.get_parameter("5.weight").shape[0] == 1

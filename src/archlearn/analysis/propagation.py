@@ -421,6 +421,14 @@ class _Follower(_Interpreter):
             if self.rules[n] in _PRODUCTS:
                 continue
             ids, state = self.constraints.read(labels, chosen)
+            line = line_along(labels.ids, chosen)
+            own = line[line != FIXED]
+            if len(own.unique()) < len(own):
+                self.constraints.block(
+                    labels.ids,
+                    f"{n.name} reads it where its channels lie beside one another at many places",
+                    "nothing is needed if other layers are learnt",
+                )
             if is_split:
                 tied[id(labels)] = along(ids, state, labels.shape, chosen)
         if not tied:
