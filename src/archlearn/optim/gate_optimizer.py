@@ -579,11 +579,10 @@ class GateOptimizer(torch.optim.Optimizer):
         gates, n_branches = self.param_groups[0]["params"], self._cost.n_branches
         units = self._units[: self._cost.n_depth]
         earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
-        is_square = self.schedule.signal == "square"
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()
-        return earned.sqrt() if is_square else earned
+        return earned.sqrt() if self.schedule.signal == "square" else earned
 
     def _weight_seen(self) -> float:
         """Return by what averages are too small, for they began at zero."""
