@@ -277,3 +277,20 @@ def test_channels_stay_that_a_shuffle_of_pixels_has_put_into_one() -> None:
     small = al.compact(gated)
     assert small.get_parameter("0.weight").shape[0] == 4
     assert small.get_parameter("5.weight").shape[0] == 1
+
+
+# A BatchNorm makes channels of a group constants, for which the layer behind needs a bias.
+CONSTANTS_OF_GROUPS = Program(
+    shape=(2, 4, 3, 4),
+    blocks=(
+        Block("resnext", 1, (113, 239, 233, 107, 143, 48, 2, 74, 24, 39)),
+        Block("plain", 6, (207, 174, 196, 3, 149, 67, 117, 30, 222, 38)),
+    ),
+    head=Block("head", 3, (52, 59, 134, 143, 139, 5, 187, 30, 9, 122)),
+    seed=311,
+)
+
+
+def test_a_bias_costs_something_that_a_closed_group_makes_necessary() -> None:
+    gates = Gates(closed=10, whole=10, linear=10, seed=2_389_328)
+    checking.check_device_costs(CONSTANTS_OF_GROUPS, gates)

@@ -261,7 +261,7 @@ class CostTerms:
         """Write which gates make a constant that a layer without a bias must take up."""
         self.folds: dict[str, set[int]] = {}
         for layer, channels, constant in find_constant_inputs(self.model, self.blueprint):
-            gates = self.gate_of[channels][constant]
+            gates = self.gate_of[self.blueprint.parents[:, channels[constant]]]
             found = set(gates[gates < self.n_gates].tolist())
             if found:
                 self.folds.setdefault(layer, set()).update(found)
