@@ -234,9 +234,10 @@ def _larger(rows: list[Row], names: list[str]) -> str:
     told = f": {', '.join(larger)}" if larger else ""
     return (
         f"Where both are exact ({len(pairs)} models), archlearn leaves more parameters than "
-        f"Torch-Pruning in {len(larger)}{told}. These have convolutions of many groups, which lose "
-        "whole groups here, the finer choice: at half of the groups half of their weights are "
-        "left, where half of the channels of each group leave a quarter."
+        f"Torch-Pruning in {len(larger)}{told}. Convolutions of many groups (RegNet, ResNeXt) "
+        "have gates of two kinds here, for whole groups and for channels within all of them: half "
+        "of both is closed, so a quarter of their channels is left, where Torch-Pruning leaves a "
+        "half."
     )
 
 

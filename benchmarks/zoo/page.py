@@ -12,7 +12,8 @@ Small configurations from the packages' own classes, random weights, none of the
 float64. Half of every group of width gates is closed at random (seed 1); the compact model is
 compared with the gated one in evaluation mode on new inputs (seed 1). Exact: they differ by at most
 1e-10 of the largest output (float32: 1e-3); what a model casts to float32 on the way is in float64
-there, too. "left": share of the parameters that is left.
+there, too. "left": share of the parameters that is left. Heads, and convolutions of many groups,
+have gates for whole heads or groups and for channels within: of both kinds half is closed.
 "types": the outputs of gated and compact model have the types of the user's model. "silent": groups
 of gates that get a gradient in evaluation mode and none in training mode. Torch-Pruning: share left
 at a ratio of one half by its plain call (layers that make the output are left alone), where that
@@ -20,14 +21,7 @@ gave a model that runs ("too slow": not done within the limit of time); what tha
 not compared. "heads": the same with `num_heads` for the layers that write queries, keys and values,
 where they are found by their names."""
 
-_GROUPS = (
-    "grouped convolutions lose whole groups, so half of these leaves half of their weights; half "
-    "of the channels of every group, which Torch-Pruning takes, would leave a quarter"
-)
 _WHY = {
-    "timm/regnet*": _GROUPS,
-    "timm/dla46x_c": _GROUPS,
-    "timm/legacy_seresnext26_32x4d": _GROUPS,
     "timm/vit_tiny_r_s16_p8_224": "`forward` computes the weights of its first convolution, which "
     "keeps its channels",
     "tp-tests/test_split": "Torch-Pruning drops 83 of 128 channels there, and not 64: two parts "

@@ -461,6 +461,13 @@ GROUPED: dict[str, Callable[[], nn.Module]] = {
     "convolution in parts": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(), nn.Conv2d(8, 2, 1)
     ),
+    "convolution by groups and parts": lambda: nn.Sequential(
+        nn.Conv2d(3, 20, 3),
+        nn.ReLU(),
+        nn.Conv2d(20, 16, 1, groups=4),
+        nn.ReLU(),
+        nn.Conv2d(16, 2, 1),
+    ),
 }
 
 

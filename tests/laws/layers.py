@@ -16,6 +16,7 @@ from tests.laws.pieces import (
     layer,
     norm,
     normalised_weight,
+    pointwise,
 )
 from tests.laws.programs import Chooser
 
@@ -73,6 +74,25 @@ def grouped(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     n_out = groups * pick((1, 2, 3))
     made = layer(n_in, n_out, space, pick, groups=groups)
     return nn.Sequential(made, activation(n_out, pick))
+
+
+def resnext(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
+    """ResNeXt's block: of many groups of many channels whole ones go, and parts of each."""
+    n_in, space = shape[0], shape[1:]
+    if not space:
+        return None
+    groups, n_out = pick(((4, 16), (4, 16), (5, 20), (4, 20)))
+    first = layer(n_in, pick((1, 1, 1, 2)) * groups * 4, space, pick)
+    n_mid = first.out_channels
+    act, norms = activation(n_mid, pick), pick(((), ("one",), ("one", "two")))
+    made = CONVOLUTIONS[len(space)](n_mid, n_out, 1, groups=groups, bias=pick((True, False)))
+    if pick((False, False, True)):
+        made = TRANSPOSED[len(space)](n_mid, n_out, 2, groups=groups)
+    parts = [norm(n_mid, len(space), pick)] * ("one" in norms) + [act] * pick((1, 1, 0)) + [made]
+    parts += [norm(n_out, len(space), pick)] * ("two" in norms)
+    parts += [activation(n_out, pick)] * pick((1, 1, 0))
+    last = [pointwise(n_out, width, len(space), pick)] if n_out > 16 or pick((False, True)) else []
+    return nn.Sequential(first, *parts, *last)
 
 
 def transposed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
@@ -165,6 +185,7 @@ MAKERS: dict[str, Maker] = {
     "pair": pair,
     "depthwise": depthwise,
     "grouped": grouped,
+    "resnext": resnext,
     "transposed": transposed,
     "functional": functional,
     "shared": shared,

@@ -123,6 +123,17 @@ def test_hidden_units_over_tokens_are_not_counted_with_a_channel_of_the_stream()
     assert widths["blocks.1.tokens_up"] == small["blocks.1.tokens_up"].out_features
 
 
+def test_a_group_counts_for_its_inputs_and_outputs_and_a_place_for_all_groups() -> None:
+    layers = [nn.Conv2d(3, 20, 1), nn.ReLU(), nn.Conv2d(20, 24, 1, groups=4), nn.ReLU()]
+    model = al.add_gates(nn.Sequential(*layers, nn.Conv2d(24, 2, 1)), torch.randn(2, 3, 5, 5))
+    by_group, _ = count(model)
+    assert by_group == {"0": [5.0 + 6.0] * 4, "0/2": [4.0] * 5, "2": [4.0] * 6}
+    close_(al.width_gates(model)["0"], 1)
+    close_(al.width_gates(model)["2"], 0, 1, 2)
+    by_group, _ = count(model)
+    assert by_group == {"0": [5.0 + 3.0] * 4, "0/2": [3.0] * 5, "2": [3.0] * 6}
+
+
 @pytest.mark.parametrize(("size_power", "goes"), [(0.5, False), (0.0, True)])
 def test_a_branch_goes_no_sooner_than_its_channels_would(size_power: float, goes: bool) -> None:
     """All channels earn the same, and each branch earns what they earn together."""

@@ -53,6 +53,7 @@ _mlp = chain(linear(6, 9), nn.ReLU, linear(9, 7), nn.ReLU, linear(7, 3))
 
 CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "grouped": (lambda: nn.Conv2d(6, 9, 3, padding=1, groups=3), 6, 9),
+    "of_many_groups": (lambda: nn.Conv2d(16, 20, 3, padding=1, groups=4), 16, 20),
     "depthwise": (lambda: nn.Conv2d(5, 5, 3, padding=1, groups=5), 5, 5),
     "depthwise_multiplied": (lambda: nn.Conv2d(5, 10, 3, padding=1, groups=5), 5, 10),
     "strided": (lambda: nn.Conv2d(5, 7, 3, stride=2, padding=1), 5, 7),
@@ -62,6 +63,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "circular": (lambda: nn.Conv2d(5, 7, 3, padding=1, padding_mode="circular"), 5, 7),
     "transposed": (lambda: nn.ConvTranspose2d(5, 7, 3, stride=2, output_padding=1), 5, 7),
     "grouped_transposed": (lambda: nn.ConvTranspose2d(6, 9, 2, stride=2, groups=3), 6, 9),
+    "transposed_of_many_groups": (lambda: nn.ConvTranspose2d(16, 20, 2, groups=4), 16, 20),
     "depthwise_transposed": (lambda: nn.ConvTranspose2d(5, 5, 2, stride=2, groups=5), 5, 5),
 }
 

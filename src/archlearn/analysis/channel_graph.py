@@ -143,7 +143,8 @@ class ChannelGraph:
         followed: The labels in each graph.
         root: The channel of each atom.
         parents: Two channels for each atom, with either of which it goes: its own, twice, but for
-            the channels of a head, which go with the head or with their place within all heads.
+            the channels of a head, which go with the head or with their place within all heads,
+            and of convolutions of many groups, likewise.
         dims: The channel of each index of each parameter's dimension.
         elements: The channel of each element of parameters that are used as they are.
         asked: The calls of activations whose channels are to be gated, in each graph.
@@ -221,10 +222,15 @@ class ChannelGraph:
             dropped[group.channels] = is_gone
         return dropped[self.parents].any(0)
 
-    def attended_groups(self) -> Tensor:
-        """Return whether each group lies in a product of attention: heads, or channels within."""
+    def coarse_groups(self) -> Tensor:
+        """Return whether gates of each group take much of a layer.
+
+        Those of heads or of a convolution's groups, and of channels within either.
+        """
         products = [ids for parts in self.followed[0].products.values() for _, ids in parts]
-        return self.count_by_group(self.root[torch.cat([*products, self.root[:0]])]) > 0
+        rows, columns = self.parents
+        within = [ids[rows[ids] != columns[ids]] for ids in self.dims.values()]
+        return self.count_by_group(self.root[torch.cat([*products, *within, self.root[:0]])]) > 0
 
     @property
     def bare_streams(self) -> tuple[Stream, ...]:

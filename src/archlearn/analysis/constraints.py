@@ -52,16 +52,17 @@ class ChannelConstraints:
         boxes: Tensors of which parts are taken along one of several dimensions with channels, each
             with the name of the call.
         spreads: Channels along several dimensions, and what is broadcast along some of these.
-        grids: Atoms that go with either of two others: those of a head with the head, or with their
-            place within all heads. Vectors of equal length.
+        grids: Atoms that go with either of two others: those of a head, or of a group of a
+            convolution, with it or with their place within all of them. Vectors of equal length.
         matrices: The rows and columns of those grids whose atoms no parameter has, by the first
             atom of each: a layer that is applied to every channel beside (MLP-Mixer).
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
         sharing: Layers with a parameter that another module holds, too.
-        whole_groups: Of each call with groups, whether it loses whole ones or parts of each. In a
-            network that shrinks it goes on as it began.
+        whole_groups: Of each call with groups, whether it loses whole ones or parts of each and,
+            with `/2` behind its name, whether both. In a network that shrinks it goes on as it
+            began.
     """
 
     net: nn.Module
@@ -195,6 +196,7 @@ class ChannelConstraints:
         first = first.scatter_reduce(0, place, torch.arange(len(place)), "amin")[place]
         is_row = root[cells] == root[rows]  # all of a head is tied: its columns stay
         is_inner, is_cell = self._mark([root[cells[~is_row]]]), self._mark([root[cells]])
+        is_inner[FIXED] = is_cell[FIXED] = False  # what stays is in no grid
         is_nested = is_inner[root[rows]] | is_cell[root[columns]]
         is_fixed = is_nested | (root[cells] == FIXED)
         for line, stays in ((rows, is_fixed), (columns, is_fixed | is_row)):

@@ -95,6 +95,7 @@ class OpCall:
 
 
 Rule = Callable[[OpCall], Any]
+FEW = 3  # a gate for one of so many heads or groups would take a third of a layer or more
 OUTPUT = Reason("part of the model's output", "the output is never narrowed")
 
 

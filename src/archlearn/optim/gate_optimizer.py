@@ -205,8 +205,8 @@ class GateOptimizer(torch.optim.Optimizer):
         inner = self._store.choice.inner_groups()
         self._inner = inner[:, self._cost.group]
         self._inside = find_inside(self._store.choice, inner)
-        is_attended = blueprint.attended_groups()[self._cost.group]
-        self._is_large = torch.cat([is_attended, torch.ones_like(gone, dtype=torch.bool)])
+        is_coarse = blueprint.coarse_groups()[self._cost.group]
+        self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
         self._neuron_counts = NeuronCounts(self._store.choice)
         sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)

@@ -192,7 +192,7 @@ def use_room(
 
     Args:
         ranking: The order.
-        is_large: Whether each gate is one of a layer, of a branch or within attention.
+        is_large: Whether each gate is one of a layer or a branch, or takes much of a layer.
         cost: What a state of the gates costs.
         limits: The most that each cost may be.
     """

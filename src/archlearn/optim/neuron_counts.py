@@ -1,7 +1,7 @@
 """How many neurons go with each gate, as the network is now.
 
-A gate of a residual stream, of a head or of a branch stands for many neurons: it earns what they
-earn together, and costs what they cost together.
+A gate of a residual stream, of a head, of a convolution's group or of a branch stands for many
+neurons: it earns what they earn together, and costs what they cost together.
 """
 
 import torch

@@ -139,10 +139,10 @@ def _set_groups_(
     net: nn.Module, seen: Seen, node: fx.Node, dropped: Tensor, done: set[str]
 ) -> bool:
     op = read_linear_op(node, net)
-    if op is None or op.groups == 1 or op.layer in done or not seen.is_whole:
+    if op is None or op.groups == 1 or op.layer in done:
         return False
     stays = ~dropped[seen.root[line_along(seen.out.ids, op.channel_dim)]]
-    groups = int(stays.sum()) * op.groups // len(stays)
+    groups = int(stays.reshape(op.groups, -1).any(1).sum())
     if not op.is_module:
         _set_argument_(node, 6, "groups", groups)
         return groups != op.groups

@@ -4,6 +4,7 @@ Channels along another dimension than the one that is summed over pass (the toke
 an MLP-Mixer): each is multiplied by itself, and goes by itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from archlearn.analysis.channel_labels import (
 )
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, read_linear_op
-from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
 from archlearn.module_utils import find_tensor
 from archlearn.op_table import TRANSPOSED
 
@@ -37,12 +38,8 @@ def linear(step: OpCall) -> Any:
     if passing is not None:
         return _pass(step, op, dim, *passing)
     ids, state = step.constraints.read(step.x, dim)
-    if op.groups == 1:
-        rows, out_state = _dense(step, op, ids, state)
-    elif _splits_whole_groups(step, op, len(ids), step.out.shape[dim]):
-        rows, out_state = _whole_groups(step, op, ids, state)
-    else:
-        rows, out_state = _within_groups(step, op, ids, state)
+    rule = _dense if op.groups == 1 else _choose_rule(step, op)
+    rows, out_state = rule(step, op, ids, state)
     if op.bias is not None:
         step.constraints.tie_dim(op.bias, 0, rows)
     return along(rows, out_state, step.out.shape, dim)
@@ -98,14 +95,19 @@ def computed_weight(node: fx.Node) -> Reason:
     )
 
 
-def _splits_whole_groups(step: OpCall, op: LinearOp, n_in: int, n_out: int) -> bool:
-    """Return whether a grouped convolution loses whole groups, rather than part of each.
+def _choose_rule(step: OpCall, op: LinearOp) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the rule of a grouped convolution: it loses whole groups, parts of each, or both.
 
-    Whichever leaves the finer choice: a depthwise convolution has groups of one channel,
-    CaffeNet's have two groups of many.
+    Both where there are many of both (ResNeXt), or else whichever leaves the finer choice: a
+    depthwise convolution has groups of one channel, CaffeNet's have two groups of many.
     """
-    is_finer = op.groups >= min(n_in, n_out) // op.groups
-    return step.constraints.whole_groups.setdefault(step.node.name, is_finer)
+    sides = step.x.ids, step.out
+    size = min(side.shape[side.dim() + op.channel_dim] for side in sides) // op.groups
+    is_many, is_finer = min(op.groups, size) > FEW, op.groups >= size
+    known, name = step.constraints.whole_groups, step.node.name
+    if known.setdefault(f"{name}/2", is_many):
+        return _groups_and_parts
+    return _whole_groups if known.setdefault(name, is_finer) else _within_groups
 
 
 def _dense(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +130,26 @@ def _whole_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tup
     if not op.padded and op.kind != TRANSPOSED:
         out = torch.where(worst == CONSTANT, CONSTANT, out)
     return rows, out.repeat_interleave(n_out // op.groups)
+
+
+def _groups_and_parts(
+    step: OpCall, op: LinearOp, ids: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A channel goes with its group, or with its place in all groups, as those of heads do."""
+    n_out = step.out.shape[step.out.dim() + op.channel_dim]
+    first, second = step.constraints.dim(op.weight, 0), step.constraints.dim(op.weight, 1)
+    if op.kind == TRANSPOSED:
+        step.constraints.tie(first, ids)
+        rows, within = step.constraints.new_atoms(n_out), second
+        columns = step.constraints.new_atoms(len(ids) // op.groups)
+    else:
+        rows, columns = first, second
+        within = step.constraints.new_atoms(n_out // op.groups)
+    groups = step.constraints.new_atoms(op.groups)
+    for cells, places in ((ids, columns), (rows, within)):
+        step.constraints.note_grid(cells.reshape(op.groups, -1), groups, places)
+    _check_reader(step, op, columns.repeat(op.groups), state)
+    return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
 
 def _within_groups(step: OpCall, op: LinearOp, ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

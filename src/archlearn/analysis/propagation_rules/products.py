@@ -30,10 +30,9 @@ from archlearn.analysis.channel_labels import (
     pointwise,
     varying,
 )
-from archlearn.analysis.rule_api import OpCall, describe_call, opaque
+from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
 
 Factor = tuple[Labels, str]
-FEW_HEADS = 3  # a gate for one of so many would take a third of a layer or more
 
 
 def matmul(step: OpCall) -> Any:
@@ -143,8 +142,8 @@ def _loses_whole_heads(step: OpCall, factors: list[Factor], grid: tuple[str, str
     known = step.constraints.whole_groups
     if step.node.name not in known:
         parts = [(x.ids, letters.index(within)) for x, letters in factors if within in letters]
-        root = step.constraints.roots() if n_heads <= FEW_HEADS else torch.zeros(0)
-        known[step.node.name] = n_heads > FEW_HEADS or not all(
+        root = step.constraints.roots() if n_heads <= FEW else torch.zeros(0)
+        known[step.node.name] = n_heads > FEW or not all(
             dim in varying(pointwise(root.__getitem__, ids)) for ids, dim in parts
         )
     return known[step.node.name]
