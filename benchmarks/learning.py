@@ -303,8 +303,7 @@ NOTES = {
 
 
 NOT_RUN = (
-    "Of MobileNetV2 and DenseNet-40 the plain rows of one seed were at epochs 26 and 19 of 30 when "
-    "they were lost, at 8 and 18 s an epoch beside 16 other processes; DenseNet-40 took 60 GiB. "
+    "Of DenseNet-40 one plain row took 414 s beside seven others. "
     "Rows of the Mixer are older than gates on its stream (c8474ed); those of variants, calm and "
     "chosen than the count of neurons (8fe09bf), as are all rows of `learning-eadb3d5.md`. "
     "Rows by the default of a7b2e33 (no gates on branches, streams and heads), with ablation, "
