@@ -3,13 +3,16 @@
     python -m benchmarks.depth_speed resnet56 RUN_FOLDER... --page results/depth.md
 
 A run folder is one of `python -m benchmarks.learning depth`. Times are medians of repeated forward
-passes, one after the other for each network in turn, so that all meet the same conditions.
+passes, one after the other for each network in turn, so that all meet the same conditions. On a GPU
+each network is also captured as a CUDA graph: called one by one, these small kernels take the host
+longer to start than the GPU to run.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -23,7 +26,9 @@ BATCHES = (1, 256)
 ROUNDS, PASSES = 15, 3
 
 
-def time_networks(networks: dict[str, nn.Module], x: Tensor) -> dict[str, float]:
+def time_networks(
+    networks: Mapping[str, Callable[[Tensor], object]], x: Tensor
+) -> dict[str, float]:
     """Return the median seconds of a forward pass of each network."""
     found: dict[str, list[float]] = {name: [] for name in networks}
     with torch.inference_mode():
@@ -39,6 +44,21 @@ def time_networks(networks: dict[str, nn.Module], x: Tensor) -> dict[str, float]
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
+@torch.inference_mode()
+def capture(network: nn.Module, x: Tensor) -> Callable[[Tensor], object]:
+    """Return a call that replays a network's forward pass on `x`, captured as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            network(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        network(x)
+    return lambda _: graph.replay()
+
+
 def _wait(x: Tensor) -> None:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
@@ -49,16 +69,21 @@ def measure(model: str, folders: list[Path]) -> list[str]:
     networks = {"original": build_network(model, (3, 32, 32), 10).eval()}
     for folder in folders:
         networks[folder.name] = al.load(folder / "compact.safetensors").eval()
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    modes = ["cpu", "cuda", "cuda graph"] if torch.cuda.is_available() else ["cpu"]
     cells = {
         name: [str(count_blocks(network)), *_costs(network)] for name, network in networks.items()
     }
     head = ["network", "blocks", "parameters", "multiply-adds"]
-    for device in devices:
+    for mode in modes:
+        device = mode.split()[0]
         for batch in BATCHES:
+            x = torch.randn(batch, 3, 32, 32, device=device)
             placed = {name: network.to(device) for name, network in networks.items()}
-            times = time_networks(placed, torch.randn(batch, 3, 32, 32, device=device))
-            head.append(f"{device}, batch {batch}")
+            calls: dict[str, Callable[[Tensor], object]] = {**placed}
+            if mode == "cuda graph":
+                calls = {name: capture(network, x) for name, network in placed.items()}
+            times = time_networks(calls, x)
+            head.append(f"{mode}, batch {batch}")
             for name, seconds in times.items():
                 gain = times["original"] / seconds
                 cells[name].append(f"{1000 * seconds:.2f} ms ({gain:.2f}x)")

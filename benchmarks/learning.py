@@ -284,8 +284,9 @@ NOTES = {
     "L0 (hard-concrete gates behind the first convolution of each block, log alpha within "
     "±log 100) and sparse learning (L1 on BatchNorm scales, cut by their size) first learn for "
     "20 epochs more than all others, at a constant rate of 0.02. Their strengths were fixed "
-    "before: L0's on ResNet-20 with train images alone, as the one of 1 and 3 by which more nearly "
-    "half of the cost falls; that of L1 as Torch-Pruning's recipe has it, times rate and steps.",
+    "before: L0's on short runs of ResNet-20 and ResNet-56 with train images alone, so that about "
+    "half of the cost falls by itself; that of L1 as Torch-Pruning's recipe has it, times rate and "
+    "steps.",
     "nobudget": "Without a budget, half of the multiply-adds that can go.",
     "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
     "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
@@ -302,8 +303,7 @@ NOTES = {
 
 
 NOT_RUN = (
-    "Of MobileNetV2 and DenseNet-40 the plain rows of one seed were at epochs 26 and 19 of 30 when "
-    "they were lost, at 8 and 18 s an epoch beside 16 other processes; DenseNet-40 took 60 GiB. "
+    "Of DenseNet-40 one plain row took 414 s beside seven others. "
     "Rows of the Mixer are older than gates on its stream (c8474ed); those of variants, calm and "
     "chosen than the count of neurons (8fe09bf), as are all rows of `learning-eadb3d5.md`. "
     "Rows by the default of a7b2e33 (no gates on branches, streams and heads), with ablation, "

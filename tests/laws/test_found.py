@@ -294,3 +294,19 @@ CONSTANTS_OF_GROUPS = Program(
 def test_a_bias_costs_something_that_a_closed_group_makes_necessary() -> None:
     gates = Gates(closed=10, whole=10, linear=10, seed=2_389_328)
     checking.check_device_costs(CONSTANTS_OF_GROUPS, gates)
+
+
+def test_a_tied_weight_is_applied_to_the_channels_of_another_dimension() -> None:
+    """Its rows were looked for under its second name."""
+    program = Program(
+        shape=(1, 8, 8),
+        blocks=(
+            Block("concat", 2, (161, 200, 215, 16, 62, 4, 131, 19, 30, 205)),
+            Block("tokens", 4, (22, 179, 0, 69, 0, 164, 32, 150, 134, 182)),
+            Block("tied", 4, (229, 63, 17, 99, 74, 238, 79, 127, 105, 51)),
+            Block("pair", 6, (210, 64, 100, 8, 13, 239, 187, 200, 220, 171)),
+        ),
+        head=Block("head", 4, (194, 145, 119, 67, 211, 112, 67, 111, 100, 54)),
+        seed=118_144_249,
+    )
+    checking.check_shrink(program, Gates(closed=5, whole=0, linear=9, seed=248))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.nn import tristate_activation
 from archlearn.nn.tristate_activation import gate_channels
 
 X = torch.tensor([[-2.0, -1.0, 3.0], [4.0, 0.0, -5.0]])
@@ -161,6 +162,19 @@ def test_large_weights_are_scaled_as_small_ones_are(shape: tuple[int, ...]) -> N
     torch.testing.assert_close(scaled, x * by_channel)
     torch.testing.assert_close(for_x, upstream * by_channel)
     torch.testing.assert_close(for_width, (upstream * x).transpose(0, 1).flatten(1).sum(1))
+
+
+def test_images_laid_out_channels_last_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where gates get a number for each place: in another layout it reads far apart."""
+    monkeypatch.setattr(tristate_activation, "_sums_by_place", lambda *_: True)
+    x = torch.randn(2, 3, 5, 4).contiguous(memory_format=torch.channels_last)
+    width = torch.tensor([1.0, 0.0, 1.0], requires_grad=True)
+    scaled = gate_channels(x, width)
+    assert scaled.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(scaled, x * width.view(3, 1, 1))
+    scaled.sum().backward()
+    assert width.grad is not None
+    torch.testing.assert_close(width.grad, x.sum((0, 2, 3)))
 
 
 def test_training_and_evaluation_use_the_same_binary_gates() -> None:

@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import archlearn as al
+from archlearn.gating import insertion
 from archlearn.gating.gate_container import find_store
+from archlearn.nn.tristate_activation import gate_branch
 from archlearn.optim.cost_function import CostFunction
 from archlearn.optim.gate_ranking import Holds, fill_up, rank_gates
+from archlearn.tracing.generated_forward import forward_graphs
 
 N_BLOCKS, WIDTH = 4, 8
 
@@ -228,3 +231,41 @@ def test_a_head_does_not_go_where_that_leaves_much_of_the_budget(share: int) -> 
     x = torch.randn(256, 6, 8)
     y = (x[:, :, 0].sum(1) > 0).long() + 2 * (x[:, 0, 1] > 0)
     assert 0.98 <= land(FourHeads(), x, y, f"{share}%") <= 1.0
+
+
+class Ending(nn.Module):
+    """A branch that ends with a norm, one with a layer behind a gated one and with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
+        self.up, self.down = nn.Conv2d(3, 7, 1), nn.Conv2d(7, 3, 1)
+        self.dropout, self.head = nn.Dropout(0.0), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first(x)
+        x = x + self.dropout(self.down(F.relu(self.up(x))))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("opened", [1.0, 0.0])
+def test_a_branchs_gate_acts_on_its_last_layer_as_on_what_it_adds(
+    opened: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net, x = Ending().double(), torch.randn(4, 3, 9, 9, dtype=torch.float64)
+    model = al.add_gates(net, x)
+    monkeypatch.setattr(insertion, "count_activations", lambda _: 0)
+    other = al.add_gates(net, x)
+    found: list[list[Tensor]] = []
+    for each, n_products in ((model, 0), (other, 2)):
+        calls = [n.target for n in forward_graphs(each)[0].nodes]
+        assert calls.count(gate_branch) == n_products
+        with torch.no_grad():
+            next(iter(al.branch_gates(each).values())).fill_(opened)
+        out = each(x)
+        out.square().sum().backward()
+        found.append([out, *(p.grad for p in each.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 10
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import archlearn as al
+from archlearn.errors import InputError
+from archlearn.gating.gate_container import STORE
 from archlearn.optim.shrinking import try_shrink_
+from archlearn.tracing.generated_forward import forward_graphs
 
 
 class Residual(nn.Module):
@@ -645,3 +648,52 @@ def test_compiled_programs_are_forgotten_only_where_there_are_some(
     close_last(model)
     al.shrink_(model)
     assert forgotten == [1]
+
+
+def forward_calls(model: nn.Module) -> set[str]:
+    nodes = [node for graph in forward_graphs(model) for node in graph.nodes]
+    return {getattr(node.target, "__name__", str(node.target)) for node in nodes}
+
+
+@pytest.mark.parametrize("kind", ["chain", "residual"])
+def test_gates_that_stand_still_are_not_computed_behind_the_last_cut(kind: str) -> None:
+    model, x, y = make(kind)
+    start = copy.deepcopy(model)
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    for _ in range(10):
+        step(model, rule, x, y)
+        gates.step()
+        gates.zero_grad()
+    whole = copy.deepcopy(model)
+    al.shrink_(model, rule, gates)
+    assert STORE in forward_calls(whole)
+    assert not forward_calls(model) & {STORE, "gate_channels", "call_gated", "gate_branch"}
+    assert gap(model, whole, x) < 1e-12
+    al.shrink_(start, like=model.state_dict())
+    start.load_state_dict(model.state_dict())
+    assert forward_calls(start) == forward_calls(model)
+    assert gap(model, start, x) == 0.0
+    assert gap(al.compact(model), model, x) < 1e-12
+
+
+def test_a_gate_that_is_moved_behind_the_last_cut_is_told() -> None:
+    model, _, _ = make("chain")
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    gates.finish()
+    al.shrink_(model, rule, gates)
+    with torch.no_grad():
+        next(iter(al.width_gates(model).values()))[0] = 0.0
+    with pytest.raises(InputError, match="was moved behind the last cut"):
+        al.compact(model)
+
+
+def test_buffers_of_a_copy_are_averaged_where_a_branch_is_left_out() -> None:
+    model, x, y = make("residual")
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    rule, gates = close_branch(model, x, y)
+    al.shrink_(model, rule, gates, copies=[average])
+    for _ in range(2):
+        average.update_parameters(model)
+    assert al.plan(average.module).branches == ("branches.0",)

@@ -79,6 +79,7 @@ def test_a_captured_run_shrinks_as_an_ordinary_one(tmp_path: Path, compiled: boo
     assert rows[-1]["train_loss"] < 1.0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_decision_does_not_wait_for_the_device(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"gate_rate": None, "budget": ("parameters=50%",), "learn": "width"}
     session = make_session(tmp_path, **asked)

@@ -20,7 +20,13 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.gate_container import GateContainer, GateKind, add_store_, find_store
+from archlearn.gating.gate_container import (
+    STANDING,
+    GateContainer,
+    GateKind,
+    add_store_,
+    find_store,
+)
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
@@ -346,8 +352,23 @@ def bind_gates_(net: nn.Module, store: GateContainer) -> None:
     reference = find_reference(net)
     assert reference is not None  # or nothing could be learnt
     add_store_(net, store)
-    graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
+    _bind_forward_(net, store)
     store.to(reference if reference.is_floating_point() else reference.real)
-    bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
     if blueprint.traces.mode_readers:
         setattr(net, MODE_READERS, blueprint.traces.mode_readers)
+
+
+def _bind_forward_(net: nn.Module, store: GateContainer) -> None:
+    blueprint = store.choice.blueprint
+    graphs = [insert_gates(net, store, place) for place in range(len(blueprint.graphs))]
+    bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
+
+
+def wake_gates_(net: nn.Module, store: GateContainer) -> None:
+    """Let all gates of a model act again, behind the last cut of whoever let them stand still."""
+    store.kept._buffers.pop(STANDING)
+    held: Any = type(net).forward  # by Accelerate and torch.compile
+    _bind_forward_(net, store)
+    store.to(store.gates()[0].device)
+    new_class: Any = type(net)
+    new_class.forward = held

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from archlearn.analysis.cost_model import CostTable
 from archlearn.errors import InputError
 from archlearn.gating.selection import LearnableSites
-from archlearn.nn.functional import binarised_gates
+from archlearn.nn.functional import THRESHOLD, binarised_gates
 from archlearn.nn.hard_concrete import act_concrete
 
 STORE = "archlearn_gates"
-LEFT_OUT = "branches left out"
-"""Of the buffers in `kept`; no layer has such a name."""
+LEFT_OUT, STANDING = "branches left out", "gates standing still"
+"""Of the buffers in `kept`; no layer has such names. Numbers, for averaged copies subtract them."""
 BRANCH_START = 0.55
 GateKind = Literal["binary", "l0"]
 _HOMES: dict[GateKind, str] = {"binary": "width", "l0": "concrete"}
@@ -37,8 +37,8 @@ class GateContainer(nn.Module):
         kept_prices: What the last penalty found, and the next one need not find again.
         budget: What the compact model may cost, where a `GateOptimizer` was told.
         n_loads: How often a `state_dict` was loaded.
-        kept: Where the gates that are left stood at first, once some have been cut out, and which
-            branches have been left out.
+        kept: Where the gates that are left stood at first, once some have been cut out, which
+            branches have been left out, and which gates `forward` passes over.
         original_costs: What the network cost with all its gates, once some have been cut out.
         original_sizes: How many gates each group had at first.
         original_widths: How wide each layer was at first.
@@ -216,8 +216,37 @@ class GateContainer(nn.Module):
     def leave_out_(self, names: Collection[str]) -> None:
         """Take down which branches the `forward` to be bound leaves out, for good."""
         if names:
-            flags = torch.tensor([name in names for name in self.choice.branches])
+            flags = torch.tensor([int(name in names) for name in self.choice.branches])
             self.kept.register_buffer(LEFT_OUT, flags)
+
+    def standing(self) -> frozenset[int]:
+        """Return where gates stand in `gates` that `forward` passes over; waits for the device."""
+        flags: Any = getattr(self.kept, STANDING, None)
+        return frozenset() if flags is None else frozenset(torch.nonzero(flags).flatten().tolist())
+
+    def stand_still_(self, flags: Tensor | None) -> None:
+        """Take down which gates the `forward` to be bound passes over: open ones, for good."""
+        if flags is not None:
+            self.kept.register_buffer(STANDING, flags)
+
+    def check_standing(self) -> None:
+        """Raise if a gate has changed that `forward` passes over.
+
+        Raises:
+            InputError: Naming the gate, and what to do.
+        """
+        standing, n_groups = self.standing(), len(self._width_keys)
+        left_out = self.left_out()
+        names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
+        for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
+            is_depth = n_groups <= place < n_groups + self.n_depth
+            is_changed = (gate.detach() < THRESHOLD).any() != is_depth
+            if place in standing and name not in left_out and bool(is_changed):
+                raise InputError(
+                    f"gate {name!r} was moved behind the last cut, from where on gates stand still "
+                    "and do not act any more; to learn on, give the compact model gates of its "
+                    "own: add_gates(compact(model), example_inputs)"
+                )
 
     def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:
         """Take down which gates of each group, by their first places, are left.
@@ -241,10 +270,12 @@ class GateContainer(nn.Module):
         """Return the places of the groups that pass a site, and where its gates stand among theirs.
 
         The place is None where the gates are just those of the one group; place 0 stands for a
-        channel that is not learnt. Two rows of places where channels go with either of two.
+        channel that is not learnt, or whose gate stands still. Two rows of places where channels go
+        with either of two.
         """
         blueprint = self.choice.blueprint
-        groups = [place for place in blueprint.groups_among(channels) if place >= 0]
+        standing = self.standing()
+        groups = [p for p in blueprint.groups_among(channels) if p >= 0 and p not in standing]
         members = [blueprint.groups[place].channels for place in groups]
         if len(groups) == 1 and torch.equal(members[0], channels):
             return groups, None
@@ -337,7 +368,7 @@ def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> N
     saved = {key: place for key, place in state.items() if key.startswith(prefix)}
     has_gates = any(key.startswith(prefix.removesuffix("kept.")) for key in state)
     if has_gates and (own.keys() != saved.keys() or any(
-        own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu())
+        own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu().long())
         for key, place in saved.items()
     )):  # fmt: skip
         raise InputError(

@@ -41,13 +41,23 @@ from archlearn.nn.norms import (
 )
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
-from archlearn.tracing.block_hooks import begin_block, end_block, erase_marks_of_, mark_blocks_
+from archlearn.tracing.block_hooks import (
+    MARKS,
+    begin_block,
+    end_block,
+    erase_marks_of_,
+    mark_blocks_,
+)
 from archlearn.tracing.fx_utils import copy_graph
 from archlearn.tracing.symbolic_trace import Traces
 
 # Rules of calls in which a channel may change others: a norm over them, a sum or mean of them.
 _BETWEEN_CHANNELS = (
     local_response, unit_length, pooling.mean, pooling.reduce, pooling.variance,
+)  # fmt: skip
+# Layers that may carry the gate of the branch that they end, on their weights.
+_ENDING = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
 )  # fmt: skip
 # A training batch is taken to be at least this large; example inputs are often a single one.
 ASSUMED_BATCH = 128
@@ -172,8 +182,13 @@ def _count_activations(
     counts: Counter[int] = Counter()
     for node, groups in at_sites.items():
         shape = blueprint.followed[place].values[node].shape
-        counts.update(dict.fromkeys(groups, math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)))
+        counts.update(dict.fromkeys(groups, count_activations(shape)))
     return counts
+
+
+def count_activations(shape: torch.Size) -> int:
+    """Return how many numbers a tensor of activations has in training."""
+    return math.prod(shape[1:]) * max(shape[0], ASSUMED_BATCH)
 
 
 def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
@@ -183,6 +198,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """
     blueprint = store.choice.blueprint
     graph, nodes = copy_with_marks(blueprint.traces, place)
+    standing = store.standing()
     leave_out_branches_(graph, nodes, store.choice, store.left_out(), place)
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.
@@ -192,7 +208,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
         if site.node not in nodes:
             continue
         node = nodes[site.node]
-        if site.name in store.choice.links:
+        if site.name in store.choice.links and store.place_of_site(site.name) not in standing:
             node = writer.mix_linear(node, site)
         channels = blueprint.channels_of(place, site)
         if channels is None or site.node not in blueprint.gated[place]:
@@ -216,14 +232,17 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_length(nodes[name], channels, read.dim)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
-    for readers in on_weights.values():
+    for group, readers in on_weights.items():
         for reader in readers:
-            if reader.node in nodes:
+            if reader.node in nodes and group not in standing:
                 writer.gate_columns(nodes[reader.node], reader)
     for branch in store.choice.branches.values():
         addition = branch.additions[place]
-        if addition.node in nodes:
-            writer.gate_branch(nodes[addition.node], addition.operand, branch.name)
+        if addition.node in nodes and store.place_of_branch(branch.name) not in standing:
+            n_activations = count_activations(blueprint.followed[place].values[addition.node].shape)
+            writer.gate_branch(nodes[addition.node], addition.operand, branch.name, n_activations)
+    if not writer.acting.users:  # all gates stand still
+        graph.erase_node(writer.acting)
     return graph
 
 
@@ -269,17 +288,28 @@ def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
     return acting[index] if index.dim() == 1 else acting[index[0]] * acting[index[1]]
 
 
-def call_gated(layer: nn.Module, x: Tensor, width: Tensor, dim: int) -> Tensor:
-    """Call a layer with each input column of its weight multiplied by its width gate."""
+def call_gated(
+    layer: nn.Module, x: Tensor, width: Tensor | None, dim: int, branch: Tensor | None = None
+) -> Tensor:
+    """Call a layer with each input column of its weight multiplied by its width gate.
+
+    With the gate of a branch that the layer ends, weight and bias are multiplied by that, too.
+    """
     owner: Any = layer
-    weight = gate_channels(owner.weight, width, dim)
+    weight, bias = owner.weight, owner.bias
+    if width is not None:
+        weight = gate_channels(weight, width, dim)
+    if branch is not None:
+        weight = gate_branch(weight, branch)
+        bias = None if bias is None else gate_branch(bias, branch)
     forward_hooks = owner._forward_hooks or owner._forward_pre_hooks
     if not (forward_hooks or owner._backward_hooks or owner._backward_pre_hooks):
         if isinstance(layer, nn.Linear):
-            return F.linear(x, weight, layer.bias)
+            return F.linear(x, weight, bias)
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return owner._conv_forward(x, weight, owner.bias)
-    return torch.func.functional_call(layer, {"weight": weight}, (x,))
+            return owner._conv_forward(x, weight, bias)
+    given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    return torch.func.functional_call(layer, given, (x,))
 
 
 class _Writer:
@@ -408,13 +438,50 @@ class _Writer:
             return masked_group_norm, (*arguments, given["num_groups"])
         return masked_layer_norm, arguments
 
-    def gate_branch(self, node: fx.Node, operand: int, name: str) -> None:
-        """Put the gate of a branch in front of its addition."""
+    def gate_branch(self, node: fx.Node, operand: int, name: str, n_activations: int) -> None:
+        """Put the gate of a branch in front of its addition, or on the weights of its last layer.
+
+        The latter where those are fewer numbers than what the branch adds.
+        """
         with self.graph.inserting_after(self.acting):
             gate = self._acting(self.store.place_of_branch(name))
+        last: Any = node.args[operand]
+        while self._is_alone(last) and self._called(last, nn.Dropout, nn.Dropout2d) is not None:
+            last = last.args[0]
+        if self._is_alone(last) and last.target is call_gated:
+            layer: Any = find_module(self.net, str(last.args[0].target))
+            if layer.weight.numel() < n_activations:
+                last.args = (*last.args, gate)
+                return
+        layer = self._called(last, *_ENDING) if self._is_alone(last) else None
+        if layer is not None and layer.weight is not None and layer.weight.numel() < n_activations:
+            with self.graph.inserting_before(last):
+                owner = self.graph.get_attr(str(last.target))
+                made = self.graph.call_function(call_gated, (owner, last.args[0], None, 1, gate))
+            last.replace_all_uses_with(made)
+            self.graph.erase_node(last)
+            return
         with self.graph.inserting_before(node):
             gated = self.graph.call_function(gate_branch, (node.args[operand], gate))
         node.update_arg(operand, gated)
+
+    def _is_alone(self, node: fx.Node) -> bool:
+        """Return whether one call alone reads what a layer gives, and it is told nothing else."""
+        n_users = sum(user.target not in MARKS for user in node.users)
+        is_plain = n_users == 1 and not node.kwargs
+        return is_plain and (node.target is call_gated or len(node.args) == 1)
+
+    def _called(self, node: fx.Node, *kinds: type[nn.Module]) -> Any:
+        """Return the module that a node calls, if it is of one of these kinds.
+
+        If it has parameters, it must hold them itself, as they are, and be called nowhere else.
+        """
+        layer = find_module(self.net, str(node.target)) if node.op == "call_module" else None
+        if layer is None or type(layer) not in kinds:
+            return None
+        is_shared = is_called_again(node) or str(node.target) in self.store.choice.blueprint.sharing
+        is_held = {"weight", "bias"} <= layer._parameters.keys() and not is_shared
+        return layer if is_held or not layer._parameters else None
 
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""

@@ -25,7 +25,7 @@ from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_l
 from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.learn import Learn
-from archlearn.module_utils import find_module
+from archlearn.module_utils import find_module, first_names
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf, Traces
 
@@ -403,6 +403,7 @@ def _fits_norm(
 
 def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tensor], ...]:
     rows: dict[str, tuple[str, Tensor]] = {}
+    names = first_names(net)
     for place, graph in enumerate(blueprint.graphs):
         for node, op in find_linear_ops(graph, net):
             found = blueprint.followed[place]
@@ -410,7 +411,7 @@ def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tens
             if op.weight in rows:
                 continue
             if node.name in found.passing:  # behind it they are those of channels beside, too
-                channels = blueprint.dims[op.weight, op.out_dim]
+                channels = blueprint.dims[names.get(op.weight, op.weight), op.out_dim]
             else:
                 channels = blueprint.root[line_along(labels.ids, op.channel_dim)]
             rows[op.weight] = (op.layer, channels)

@@ -30,6 +30,8 @@ def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     width = width.to(x.dtype)
     if _sums_by_place(x, math.prod(inner)):
         by_place = width.view(-1, *[1] * len(inner)).expand(-1, *inner)
+        if x.dim() == 4 and dim == 1 and x.is_contiguous(memory_format=torch.channels_last):
+            return x * by_place[None].contiguous(memory_format=torch.channels_last)
         return x * by_place.contiguous()
     return x * width.view(-1, *[1] * len(inner))
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError
+from archlearn.gating.attach import wake_gates_
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
@@ -61,8 +62,8 @@ from archlearn.optim.neuron_counts import NeuronCounts
 from archlearn.surgery.planning import find_sliceable
 from archlearn.tracing.example_inputs import count_examples
 
-_LEAST_GAIN, _LEAST_LAST_GAIN = 0.88, 0.97
-"""The part of its cost that must be left for a cut to pay, and for the last one."""
+_LEAST_GAIN = 0.88
+"""The part of its cost that must be left for a cut to pay."""
 _LOOKS = 40
 """How often it is looked whether a cut pays."""
 _GPU_MULTIPLE = 8
@@ -132,7 +133,9 @@ class GateOptimizer(torch.optim.Optimizer):
                 "of them; give fully_shard the blocks of the model, not the model as a whole"
             )
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
-        if not all(gate.requires_grad for gate in gates):  # another one has let them stand still
+        if self._store.standing():  # another one has let them
+            wake_gates_(self._owner, self._store)
+        if not all(gate.requires_grad for gate in gates):
             for gate in gates:
                 gate.requires_grad_()
             renew_wrappers_(self._owner)
@@ -368,15 +371,15 @@ class GateOptimizer(torch.optim.Optimizer):
         if not (self._may_pay and self._shrinks):
             return False
         self._may_pay = False
+        n_left = self.schedule.cuts - self._store.n_shrinks
+        if self.param_groups[0]["frozen"]:
+            return n_left >= 0
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         branches = torch.stack([self._left_out, self._find_closed()[1]])
         others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
-        n_left = self.schedule.cuts - self._store.n_shrinks
-        if self.param_groups[0]["frozen"]:
-            return n_left >= 0 and bool((then <= _LEAST_LAST_GAIN * now).any())
         if n_left <= 0:
             return False
         self._follow_device(now.device)
@@ -396,8 +399,7 @@ class GateOptimizer(torch.optim.Optimizer):
         Gates that stand still get no gradients any more: those take time.
         """
         self._take_costs()
-        if self.param_groups[0]["frozen"]:
-            self._stand_still()
+        self._stand_still()
         sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
@@ -411,17 +413,23 @@ class GateOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0]
         group["step"], group["frozen"] = step, step >= self._end
         self._remember()
-        if group["frozen"] and self._store.n_shrinks:  # as they do behind the last cut
+        if self._store.n_shrinks:  # as they do behind the last cut
             self._stand_still()
 
+    def can_stand_still(self) -> bool:
+        """Return whether gates never move again, and what is learnt does without their gradients.
+
+        Where all weights are frozen, a backward pass needs at least the gates.
+        """
+        known = {id(gate) for gate in self.param_groups[0]["params"]}
+        weights = [p for p in self._owner.parameters() if id(p) not in known]
+        return self.param_groups[0]["frozen"] and any(p.requires_grad for p in weights)
+
     def _stand_still(self) -> None:
-        gates: list[Tensor] = self.param_groups[0]["params"]
-        known = {id(gate) for gate in gates}
-        if not any(p.requires_grad and id(p) not in known for p in self._owner.parameters()):
-            return  # where all weights are frozen, a backward pass needs at least the gates
-        for gate in gates:
-            gate.requires_grad_(False)
-            gate.grad = None
+        if self.can_stand_still():
+            for gate in self.param_groups[0]["params"]:
+                gate.requires_grad_(False)
+                gate.grad = None
 
     def describe(self) -> dict[str, object]:
         """Return what each cost with a budget may be now, and the price; waits for the device.

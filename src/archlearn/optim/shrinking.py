@@ -21,7 +21,7 @@ from archlearn.analysis.original_channels import KEPT
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.attach import bind_gates_
 from archlearn.gating.cost_counter import place_inputs
-from archlearn.gating.gate_container import LEFT_OUT, STORE, GateContainer, gate_key
+from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
 from archlearn.gating.selection import reselect_sites
 from archlearn.module_utils import (
     check_unsharded,
@@ -98,15 +98,20 @@ def shrink_(
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
-    stays, left_out = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
+    kept = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
     for follower in followers:
         _check_copy(owner, follower)
-    if all(bool(each.all()) for each in stays.values()) and left_out == store.left_out():
+    is_same = all(bool(each.all()) for each in kept.stays.values())
+    if (
+        is_same
+        and kept.left_out == store.left_out()
+        and (kept.standing is None or store.standing())
+    ):
         for follower in followers:
             _copy_gates_(store, getattr(follower, STORE))
         return
     with class_forwards(owner):
-        cut = _prepare(owner, store, stays, left_out, is_same=like is None)
+        cut = _prepare(owner, store, kept, is_same=like is None)
     _check_optimizers(owner, cut, inner)
     sliced = [_slice_states(owner, cut, each, is_loading=like is not None) for each in inner]
     before = sum(parameter.numel() for parameter in owner.parameters())
@@ -148,6 +153,21 @@ def try_shrink_(
 
 
 @dataclass(frozen=True, slots=True)
+class _Rest:
+    """What is left.
+
+    Attributes:
+        stays: Which gates of each group stay.
+        left_out: The branches that do not.
+        standing: Which of the gates that stay need not act any more; None if all must.
+    """
+
+    stays: dict[str, Tensor]
+    left_out: tuple[str, ...]
+    standing: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     """What is cut out.
 
@@ -166,11 +186,8 @@ class _Cut:
 
 def _find_kept(
     owner: nn.Module, store: GateContainer, optimizers: list[torch.optim.Optimizer]
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return which gates of each group stay, two at least, and which branches do not.
-
-    Those that are not closed for good stay.
-    """
+) -> _Rest:
+    """Return what stays, of each group two gates at least: all that is not closed for good."""
     learners = [each for each in optimizers if isinstance(each, GateOptimizer)]
     if learners:
         closed, branches = learners[0].closed_for_good(), learners[0].branches_closed_for_good()
@@ -185,7 +202,17 @@ def _find_kept(
         branches = [name for name, gate in store.branch_gates().items() if not bool(is_open(gate))]
     left_out = {*branches, *store.left_out()}
     in_order = tuple(name for name in store.choice.branches if name in left_out)
-    return {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}, in_order
+    stays = {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
+    is_still = bool(learners) and learners[0].can_stand_still()
+    return _Rest(stays, in_order, _find_standing(store, stays) if is_still else None)
+
+
+def _find_standing(store: GateContainer, stays: dict[str, Tensor]) -> Tensor:
+    """Return which gates a `forward` can do without: open ones, and those of layers that stay."""
+    widths = [bool(is_open(gate).cpu()[stays[n]].all()) for n, gate in store.width_gates().items()]
+    depths = [not bool(is_open(gate)) for gate in store.depth_gates().values()]
+    branches = [bool(is_open(gate)) for gate in store.branch_gates().values()]
+    return torch.tensor([*widths, *depths, *branches]).long()
 
 
 def _keep_two(stays: Tensor) -> Tensor:
@@ -195,10 +222,8 @@ def _keep_two(stays: Tensor) -> Tensor:
     return stays
 
 
-def _read_kept(
-    store: GateContainer, state: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return which gates of each group a `state_dict` still has, and which branches it has not.
+def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
+    """Return what a `state_dict` still has.
 
     Raises:
         InputError: If it has some that the model has not.
@@ -216,16 +241,18 @@ def _read_kept(
                 "call shrink_ on a model that has them still"
             )
         found[name] = stays
-    end = f"{STORE}.kept.{LEFT_OUT}"
-    flags = next((value.tolist() for key, value in state.items() if key.endswith(end)), ())
-    return found, tuple(compress(store.choice.branches, flags))
+    left_out, standing = (
+        next((v for key, v in state.items() if key.endswith(f"{STORE}.kept.{name}")), None)
+        for name in (LEFT_OUT, STANDING)
+    )
+    flags = () if left_out is None else left_out.tolist()
+    return _Rest(found, tuple(compress(store.choice.branches, flags)), standing)
 
 
 def _prepare(
     owner: nn.Module,
     store: GateContainer,
-    stays: dict[str, Tensor],
-    left_out: tuple[str, ...],
+    rest: _Rest,
     *,
     is_same: bool,
 ) -> _Cut:
@@ -234,7 +261,7 @@ def _prepare(
     Raises:
         SurgeryError: If it is not the same function, and should be.
     """
-    blueprint = store.choice.blueprint
+    blueprint, stays = store.choice.blueprint, rest.stays
     dropped = blueprint.find_dropped(~stays[group.name] for group in blueprint.groups)
     modes = modes_of(owner)
     inputs = place_inputs(owner, blueprint.inputs)
@@ -252,7 +279,8 @@ def _prepare(
             with without_hooks(small):
                 choice = reselect_sites(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
-        fresh.leave_out_(left_out)
+        fresh.leave_out_(rest.left_out)
+        fresh.stand_still_(rest.standing)
         bind_gates_(small, fresh)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)

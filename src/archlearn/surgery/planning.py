@@ -84,6 +84,7 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     branches = {name: gate.detach().cpu() for name, gate in store.branch_gates().items()}
     for name, gate in [*widths.items(), *depths.items(), *branches.items()]:
         check_gate(name, gate)
+    store.check_standing()
     blueprint = store.choice.blueprint
     pairs = zip(blueprint.groups, widths.values(), strict=True)
     dropped = blueprint.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)

@@ -260,14 +260,14 @@ def _make_work(
     )
 
 
-_USUAL_CUTS, _EAGER_CUTS, _STEPS_FOR_A_CAPTURE, _MOST_CAPTURES = GateSchedule().cuts, 20, 10_000, 3
+_USUAL_CUTS, _EAGER_CUTS, _STEPS_FOR_A_CAPTURE, _MOST_CAPTURES = GateSchedule().cuts, 20, 2_000, 3
 
 
 def count_cuts(n_steps: int, *, captured: bool, compiled: bool) -> int:
     """Return how often channels are cut out at most while gates decide; once more at their end.
 
-    A step that is captured must be captured anew, which takes as long as some 200 steps of
-    VGG-16-BN on an H200, each of which is a tenth faster then. One that is neither captured nor
+    A step that is captured must be captured anew: with the cut that takes as long as some 200 steps
+    of VGG-16-BN or ResNet-56 on an H200, which are a tenth or two faster then. One that is neither captured nor
     compiled goes on, and a cut takes as long as two steps of LeNet.
     """
     if captured:
