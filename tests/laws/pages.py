@@ -31,8 +31,9 @@ norm) had no price, which was 0 / 0 in multiply-adds where all weights are such 
 eadb3d5 two of `compact`: a closed branch in front of a shortcut that pads with zeros, and at
 833a981 one of `streams`: constants that a layer read were noted after an activation beside it had
 changed them in place; the certificate refused that network. At 8fe09bf eleven of `shrink` and
-`streams_shrink` (the rows above are of that run): the six that were printed are networks without
-any width gate, which met an error of torch's, and do not any more.
+`streams_shrink`: the six that were printed are networks without any width gate, which met an error
+of torch's. At f097a53 one of `shrink`: a tied weight that a layer applies to the channels of
+another dimension was looked for under its second name (the row above is the run behind the mend).
 """
 
 

@@ -20,7 +20,12 @@ from archlearn.training import (
     override,
     resume,
 )
-from archlearn.training.run_setup import count_cuts, cut_to_budget_, read_schedule
+from archlearn.training.run_setup import (
+    count_cuts,
+    cut_to_budget_,
+    read_schedule,
+    shrinks_by_default,
+)
 from tests.run_files import COMPACT, METRICS, read_lines
 
 ASKED = {"model": "mlp:40-30", "data": "digits", "epochs": 8, "limit": 800, "batch_size": 50,
@@ -188,3 +193,9 @@ def test_a_captured_step_is_cut_seldom_and_in_a_short_run_only_at_the_end() -> N
     assert captured == [0, 2, 3]
     assert count_cuts(5_000, captured=False, compiled=True) == al.GateSchedule().cuts
     assert count_cuts(5_000, captured=False, compiled=False) == 20
+
+
+def test_a_run_on_a_gpu_shrinks_by_itself_where_it_is_long_and_nothing_is_compiled() -> None:
+    assert shrinks_by_default("cpu", 1e6, compiled=True)
+    found = [shrinks_by_default("cuda", n, compiled=c) for n in (1e13, 1e15) for c in (True, False)]
+    assert found == [False, False, False, True]

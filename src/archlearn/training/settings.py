@@ -167,7 +167,7 @@ class HardwareSettings:
     shrink: bool | None = setting(
         None,
         "Cut out channels that are closed for good while a budget is learnt: faster steps. "
-        "[default: on a CPU]",
+        "[default: but for short runs on a GPU]",
     )
 
 

@@ -129,10 +129,7 @@ class TrainingLoop:
         """Cut out what is closed for good, where that pays."""
         session = self._session
         gates = session.work.gate_optimizer
-        asked = session.settings.hardware.shrink
-        # Steps that are captured anew behind a cut have not been tried on a GPU yet.
-        is_wanted = session.fabric.device.type == "cpu" if asked is None else asked
-        if gates is None or not is_wanted:
+        if gates is None:
             return
         if not try_shrink_(session.work.model, session.work.optimisers[0], gates=gates):
             return
