@@ -83,6 +83,20 @@ def test_the_gradient_of_a_gate_is_that_of_all_channels_it_stands_for() -> None:
     torch.testing.assert_close(places.grad, worth)
 
 
+def test_a_closed_group_has_the_gradient_of_its_coming_back() -> None:
+    net: Any = build(MIDDLES["convolution"])
+    model = al.add_gates(net, draw(2))
+    group = al.width_gates(model)["0"]
+    close_(group, 1)
+    behind = net[:4](x := draw(3)).detach()
+    is_open = torch.tensor([1.0, 0.0, 1.0, 1.0]).double().requires_grad_()
+    net[4](behind * is_open.repeat_interleave(N_OUT)[:, None, None]).square().sum().backward()
+    model(x).square().sum().backward()
+    assert group.grad is not None
+    assert group.grad[1] != 0
+    torch.testing.assert_close(group.grad, is_open.grad)
+
+
 @pytest.mark.parametrize(("groups", "size", "expected"), [(8, 3, 8), (3, 8, 8)])
 def test_of_few_groups_or_small_ones_the_finer_choice_goes(
     groups: int, size: int, expected: int

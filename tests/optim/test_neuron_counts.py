@@ -134,6 +134,25 @@ def test_a_group_counts_for_its_inputs_and_outputs_and_a_place_for_all_groups() 
     assert by_group == {"0": [5.0 + 3.0] * 4, "0/2": [3.0] * 5, "2": [3.0] * 6}
 
 
+def test_channels_go_where_a_whole_group_would_leave_much_room() -> None:
+    """All gates earn the same; the last group to go would leave an eighth of the budget."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 40, 3), nn.ReLU()]
+    for _ in range(2):
+        middle = nn.Conv2d(32, 32, 3, padding=1, groups=4)
+        layers += [nn.Conv2d(40, 32, 1), nn.ReLU(), middle, nn.ReLU()]
+        layers += [nn.Conv2d(32, 40, 1), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 4))
+    model = al.add_gates(net, torch.randn(2, 3, 8, 8))
+    gates = al.GateOptimizer(model, 60, budget={"multiply_adds": "50%"})
+    for _ in range(60):
+        for gate in gates.param_groups[0]["params"]:
+            gate.grad = torch.ones_like(gate)
+        gates.step()
+    plan = al.plan(model)
+    assert 0.49 < plan.after.multiply_adds / plan.before.multiply_adds <= 0.5
+
+
 @pytest.mark.parametrize(("size_power", "goes"), [(0.5, False), (0.0, True)])
 def test_a_branch_goes_no_sooner_than_its_channels_would(size_power: float, goes: bool) -> None:
     """All channels earn the same, and each branch earns what they earn together."""

@@ -299,7 +299,9 @@ def call_gated(
     weight, bias = owner.weight, owner.bias
     if width is not None:
         weight = gate_channels(weight, width, dim)
-    if branch is not None:
+    if branch is not None and weight.dim() == 1:  # of a norm: few kernels, for they are small
+        weight, bias = gate_branch(torch.stack([weight, bias]), branch).unbind()
+    elif branch is not None:
         weight = gate_branch(weight, branch)
         bias = None if bias is None else gate_branch(bias, branch)
     forward_hooks = owner._forward_hooks or owner._forward_pre_hooks
@@ -320,6 +322,7 @@ class _Writer:
         start = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(start):
             self.acting = graph.call_module(STORE)
+        self.last, self.assembled = self.acting, dict[object, fx.Node]()
         self.read: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
 
     def gate_channels(self, node: fx.Node, channels: Tensor, dim: int) -> None:
@@ -443,8 +446,7 @@ class _Writer:
 
         The latter where those are fewer numbers than what the branch adds.
         """
-        with self.graph.inserting_after(self.acting):
-            gate = self._acting(self.store.place_of_branch(name))
+        gate = self._acting(self.store.place_of_branch(name))
         last: Any = node.args[operand]
         while self._is_alone(last) and self._called(last, nn.Dropout, nn.Dropout2d) is not None:
             last = last.args[0]
@@ -497,22 +499,35 @@ class _Writer:
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""
         make_out_of_place_(node, self.net)
-        with self.graph.inserting_after(self.acting):
-            depth = self._acting(self.store.place_of_site(site.name))
+        depth = self._acting(self.store.place_of_site(site.name))
         with self.graph.inserting_after(node):
             mixed = self.graph.call_function(mix_linear, (node.args[0], node, depth))
         node.replace_all_uses_with(mixed, delete_user_cb=lambda user: user is not mixed)
         return mixed
 
     def _acting(self, place: int) -> fx.Node:
-        return self.graph.call_function(operator.getitem, (self.acting, place))
+        """Return the gates at a place, which all that need them share."""
+        if place not in self.assembled:
+            self.assembled[place] = self._prepare(operator.getitem, (self.acting, place))
+        return self.assembled[place]
 
     def _assemble(self, groups: list[int], index: Tensor | None) -> fx.Node:
+        """Return the gates of a site, which all sites with the same channels share."""
         opened = [self._acting(group) for group in groups]
         if index is None:
             return opened[0]
-        place = self.graph.get_attr(self.store.keep_index(index))
-        return self.graph.call_function(assemble_gates, (opened, place))
+        key = (*groups, index.shape, *index.flatten().tolist())
+        if key not in self.assembled:
+            with self.graph.inserting_after(self.last):
+                self.last = self.graph.get_attr(self.store.keep_index(index))
+            self.assembled[key] = self._prepare(assemble_gates, (opened, self.last))
+        return self.assembled[key]
+
+    def _prepare(self, function: Any, arguments: tuple[Any, ...]) -> fx.Node:
+        """Put a call in front of the network, behind all that stands there already."""
+        with self.graph.inserting_after(self.last):
+            self.last = self.graph.call_function(function, arguments)
+        return self.last
 
 
 def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:

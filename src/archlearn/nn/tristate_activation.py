@@ -40,11 +40,14 @@ def _sums_by_place(x: Tensor, places: int) -> bool:
     """Return whether there is to be a number for each place of a channel.
 
     The gradient of a gate sums over examples and places. A GPU is slow at few long sums, and a
-    CPU at many short ones, so that examples are summed first; a compiler knows better.
+    CPU at many short ones, so that examples are summed first; a compiler knows better. Weights have
+    few places, and on a GPU a kernel more takes longer than their sums.
     """
     if places == 1 or torch.compiler.is_compiling():
         return False
-    return x.is_cuda or (places < _FEW_PLACES and x.numel() > _MANY_NUMBERS and x.is_contiguous())
+    if x.is_cuda:
+        return places >= _FEW_PLACES
+    return places < _FEW_PLACES and x.numel() > _MANY_NUMBERS and x.is_contiguous()
 
 
 def mix_linear(x: Tensor, activated: Tensor, depth: Tensor) -> Tensor:

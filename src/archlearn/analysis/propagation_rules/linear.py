@@ -148,6 +148,8 @@ def _groups_and_parts(
     groups = step.constraints.new_atoms(op.groups)
     for cells, places in ((ids, columns), (rows, within)):
         step.constraints.note_grid(cells.reshape(op.groups, -1), groups, places)
+    # Groups have their gates behind: in front, too, a closed one would have no gradient.
+    state = torch.full_like(state, UNKNOWN) if step.may_gate_reads else state
     _check_reader(step, op, columns.repeat(op.groups), state)
     return rows, torch.tensor(UNKNOWN).expand(len(rows))
 
