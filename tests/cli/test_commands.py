@@ -137,6 +137,7 @@ def test_a_checkpoint_is_answered_with_the_run_to_measure(
         ("evaluate RUN --data diabetes", "does not take examples of shape (10,)"),
         ("evaluate HALF", "archlearn compact HALF"),
         ("export no/run --to onnx", "there is no no/run; give a run's folder"),
+        ("evaluate no/run", "there is no no/run; give a run's folder"),
         ("inspect mlp --shape 64 --outputs -3", "Must be >= 1"),
     ],
 )
@@ -149,6 +150,14 @@ def test_what_is_wrong_is_answered_with_what_to_do(
     names = {"RUN": str(run_folder), "HALF": str(half)}
     assert exit_code([names.get(word, word) for word in words.split()]) == 1
     assert answer.replace("HALF", str(half)) in capsys.readouterr().err
+
+
+def test_a_refused_report_leaves_no_folder_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["report", str(tmp_path / "gone")]) == 1
+    assert "there is no such folder; give a folder that" in capsys.readouterr().err
+    assert not (tmp_path / "gone").exists()
 
 
 def test_compacting_a_checkpoint_gives_the_model_of_the_run(

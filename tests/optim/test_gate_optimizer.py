@@ -257,6 +257,12 @@ def test_other_gates_are_refused(digits: Any) -> None:
         al.GateOptimizer(drawn, 10)
 
 
+def test_parameters_in_place_of_the_model_are_refused(digits: Any) -> None:
+    parameters: Any = al.weights(al.add_gates(chain(), digits[0][:2]))
+    with pytest.raises(al.InputError, match=r"model is a list; give the model that add_gates"):
+        al.GateOptimizer(parameters, 10)
+
+
 def test_a_resumed_run_is_bit_for_bit_the_same(digits: Any) -> None:
     def start() -> tuple[nn.Module, al.GateOptimizer, torch.optim.Optimizer]:
         model = al.add_gates(Residual(), digits[0][:2])

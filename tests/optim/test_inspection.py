@@ -305,3 +305,10 @@ def test_a_layer_that_has_a_row_is_not_named_again() -> None:
     found = al.inspect(MixedAtASite(), torch.randn(2, 4))
     assert [row.name for row in found.rows if not row.width] == ["first"]
     assert found.kept == {}
+
+
+def test_a_network_without_any_site_is_said_to_have_none() -> None:
+    said = str(al.inspect(nn.GRU(4, 6), torch.randn(2, 3, 4)))
+    assert said.startswith(
+        "nothing can be learnt: it calls no activation that archlearn knows; use"
+    )

@@ -29,6 +29,8 @@ def test_the_control_file_loads_when_nothing_is_changed(path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"gone.safetensors'.*there is no such file"):
         al.load(tmp_path / "gone.safetensors")
+    with pytest.raises(al.FileError, match=r"it is a folder; give a path that save wrote"):
+        al.load(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])

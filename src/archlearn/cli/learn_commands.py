@@ -190,13 +190,14 @@ def report(
     from archlearn.reporting.run_reader import read_run
     from archlearn.training.run_directory import writing
 
+    found = [read_run(run) for run in runs]  # refused before a folder is made
     if to == "html":
         target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
         with writing(target):
             write_report(list(runs), target)
         sys.stdout.write(f"{target}\n")
         return
-    text = write_paper_table(read_paper_table([read_run(run) for run in runs]), to)
+    text = write_paper_table(read_paper_table(found), to)
     if out is None:
         sys.stdout.write(text)
         return

@@ -159,8 +159,8 @@ def evaluate_command(
     from archlearn.training.initial_model import check_fit
     from archlearn.training.run_directory import REPORT, read_run_settings
 
-    _check_measurable(target, data)
     path = _find_compact(target)
+    _check_measurable(target, data)
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     asked = replace(
         settings,

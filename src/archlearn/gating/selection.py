@@ -418,12 +418,17 @@ def _find_rows(net: nn.Module, blueprint: ChannelGraph) -> tuple[tuple[str, Tens
     return tuple(rows.values())
 
 
+def explain_no_sites(*, has_opaque: bool) -> str:
+    """Say why a network has no site of gates; what was not looked into is listed beside it."""
+    fix = "" if has_opaque else "; use ReLU, GELU, SiLU or the like as modules or functions"
+    return f"it calls no activation that archlearn knows{fix}"
+
+
 def _nothing(choice: LearnableSites, net: nn.Module) -> str:
     sites, opaque = choice.blueprint.sites[0], choice.blueprint.traces.opaque
     inside = [f"  {name} was not looked into: {why}" for name, why in opaque.items()]
     if not sites:
-        fix = "" if inside else "; use ReLU, GELU, SiLU or the like as modules or functions"
-        what = f"it calls no activation that archlearn knows{fix}"
+        what = explain_no_sites(has_opaque=bool(inside))
         return "\n".join([f"nothing can be learnt in {type(net).__name__}: {what}", *inside])
     lines = []
     for site in sites[:10]:

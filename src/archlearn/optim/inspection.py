@@ -10,7 +10,7 @@ from archlearn.costs import unit_of, write_costs
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
 from archlearn.gating.gate_container import STORE, find_store
-from archlearn.gating.selection import LearnableSites, select_tristates
+from archlearn.gating.selection import LearnableSites, explain_no_sites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
 from archlearn.tracing.example_inputs import count_examples
@@ -100,6 +100,8 @@ class Inspection:
             )
             for line in table
         ]
+        if not self.rows and not self.branches:
+            lines = [f"nothing can be learnt: {explain_no_sites(has_opaque=bool(self.opaque))}"]
         lines += [f"not learnt: {name}: {why}" for name, why in self.kept.items()]
         lines += map(str, self.branches)
         if self.least:

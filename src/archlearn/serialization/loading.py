@@ -450,9 +450,8 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
     """
     path = Path(path)
     if not path.is_file():
-        raise FileError(
-            f"cannot load {str(path)!r}: there is no such file; give a path that save wrote"
-        )
+        found = "it is a folder" if path.is_dir() else "there is no such file"
+        raise FileError(f"cannot load {str(path)!r}: {found}; give a path that save wrote")
     try:
         return _load(path, merge_classes(modules))
     except FileError as error:
