@@ -1,5 +1,6 @@
 """The gate optimiser closes residual branches where that pays, once they have grown."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -269,3 +270,55 @@ def test_a_branchs_gate_acts_on_its_last_layer_as_on_what_it_adds(
     assert len(found[0]) == len(found[1]) > 10
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def add_hook(model: Any) -> None:
+    model.first[1].register_forward_hook(lambda *given: given[-1] + 1)
+
+
+def fuse(model: Any) -> None:
+    model.first[1] = nn.Identity()
+
+
+def parametrise(model: Any) -> None:
+    nn.utils.parametrize.register_parametrization(model.first[1], "weight", nn.Softplus())
+
+
+@pytest.mark.parametrize("change", [add_hook, fuse, parametrise])
+def test_a_closed_branch_adds_nothing_whatever_becomes_of_its_last_layer(
+    change: Callable[[Any], None],
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 9, 9, dtype=torch.float64)
+    model: Any = al.add_gates(Ending().double(), x)
+    change(model)
+    before = model(x)
+    with torch.no_grad():
+        for gate in al.branch_gates(model).values():
+            gate.fill_(0.0)
+    assert not torch.equal(model(x), before)
+    assert torch.equal(model(x), model.head(x.mean((2, 3))))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_norm_that_carries_a_branchs_gate_counts_and_averages_as_it_did(
+    momentum: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads may read its own weight meanwhile."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 9, 9, dtype=torch.float64)
+    net: Any = Ending().double()
+    net.first[1].momentum = momentum
+    model: Any = al.add_gates(net, x)
+    call, seen = F.batch_norm, list[bool]()
+
+    def watch(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(isinstance(model.first[1].weight, nn.Parameter))
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(F, "batch_norm", watch)
+    for _ in range(3):
+        assert torch.equal(model(x), net(x))
+    assert seen == [True] * 6
+    own, other = (m.first[1].state_dict() for m in (model, net))
+    assert all(torch.equal(own[key], other[key]) for key in other)

@@ -5,6 +5,7 @@ import io
 import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -678,15 +679,20 @@ def test_gates_that_stand_still_are_not_computed_behind_the_last_cut(kind: str) 
 
 
 def test_a_gate_that_is_moved_behind_the_last_cut_is_told() -> None:
-    model, _, _ = make("chain")
+    model, x, _ = make("chain")
     rule = torch.optim.SGD(al.weights(model), lr=0.1)
-    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "60%"})
     gates.finish()
     al.shrink_(model, rule, gates)
     with torch.no_grad():
         next(iter(al.width_gates(model).values()))[0] = 0.0
-    with pytest.raises(InputError, match="was moved behind the last cut"):
-        al.compact(model)
+    for call in (al.compact, al.shrink_):
+        with pytest.raises(InputError, match="was moved behind the last cut"):
+            call(model)
+    before = model(x)
+    al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    assert gap(al.compact(model), model, x) < 1e-12
+    assert not torch.equal(model(x), before)
 
 
 def test_buffers_of_a_copy_are_averaged_where_a_branch_is_left_out() -> None:
@@ -697,3 +703,71 @@ def test_buffers_of_a_copy_are_averaged_where_a_branch_is_left_out() -> None:
     for _ in range(2):
         average.update_parameters(model)
     assert al.plan(average.module).branches == ("branches.0",)
+
+
+@pytest.mark.parametrize("is_made_first", [True, False])
+def test_gates_stand_still_in_a_run_that_resumes_behind_the_last_cut(is_made_first: bool) -> None:
+    """Whether the optimiser of gates is made before their checkpoint is loaded or after that."""
+    model, x, y = make("residual")
+    start = copy.deepcopy(model)
+    rule, gates = close_branch(model, x, y)
+    al.shrink_(model, rule, gates)
+    state = model.state_dict()
+    rule = torch.optim.SGD(al.weights(start), lr=0.01)
+    others = al.GateOptimizer(start, 100, budget={"multiply_adds": "100%"})
+    al.shrink_(start, rule, others, like=state)
+    start.load_state_dict(state)
+    if not is_made_first:
+        others = al.GateOptimizer(start, 100, budget={"multiply_adds": "100%"})
+    others.load_state_dict(copy.deepcopy(gates.state_dict()))
+    step(start, rule, x, y)
+    assert try_shrink_(start, rule, gates=others) is not is_made_first
+    assert forward_calls(start) == forward_calls(model)
+    assert not any(gate.requires_grad for gate in others.param_groups[0]["params"])
+
+
+def test_a_cut_behind_which_no_gate_can_stand_still_is_not_made_again() -> None:
+    """A BatchNorm follows the gates, so that closed channels are constants behind it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model: Any = al.add_gates(net, torch.randn(4, 5), learn={"0": al.Learn.WIDTH})
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})
+    gates.finish()
+    for _ in range(2):
+        al.shrink_(model, gates)
+        assert model.archlearn_gates.n_shrinks == 1
+
+
+def test_an_averaged_copy_follows_where_another_gate_optimiser_wakes_gates() -> None:
+    model, x, y = make("chain")
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda _, new, n: new)
+    rule = torch.optim.SGD(al.weights(model), lr=0.1)
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "60%"})
+    gates.finish()
+    al.shrink_(model, rule, gates, copies=[average])
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "60%"})
+    step(model, rule, x, y)
+    average.update_parameters(model)
+    with torch.no_grad():
+        next(iter(al.width_gates(model).values()))[0] = 0.0
+    gates.accept_gates()
+    al.shrink_(model, rule, gates, copies=[average])
+    average.update_parameters(model)
+    assert gap(average.module, model, x) < 1e-12
+
+
+def test_a_compact_file_is_the_same_however_many_cuts_there_were(tmp_path: Path) -> None:
+    model, _, _ = make("residual")
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate.fill_(0.7)
+    start = copy.deepcopy(model)
+    for gate in reversed(al.width_gates(model).values()):
+        with torch.no_grad():
+            gate[-1] = 0.2
+        al.shrink_(model)
+    al.shrink_(start, like=model.state_dict())
+    start.load_state_dict(model.state_dict())
+    for name, each in (("a", model), ("b", start)):
+        al.save(al.compact(each), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -64,7 +64,7 @@ def write_kept(model: nn.Module) -> str | None:
         for name, by_dim in kept.items()
         if name in present
     }
-    return json.dumps(bits, separators=(",", ":"))
+    return json.dumps(bits, sort_keys=True, separators=(",", ":"))
 
 
 def read_kept(data: object, model: nn.Module) -> KeptChannels:

@@ -20,13 +20,7 @@ from archlearn.errors import (
     lies_in,
     with_article,
 )
-from archlearn.gating.gate_container import (
-    STANDING,
-    GateContainer,
-    GateKind,
-    add_store_,
-    find_store,
-)
+from archlearn.gating.gate_container import GateContainer, GateKind, add_store_, find_store
 from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
@@ -366,7 +360,7 @@ def _bind_forward_(net: nn.Module, store: GateContainer) -> None:
 
 def wake_gates_(net: nn.Module, store: GateContainer) -> None:
     """Let all gates of a model act again, behind the last cut of whoever let them stand still."""
-    store.kept._buffers.pop(STANDING)
+    store.wake_()
     held: Any = type(net).forward  # by Accelerate and torch.compile
     _bind_forward_(net, store)
     store.to(store.gates()[0].device)

@@ -50,6 +50,7 @@ class GateContainer(nn.Module):
     rows: Tensor
     pairs: Tensor
     group_of_gate: Tensor
+    _standing: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -220,14 +221,19 @@ class GateContainer(nn.Module):
             self.kept.register_buffer(LEFT_OUT, flags)
 
     def standing(self) -> frozenset[int]:
-        """Return where gates stand in `gates` that `forward` passes over; waits for the device."""
-        flags: Any = getattr(self.kept, STANDING, None)
-        return frozenset() if flags is None else frozenset(torch.nonzero(flags).flatten().tolist())
+        """Return where gates stand in `gates` that `forward` passes over."""
+        return self._standing
 
-    def stand_still_(self, flags: Tensor | None) -> None:
-        """Take down which gates the `forward` to be bound passes over: open ones, for good."""
-        if flags is not None:
-            self.kept.register_buffer(STANDING, flags)
+    def stand_still_(self, flags: Tensor) -> None:
+        """Take down which gates the `forward` to be bound passes over; none gets gradients."""
+        self.requires_grad_(False)
+        self.kept.register_buffer(STANDING, flags.clone())
+        self._standing = frozenset(torch.nonzero(flags).flatten().tolist())
+
+    def wake_(self) -> None:
+        """Take down that all gates act in the `forward` to be bound."""
+        self.kept.get_buffer(STANDING).zero_()  # averaged copies have it, too, and go by its place
+        self._standing = frozenset()
 
     def check_standing(self) -> None:
         """Raise if a gate has changed that `forward` passes over.
@@ -236,16 +242,15 @@ class GateContainer(nn.Module):
             InputError: Naming the gate, and what to do.
         """
         standing, n_groups = self.standing(), len(self._width_keys)
-        left_out = self.left_out()
         names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
         for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
             is_depth = n_groups <= place < n_groups + self.n_depth
             is_changed = (gate.detach() < THRESHOLD).any() != is_depth
-            if place in standing and name not in left_out and bool(is_changed):
+            if place in standing and bool(is_changed):
                 raise InputError(
                     f"gate {name!r} was moved behind the last cut, from where on gates stand still "
-                    "and do not act any more; to learn on, give the compact model gates of its "
-                    "own: add_gates(compact(model), example_inputs)"
+                    "and do not act any more; move it back or, to learn on, make another "
+                    "GateOptimizer, which lets all gates act again"
                 )
 
     def note_cut_(self, places: dict[str, Tensor], n_shrinks: Tensor) -> None:

@@ -293,9 +293,14 @@ def call_gated(
 ) -> Tensor:
     """Call a layer with each input column of its weight multiplied by its width gate.
 
-    With the gate of a branch that the layer ends, weight and bias are multiplied by that, too.
+    With the gate of a branch that the layer ends, weight and bias are multiplied by that, too: or
+    else what it returns, where hooks may change that, or a user has put another layer there.
     """
     owner: Any = layer
+    forward_hooks = owner._forward_hooks or owner._forward_pre_hooks
+    is_hooked = forward_hooks or owner._backward_hooks or owner._backward_pre_hooks
+    if branch is not None and (is_hooked or type(layer) not in _ENDING):
+        return gate_branch(layer(x) if width is None else call_gated(layer, x, width, dim), branch)
     weight, bias = owner.weight, owner.bias
     if width is not None:
         weight = gate_channels(weight, width, dim)
@@ -304,14 +309,28 @@ def call_gated(
     elif branch is not None:
         weight = gate_branch(weight, branch)
         bias = None if bias is None else gate_branch(bias, branch)
-    forward_hooks = owner._forward_hooks or owner._forward_pre_hooks
-    if not (forward_hooks or owner._backward_hooks or owner._backward_pre_hooks):
+    if not is_hooked:
         if isinstance(layer, nn.Linear):
             return F.linear(x, weight, bias)
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return owner._conv_forward(x, weight, bias)
-    given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    return torch.func.functional_call(layer, given, (x,))
+        if branch is not None:
+            return _batch_norm(owner, x, weight, bias)
+    return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+
+def _batch_norm(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Call a BatchNorm with another weight and bias, which other threads must not see."""
+    layer._check_input_dim(x)
+    momentum = layer.momentum
+    learns = layer.training and layer.track_running_stats
+    if learns and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        if momentum is None:
+            momentum = 1.0 / float(layer.num_batches_tracked)
+    kept = (layer.running_mean, layer.running_var) if learns or not layer.training else (None, None)
+    is_of_batch = layer.training or kept[0] is None
+    return F.batch_norm(x, *kept, weight, bias, is_of_batch, momentum or 0.0, layer.eps)
 
 
 class _Writer:
@@ -474,16 +493,9 @@ class _Writer:
         return is_plain and (node.target is call_gated or len(node.args) == 1)
 
     def _called(self, node: fx.Node, *kinds: type[nn.Module]) -> Any:
-        """Return the module that a node calls, if it is of one of these kinds.
-
-        If it has parameters, it must hold them itself, as they are, and be called nowhere else.
-        """
+        """Return the module that a node calls, if it is of one of these kinds."""
         layer = find_module(self.net, str(node.target)) if node.op == "call_module" else None
-        if layer is None or type(layer) not in kinds:
-            return None
-        is_shared = is_called_again(node) or str(node.target) in self.store.choice.blueprint.sharing
-        is_held = {"weight", "bias"} <= layer._parameters.keys() and not is_shared
-        return layer if is_held or not layer._parameters else None
+        return layer if type(layer) in kinds else None
 
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""

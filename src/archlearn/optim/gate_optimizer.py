@@ -371,15 +371,15 @@ class GateOptimizer(torch.optim.Optimizer):
         if not (self._may_pay and self._shrinks):
             return False
         self._may_pay = False
-        n_left = self.schedule.cuts - self._store.n_shrinks
         if self.param_groups[0]["frozen"]:
-            return n_left >= 0
+            return True
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         branches = torch.stack([self._left_out, self._find_closed()[1]])
         others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
+        n_left = self.schedule.cuts - self._store.n_shrinks
         if n_left <= 0:
             return False
         self._follow_device(now.device)
@@ -394,12 +394,8 @@ class GateOptimizer(torch.optim.Optimizer):
         self._shrinks = False
 
     def follow_model(self) -> None:
-        """Go on with a model whose channels `shrink_` has cut out.
-
-        Gates that stand still get no gradients any more: those take time.
-        """
+        """Go on with a model whose channels `shrink_` has cut out."""
         self._take_costs()
-        self._stand_still()
         sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
@@ -413,8 +409,6 @@ class GateOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0]
         group["step"], group["frozen"] = step, step >= self._end
         self._remember()
-        if self._store.n_shrinks:  # as they do behind the last cut
-            self._stand_still()
 
     def can_stand_still(self) -> bool:
         """Return whether gates never move again, and what is learnt does without their gradients.
@@ -424,12 +418,6 @@ class GateOptimizer(torch.optim.Optimizer):
         known = {id(gate) for gate in self.param_groups[0]["params"]}
         weights = [p for p in self._owner.parameters() if id(p) not in known]
         return self.param_groups[0]["frozen"] and any(p.requires_grad for p in weights)
-
-    def _stand_still(self) -> None:
-        if self.can_stand_still():
-            for gate in self.param_groups[0]["params"]:
-                gate.requires_grad_(False)
-                gate.grad = None
 
     def describe(self) -> dict[str, object]:
         """Return what each cost with a budget may be now, and the price; waits for the device.
@@ -471,6 +459,8 @@ class GateOptimizer(torch.optim.Optimizer):
             self._take_costs()
             self._set_limits(self._budget)
         self._begin_with(start)
+        # One that was made behind the last cut has let gates act again.
+        self._may_pay = self.param_groups[0]["frozen"] and not self._store.standing()
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.attach import bind_gates_
+from archlearn.gating.attach import bind_gates_, wake_gates_
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
 from archlearn.gating.selection import reselect_sites
@@ -98,17 +98,17 @@ def shrink_(
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
+    if like is None:
+        store.check_standing()
     kept = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
     for follower in followers:
         _check_copy(owner, follower)
-    is_same = all(bool(each.all()) for each in kept.stays.values())
-    if (
-        is_same
-        and kept.left_out == store.left_out()
-        and (kept.standing is None or store.standing())
-    ):
+    if kept.is_all_of(store):
         for follower in followers:
-            _copy_gates_(store, getattr(follower, STORE))
+            own: GateContainer = getattr(follower, STORE)
+            if own.standing() and not store.standing():
+                wake_gates_(follower, own)
+            _copy_gates_(store, own)
         return
     with class_forwards(owner):
         cut = _prepare(owner, store, kept, is_same=like is None)
@@ -165,6 +165,15 @@ class _Rest:
     stays: dict[str, Tensor]
     left_out: tuple[str, ...]
     standing: Tensor | None
+
+    def is_all_of(self, store: GateContainer) -> bool:
+        """Return whether nothing is to be cut out, left out or passed over that is not already."""
+        flags: Any = getattr(store.kept, STANDING, None)
+        is_noted = self.standing is None or (
+            flags is not None and torch.equal(flags.cpu(), self.standing.cpu())
+        )
+        is_whole = all(bool(each.all()) for each in self.stays.values())
+        return is_whole and self.left_out == store.left_out() and is_noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +289,11 @@ def _prepare(
                 choice = reselect_sites(small, inputs, store.choice, traces, dropped)
         fresh = GateContainer(choice, 1.0, 0.0, was_bound=changed, kind=store.kind)
         fresh.leave_out_(rest.left_out)
-        fresh.stand_still_(rest.standing)
-        bind_gates_(small, fresh)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
+        if rest.standing is not None:
+            fresh.stand_still_(rest.standing)
+        bind_gates_(small, fresh)
         movers = {name for name, module in owner.named_modules() if module._buffers}
         movers = {*movers, *mutable_modules(blueprint.traces.graphs, owner)} - {STORE}
         gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
@@ -414,6 +424,9 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)
             own.copy_(gate)
+            if not gate.requires_grad:
+                own.requires_grad_(False)
+                own.grad = None
             new_home.register_parameter(key, own)
     own_attributes: dict[str, Any] = store.__dict__
     own_attributes.update(vars(gates))
