@@ -76,6 +76,7 @@ def code_of(words: str, out: Path) -> object:
     [
         ("double", "has weights in torch.float64, and runs are started in torch.float32"),
         ("frozen --learn nothing", "no weight of the network is to be learnt either"),
+        ("net --leave 1", "(learn= is what --learn and --leave say)"),
         ("without_numbers", "gives what is no finite number for the first two examples"),
     ],
 )
