@@ -48,6 +48,9 @@ def stray():
     train[1][3] = 10**9
     return train, test
 
+def arrays():
+    return tuple(tuple(part.numpy() for part in pair) for pair in examples())
+
 def imaginary():
     (x, y), test = examples()
     return (x.cfloat(), y), (x.cfloat(), y)
@@ -73,6 +76,7 @@ def code_of(words: str, out: Path) -> object:
     [
         ("double", "has weights in torch.float64, and runs are started in torch.float32"),
         ("frozen --learn nothing", "no weight of the network is to be learnt either"),
+        ("net --leave 1", "(learn= is what --learn and --leave say)"),
         ("without_numbers", "gives what is no finite number for the first two examples"),
     ],
 )
@@ -89,6 +93,7 @@ def test_networks_that_cannot_be_trained_are_refused(
     [
         ("one", "has 1 train examples, and none is left when 1 of them are set apart"),
         ("stray", "go up to 1000000000; classes are counted from 0 without gaps"),
+        ("arrays", "returned ((ndarray, ndarray), (ndarray, ndarray)); return two pairs of tens"),
         ("imaginary", "the train inputs of 'wrong_inputs:imaginary' are complex"),
     ],
 )

@@ -257,6 +257,22 @@ def test_other_gates_are_refused(digits: Any) -> None:
         al.GateOptimizer(drawn, 10)
 
 
+def test_a_smaller_budget_for_gates_that_stand_still_needs_a_new_decision(
+    digits: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, before = learn(chain(), digits, budget={"parameters": "50%"})
+    gates = al.GateOptimizer(model, 10, budget={"parameters": "30%"})
+    gates.load_state_dict(before.state_dict())
+    gates.finish()
+    al.compact(model)
+    assert "leave it out and decide anew" in caplog.text
+    caplog.clear()
+    al.GateOptimizer(model, 10, budget={"parameters": "30%"}).finish()
+    limit = 0.3 * al.count_costs(chain(), digits[0][:2]).parameters
+    assert al.count_costs(al.compact(model)).parameters <= limit
+    assert caplog.text == ""
+
+
 def test_parameters_in_place_of_the_model_are_refused(digits: Any) -> None:
     parameters: Any = al.weights(al.add_gates(chain(), digits[0][:2]))
     with pytest.raises(al.InputError, match=r"model is a list; give the model that add_gates"):

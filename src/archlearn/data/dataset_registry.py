@@ -1,6 +1,7 @@
 """Data sets by name: `mnist`, `idx:DIR`, or a user's `mypackage.data:build`."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -110,6 +111,14 @@ def _mnist_or_digits(progress: DownloadProgress) -> Examples:
         return load_digits(MNIST_SIDE)
 
 
+def _name_types(made: object) -> str:
+    """Return the type of an object, of tuples and lists the types of what they hold."""
+    if not isinstance(made, tuple | list):
+        return type(made).__name__
+    parts: Sequence[object] = made
+    return f"({', '.join(map(_name_types, parts[:3]))}{', ...' if len(parts) > 3 else ''})"
+
+
 def _from_user(name: str) -> Examples:
     """Call a user's function: it returns examples, or ((x, y), (x, y)) for train and test."""
     made = call_users_code(name, "data set", DATASETS)
@@ -130,6 +139,6 @@ def _from_user(name: str) -> Examples:
             )
         case _:
             raise DataError(
-                f"{name} returned {type(made).__name__}; return two pairs of tensors, "
+                f"{name} returned {_name_types(made)}; return two pairs of tensors, "
                 "((train inputs, targets), (test inputs, targets)), or Examples"
             )

@@ -146,7 +146,9 @@ def _warn_of_missed_budget(budget: dict[str, float], plan: Plan, inputs: Example
             n_rows = unit_of(name, count_examples(inputs))
             logger.warning(
                 "a budget of %s %s was asked for, but the compact model has %s; call gates.step() "
-                "total_steps times, or gates.finish() before compact where a run ends earlier",
+                "total_steps times, or gates.finish() before compact where a run ends earlier; "
+                "where gates stood still when their state was loaded, for another budget, leave it "
+                "out and decide anew",
                 f"{limit / n_rows:,.0f}",
                 name,
                 f"{found / n_rows:,.0f}",

@@ -16,7 +16,7 @@ from archlearn.data.dataset import Dataset, build_dataset
 from archlearn.data.dataset_registry import load_examples
 from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
-from archlearn.errors import CheckpointError, SettingsError
+from archlearn.errors import CheckpointError, InputError, SettingsError
 from archlearn.gating.attach import add_gates
 from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
@@ -189,13 +189,18 @@ def gate_network(network: nn.Module, example: Tensor, settings: RunSettings) -> 
         return copy.deepcopy(network)
     learn = {"*": _LEARNT[gates.learn], **dict.fromkeys(gates.leave, Learn.NOTHING)}
     everything = gates.learn == "all" and not gates.leave
-    model = add_gates(
-        network,
-        example,
-        learn=None if everything else learn,
-        width_start=gates.width_start,
-        depth_start=gates.depth_start,
-    )
+    try:
+        model = add_gates(
+            network,
+            example,
+            learn=None if everything else learn,
+            width_start=gates.width_start,
+            depth_start=gates.depth_start,
+        )
+    except InputError as error:
+        if everything:
+            raise
+        raise SettingsError(f"{error} (learn= is what --learn and --leave say)") from error
     spread_gates_(model, gates.width_spread)
     return model
 
