@@ -720,9 +720,8 @@ def test_gates_stand_still_in_a_run_that_resumes_behind_the_last_cut(is_made_fir
     if not is_made_first:
         others = al.GateOptimizer(start, 100, budget={"multiply_adds": "100%"})
     others.load_state_dict(copy.deepcopy(gates.state_dict()))
-    step(start, rule, x, y)
-    assert try_shrink_(start, rule, gates=others) is not is_made_first
     assert forward_calls(start) == forward_calls(model)
+    assert all(torch.equal(value, state[key]) for key, value in start.state_dict().items())
     assert not any(gate.requires_grad for gate in others.param_groups[0]["params"])
 
 

@@ -358,9 +358,9 @@ def _bind_forward_(net: nn.Module, store: GateContainer) -> None:
     bind_graphs_(net, graphs, "Gated", blueprint.traces.all_blocks)
 
 
-def wake_gates_(net: nn.Module, store: GateContainer) -> None:
-    """Let all gates of a model act again, behind the last cut of whoever let them stand still."""
-    store.wake_()
+def let_stand_(net: nn.Module, store: GateContainer, flags: Tensor) -> None:
+    """Let a model's `forward` pass over the gates that are flagged, and all others act again."""
+    store.stand_still_(flags)
     held: Any = type(net).forward  # by Accelerate and torch.compile
     _bind_forward_(net, store)
     store.to(store.gates()[0].device)

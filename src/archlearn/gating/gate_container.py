@@ -230,11 +230,6 @@ class GateContainer(nn.Module):
         self.kept.register_buffer(STANDING, flags.clone())
         self._standing = frozenset(torch.nonzero(flags).flatten().tolist())
 
-    def wake_(self) -> None:
-        """Take down that all gates act in the `forward` to be bound."""
-        self.kept.get_buffer(STANDING).zero_()  # averaged copies have it, too, and go by its place
-        self._standing = frozenset()
-
     def check_standing(self) -> None:
         """Raise if a gate has changed that `forward` passes over.
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError
-from archlearn.gating.attach import wake_gates_
-from archlearn.gating.gate_container import STORE, GateContainer
+from archlearn.gating.attach import let_stand_
+from archlearn.gating.gate_container import STANDING, STORE, GateContainer
 from archlearn.nn.functional import THRESHOLD
 from archlearn.optim.cost_function import CostFunction, name_costs
 from archlearn.optim.data_parallel import renew_wrappers_
@@ -133,8 +133,10 @@ class GateOptimizer(torch.optim.Optimizer):
                 "of them; give fully_shard the blocks of the model, not the model as a whole"
             )
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
+        self._stood: Tensor | None = None
         if self._store.standing():  # another one has let them
-            wake_gates_(self._owner, self._store)
+            self._stood = self._store.kept.get_buffer(STANDING)
+            let_stand_(self._owner, self._store, torch.zeros_like(self._stood))
         if not all(gate.requires_grad for gate in gates):
             for gate in gates:
                 gate.requires_grad_()
@@ -396,6 +398,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def follow_model(self) -> None:
         """Go on with a model whose channels `shrink_` has cut out."""
         self._take_costs()
+        self._stood = None
         sizes = self._store.choice.blueprint.group_sizes().to(self._least.device)
         self._least = torch.minimum(self._least, sizes)
         self._remember()
@@ -459,8 +462,9 @@ class GateOptimizer(torch.optim.Optimizer):
             self._take_costs()
             self._set_limits(self._budget)
         self._begin_with(start)
-        # One that was made behind the last cut has let gates act again.
-        self._may_pay = self.param_groups[0]["frozen"] and not self._store.standing()
+        if self._stood is not None and self.param_groups[0]["frozen"]:  # woken for nothing
+            let_stand_(self._owner, self._store, self._stood)
+            renew_wrappers_(self._owner)
         self._remember()
 
     def _decide_(self, *, last: bool) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
 from archlearn.errors import InputError, SurgeryError
-from archlearn.gating.attach import bind_gates_, wake_gates_
+from archlearn.gating.attach import bind_gates_, let_stand_
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
 from archlearn.gating.selection import reselect_sites
@@ -107,7 +107,7 @@ def shrink_(
         for follower in followers:
             own: GateContainer = getattr(follower, STORE)
             if own.standing() and not store.standing():
-                wake_gates_(follower, own)
+                let_stand_(follower, own, torch.zeros_like(own.kept.get_buffer(STANDING)))
             _copy_gates_(store, own)
         return
     with class_forwards(owner):
