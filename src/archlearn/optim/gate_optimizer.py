@@ -375,15 +375,15 @@ class GateOptimizer(torch.optim.Optimizer):
         self._may_pay = False
         if self.param_groups[0]["frozen"]:
             return True
+        n_left = self.schedule.cuts - self._store.n_shrinks
+        if n_left <= 0:
+            return False
         gone = torch.cat(list(self.closed_for_good().values())).double()
         states = torch.stack([torch.ones_like(gone), 1.0 - gone])
         others = gone.new_zeros(2, self._cost.n_depth + self._cost.n_branches)
         branches = torch.stack([self._left_out, self._find_closed()[1]])
         others[:, self._cost.n_depth :] = branches.double()
         now, then = self._cost(states, others)
-        n_left = self.schedule.cuts - self._store.n_shrinks
-        if n_left <= 0:
-            return False
         self._follow_device(now.device)
         # Equal shares of the way that is left, the last of them when gates stand still.
         share = (self._limits / now).clamp(max=1.0) ** (1.0 / (n_left + 1))
