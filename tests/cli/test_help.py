@@ -60,6 +60,7 @@ def test_help_imports_neither_torch_nor_the_like(arguments: list[str], tmp_path:
 def test_what_is_wrong_is_answered_with_what_to_do(
     arguments: str, answer: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "small.safetensors").touch()
     assert_refused(arguments, answer, tmp_path)
 
 
