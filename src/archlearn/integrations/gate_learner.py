@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from archlearn.errors import InputError
-from archlearn.gating.gate_container import STORE
+from archlearn.gating.gate_container import STORE, find_store
 from archlearn.optim.gate_optimizer import GateOptimizer
 from archlearn.optim.shrinking import shrink_, try_shrink_
 from archlearn.serialization import save
@@ -118,3 +118,8 @@ class GateLearner:
 
 def _cut_alike(model: nn.Module, state: dict[str, Any], *_: Any) -> None:
     shrink_(model, like=state)
+    # A trainer makes its optimiser, gates and all, of what takes gradients, before `start` lets
+    # gates stand still again.
+    store = find_store(model)
+    for gate in store.gates() if store is not None else ():
+        gate.requires_grad_()
