@@ -10,7 +10,7 @@ from torch import nn
 from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
-from archlearn_paper.statistics import Spread, measure_spread
+from archlearn_paper.statistics import measure_spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def group(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> Spread:
+def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> dict[str, Any]:
     """Return the spread of one number over rows."""
     return measure_spread([number(row) for row in rows])
 
@@ -98,12 +98,12 @@ def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "seeds": [row.seed for row in rows],
         "architectures": [row.architecture for row in rows],
-        "parameters": spread_of(rows, lambda row: row.parameters).to_json(),
-        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds).to_json(),
-        "neurons": spread_of(rows, lambda row: row.n_neurons).to_json(),
-        "layers": spread_of(rows, lambda row: row.n_layers).to_json(),
-        "accuracy": spread_of(rows, lambda row: row.accuracy).to_json(),
-        "train_loss": spread_of(rows, lambda row: row.train_loss).to_json(),
+        "parameters": spread_of(rows, lambda row: row.parameters),
+        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds),
+        "neurons": spread_of(rows, lambda row: row.n_neurons),
+        "layers": spread_of(rows, lambda row: row.n_layers),
+        "accuracy": spread_of(rows, lambda row: row.accuracy),
+        "train_loss": spread_of(rows, lambda row: row.train_loss),
     }
 
 
@@ -165,11 +165,7 @@ QUICK = Scale(
 
 
 def parse_numbers(text: str, option: str, advice: str) -> tuple[int, ...]:
-    """Return the numbers that were typed with commas between them.
-
-    Raises:
-        SettingsError: If they are no different whole numbers.
-    """
+    """Return the numbers that were typed with commas between them; each may stand there once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise SettingsError(f"{option} {text!r}: write different numbers {advice}")
@@ -235,11 +231,7 @@ class FinishedRun:
     path: Path
 
     def load_model(self) -> nn.Module:
-        """Return the compact model.
-
-        Raises:
-            MissingModelError: If its file is not there; the runner then makes the run again.
-        """
+        """Return the compact model; where its file is gone, the runner makes the run again."""
         if not self.path.is_file():
             raise MissingModelError(self.row.asked)
         return load(self.path)
@@ -247,13 +239,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that an experiment must show.
-
-    Attributes:
-        what: In words.
-        measured: What was found, with its unit.
-        bound: What was to be found.
-    """
+    """One thing that an experiment must show: what was to be found, and what was."""
 
     what: str
     measured: str

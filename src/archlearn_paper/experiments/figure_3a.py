@@ -92,7 +92,7 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
     steps = [entry["step"] for entry in rows[0].history]
     return {
         "steps": steps,
-        "mean": [measure_spread(values).mean for values in zip(*curves, strict=True)],
+        "mean": [measure_spread(values)["mean"] for values in zip(*curves, strict=True)],
         "least": [min(values) for values in zip(*curves, strict=True)],
         "most": [max(values) for values in zip(*curves, strict=True)],
         "finals": [curve[-1] for curve in curves],
@@ -124,7 +124,7 @@ def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> 
     values: dict[str, list[float]] = {}
     for pair in sorted(pairs, key=lambda pair: pair[strength]):
         values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
-    return {value: measure_spread(found).to_json() for value, found in values.items()}
+    return {value: measure_spread(found) for value, found in values.items()}
 
 
 def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
@@ -162,14 +162,12 @@ def _check(derived: Derived) -> list[Check]:
 def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
     """Return whether each mean is below the one before by more than the error of the two."""
     written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
-    falling = all(_is_below(after, before) for before, after in itertools.pairwise(found.values()))
+    falling = all(
+        a["mean"] - b["mean"] > math.hypot(a["error"] or 0.0, b["error"] or 0.0)
+        for a, b in itertools.pairwise(found.values())
+    )
     bound = "falling, by more than an error each time"
     return Check(what=what, measured=written, bound=bound, met=falling)
-
-
-def _is_below(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    error = math.hypot(after["error"] or 0.0, before["error"] or 0.0)
-    return before["mean"] - after["mean"] > error
 
 
 def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
@@ -196,7 +194,7 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
         (
             f"{pair['cost']:g}",
             f"{pair['binarise']:g}",
-            *(write_counts(measure_spread(pair[number]).to_json()) for number in columns),
+            *(write_counts(measure_spread(pair[number])) for number in columns),
         )
         for pair in derived["pairs"]
     )

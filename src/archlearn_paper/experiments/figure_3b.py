@@ -101,7 +101,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     found = [n for n in _CLASSES if _name_classes(n) in groups]
     classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
     losses = {
-        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss).to_json()
+        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss)
         for n in found
     }
     means = {name: [classes[str(n)][name]["mean"] for n in found] for name in _JUDGED}
@@ -120,7 +120,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    numbers = {name: spread_of(rows, read).to_json() for name, read in _NUMBERS.items()}
+    numbers = {name: spread_of(rows, read) for name, read in _NUMBERS.items()}
     return numbers | {"limit": rows[0].settings.get("limit")}
 
 
