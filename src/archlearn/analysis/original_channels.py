@@ -68,11 +68,7 @@ def write_kept(model: nn.Module) -> str | None:
 
 
 def read_kept(data: object, model: nn.Module) -> KeptChannels:
-    """Return what `write_kept` wrote, as read from JSON.
-
-    Raises:
-        FileError: If it names a tensor or a size that the model does not have.
-    """
+    """Return what `write_kept` wrote, as read from JSON."""
     sizes = {
         (name, str(dim)): size
         for name, tensor in list_tensors(model)

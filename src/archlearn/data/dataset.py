@@ -165,11 +165,7 @@ MOST_CLASSES = 1_000_000
 
 
 def check_split(split: Split, part: str, name: str) -> None:
-    """Refuse examples that are none, of no shape, or hold what is no number.
-
-    Raises:
-        DataError: If so; the part and the first such example are named.
-    """
+    """Refuse examples that are none, of no shape, or hold what is no number."""
     if len(split.inputs) != len(split.targets) or len(split) == 0:
         raise DataError(
             f"the {part} part of {name!r} has {len(split.inputs)} inputs and "
@@ -187,11 +183,7 @@ def check_split(split: Split, part: str, name: str) -> None:
 
 
 def check_classes(split: Split, part: str, name: str) -> None:
-    """Refuse targets that are no classes, which are counted from 0, one for each example.
-
-    Raises:
-        DataError: If so.
-    """
+    """Refuse targets that are no classes, which are counted from 0, one for each example."""
     targets = split.targets
     if targets.is_floating_point():
         raise DataError(
@@ -216,11 +208,7 @@ def check_classes(split: Split, part: str, name: str) -> None:
 
 
 def check_tokens(split: Split, part: str, name: str) -> None:
-    """Refuse a text that is no rows of tokens, counted from 0, with one target for each.
-
-    Raises:
-        DataError: If so.
-    """
+    """Refuse a text that is no rows of tokens, counted from 0, with one target for each."""
     inputs, targets = split.inputs, split.targets
     if inputs.dtype != torch.long or targets.dtype != torch.long or inputs.shape != targets.shape:
         raise DataError(

@@ -80,11 +80,7 @@ def list_images(folder: Path, classes: Sequence[str], side: int) -> ImageList:
 
 
 def refuse_broken(path: Path, why: str, reading: ImageReading) -> None:
-    """Name a broken image in a warning where it may be left out, else refuse.
-
-    Raises:
-        DataError: If it may not.
-    """
+    """Name a broken image in a warning where it may be left out, else refuse."""
     if not reading.skip_broken:
         raise DataError(
             f"the image {path} is broken ({why}); repair it, take it out of the folder, or leave "
@@ -99,11 +95,7 @@ _CHUNK = 250
 def decode_all(
     file: Path, paths: Sequence[Path], side: int, progress: DownloadProgress
 ) -> Iterator[tuple[int, str]]:
-    """Decode images into a mapped file; yield position and reason of each broken one.
-
-    Raises:
-        DataError: If a worker process dies.
-    """
+    """Decode images into a mapped file; yield position and reason of each broken one."""
     shape = (len(paths), 3, side, side)
     np.memmap(file, np.uint8, mode="w+", shape=shape).flush()
     starts = range(0, len(paths), _CHUNK)
@@ -221,11 +213,7 @@ FEWEST_TO_CACHE = 2000
 
 
 def read_images(listing: ImageList, reading: ImageReading) -> Split:
-    """Return the images of a list as bytes, images x 3 x side x side, with their classes.
-
-    Raises:
-        DataError: If an image is missing, or broken and none may be left out; it is named.
-    """
+    """Return the images of a list as bytes, images x 3 x side x side, with their classes."""
     check_installed("a folder of images", "cli", "PIL")
     for path in listing.paths:
         if not path.is_file():

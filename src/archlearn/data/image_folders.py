@@ -28,9 +28,6 @@ def load_folder(folder: Path, reading: ImageReading) -> Examples:
     """Return the images of a folder, made square, in red, green and blue.
 
     With `train` and `test` (or `val`) inside, those are the parts; else a fifth is set apart.
-
-    Raises:
-        DataError: If there is nothing to read, or an image is broken; it is named.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder that holds one folder a class")

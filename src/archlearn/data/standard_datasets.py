@@ -44,11 +44,7 @@ _UNSIGNED_BYTE = 8
 
 
 def parse_idx(content: bytes, name: str) -> Tensor:
-    """Return the tensor of bytes that an IDX file holds.
-
-    Raises:
-        DataError: If the header is not IDX, or the length is not what it promises.
-    """
+    """Return the tensor of bytes that an IDX file holds."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
         raise DataError(f"{name} is not an IDX file of bytes; delete it and fetch it again")
     n_dims = content[3]
@@ -191,9 +187,6 @@ def fetch_whole(
     """Return the first place that has all files of a data set whole, and the files.
 
     What does not come from a folder of this machine is kept in the cache.
-
-    Raises:
-        DataError: If no place has them; the message names every place and what was wrong.
     """
     troubles: list[str] = []
     for place, fetch in places.items():
@@ -354,9 +347,6 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
     Args:
         path: A text file in UTF-8, or a folder that holds `input.txt`.
         length: Characters of a window.
-
-    Raises:
-        DataError: If there is no such text, or it is too short.
     """
     path = path / _TEXT_FILE if path.is_dir() else path
     text = _read_text(path)

@@ -156,11 +156,7 @@ def _export(
 def _compare(
     model: nn.Module, inputs: ExampleInputs, run: Callable[[ExampleInputs], list[Tensor]]
 ) -> float:
-    """Return the largest difference on the example and on one row more.
-
-    Raises:
-        FileError: If it is beyond the tolerance.
-    """
+    """Return the largest difference on the example and on one row more."""
     worst = 0.0
     one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
     for given in (inputs, one_row_more):

@@ -98,11 +98,7 @@ def read_varint(message: memoryview, place: int) -> tuple[int, int]:
 
 
 def read_packed(field: Field, n_most: int) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or one by one.
-
-    Raises:
-        FileError: If there are more than `n_most`.
-    """
+    """Return the numbers of a repeated field, packed into one or one by one."""
     if field.kind == VARINT:
         return [field.value]
     numbers: list[int] = []
@@ -130,9 +126,6 @@ def read_caffemodel(path: Path) -> Blobs:
 
     Values are copied into memory of their own, in float32 or float64 as they are in the file. A
     blob of the old form has four dimensions, leading ones included.
-
-    Raises:
-        FileError: If the file is not there, truncated, or no Caffe model.
     """
     try:
         content = memoryview(path.read_bytes())

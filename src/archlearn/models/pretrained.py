@@ -52,9 +52,6 @@ def from_caffe(blobs: Blobs) -> Pretrained:
 
     The first layer that reads three channels has them turned round, to red, green, blue. Leading
     dimensions of size one, which the old form has, go from biases and matrices.
-
-    Raises:
-        FileError: If a layer has something else than a weight and a bias.
     """
     state: dict[str, Tensor] = {}
     turned = False
@@ -104,9 +101,6 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
 
     A checkpoint that holds it under "state_dict", "model_state_dict" or "model", as training
     scripts write it, will do, and names may have the prefixes of wrappers.
-
-    Raises:
-        FileError: If it holds anything but tensors, or tensors that are no plain numbers.
     """
     tensors: dict[str, Tensor] = {}
     for name, value in _find_state(state).items():
@@ -134,11 +128,7 @@ _SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
-    """Return weights by name, or the network itself where `archlearn.save` wrote the file.
-
-    Raises:
-        FileError: If the file is missing, truncated, foreign, or would have to be executed.
-    """
+    """Return weights by name, or the network itself where `archlearn.save` wrote the file."""
     if not path.is_file():
         raise FileError(f"cannot start from {path}: there is no such file")
     if path.suffix == ".caffemodel":
@@ -203,9 +193,6 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
 
     The last layer stays as it is, with a warning, where only its number of outputs differs. The
     numbers of batches that norms have seen may be missing, as in files of old versions of torch.
-
-    Raises:
-        InputError: If names or shapes differ elsewhere; the first ones are named.
     """
     made = copy.deepcopy(network)
     own, given = strip_prefixes(made.state_dict()), strip_prefixes(pretrained.state)

@@ -26,9 +26,6 @@ def call_users_code(name: str, kind: str, known: Iterable[str], **offered: objec
         kind: What it is to make, for messages: a model or a data set.
         known: The built-in names.
         offered: Arguments that it is given if it has parameters of those names.
-
-    Raises:
-        InputError: If there is no such function, or it raises anything that is not ours.
     """
     _refuse_file(name)
     module_name, colon, attribute = name.partition(":")

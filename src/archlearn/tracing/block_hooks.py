@@ -43,11 +43,7 @@ class BlockCall:
 
 
 def name_nodes(value: Any) -> Any:
-    """Return a value with the names of nodes for what is traced in it.
-
-    Raises:
-        TypeError: If something in it is neither traced nor plain.
-    """
+    """Return a value with the names of nodes for what is traced in it."""
     if isinstance(value, fx.Proxy):
         node: Any = vars(value).get("node") or vars(value).get("_node")
         if node is None:

@@ -237,9 +237,6 @@ def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) 
         model: Any model.
         call: What was asked for, to be named in the error.
         may_be_wrapped: Whether torch.compile and Accelerate may stand around the model's own.
-
-    Raises:
-        InputError: If there is one.
     """
     for name, module in model.named_modules():
         forward = vars(module).get("forward")

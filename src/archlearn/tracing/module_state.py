@@ -91,11 +91,7 @@ class ModuleState:
         return [(each.module, name) for each in self.each for name in each.list_changed()]
 
     def check(self) -> None:
-        """Raise if some module left something behind.
-
-        Raises:
-            TraceError: If so; it names what.
-        """
+        """Raise if some module left something behind."""
         name = self.find_changed()
         if name:
             raise TraceError(LEFT.format(name=name))
@@ -212,9 +208,6 @@ def restore_weights_(copied: nn.Module, net: nn.Module, graphs: Sequence[fx.Grap
 
     Some models move one network a little towards another at each call. A trace would pass over
     that, so only a leaf may do it.
-
-    Raises:
-        TracingError: If something else than a leaf has changed them.
     """
     own = dict(net.named_parameters())
     copies = {name: p for name, p in copied.named_parameters() if name in own}

@@ -93,11 +93,7 @@ def _n_drawn() -> int:
 
 
 def check_draws(before: RngState) -> None:
-    """Raise if anything was drawn since.
-
-    Raises:
-        TraceError: If so.
-    """
+    """Raise if anything was drawn since."""
     if before.has_moved():
         raise TraceError(DRAWN)
 

@@ -235,11 +235,7 @@ def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[...,
 
 
 def check_gradients(target: object = None) -> None:
-    """Refuse a call that is made without gradients, or that computes some.
-
-    Raises:
-        Refusal: If gradients are switched off, or asked for.
-    """
+    """Refuse a call that is made without gradients, or that computes some."""
     if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
         raise Refusal(OF_ITS_OWN)
     if not torch.is_grad_enabled():

@@ -98,9 +98,6 @@ def restore_tensors_(
 
     Values are copied into the tensors that are there, so their layout in memory stays: sums
     in another order would differ in the last bit.
-
-    Raises:
-        CheckpointError: If names or shapes differ from those of the model.
     """
     kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
     n_before = count_parameters(model)

@@ -99,11 +99,7 @@ def loss_of_a_guess(dataset: Dataset) -> float:
 
 
 def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
-    """Return settings that say how gates learn: to a budget, unless a price is given.
-
-    Raises:
-        SettingsError: If both are asked for.
-    """
+    """Return settings that say how gates learn: to a budget, unless a price is given."""
     gates, strengths = settings.gates, settings.strengths
     priced = strengths.width_cost, gates.gate_rate, gates.travel
     asked = gates.gate_optimiser

@@ -129,11 +129,7 @@ def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
 
 
 def normalise_as_imagenet(dataset: Dataset) -> Dataset:
-    """Return a data set with ImageNet's mean and deviation of each colour.
-
-    Raises:
-        SettingsError: If its examples are no images of three colours.
-    """
+    """Return a data set with ImageNet's mean and deviation of each colour."""
     shape = dataset.input_shape
     if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
         raise SettingsError(
@@ -149,11 +145,7 @@ def _by_colour(values: tuple[float, ...]) -> Tensor:
 
 @torch.no_grad()
 def run_once(network: nn.Module, example: Tensor, name: str) -> object:
-    """Return what a network makes of examples in evaluation mode; it is left as it was.
-
-    Raises:
-        InputError: If it does not take them.
-    """
+    """Return what a network makes of examples in evaluation mode; it is left as it was."""
     try:
         with evaluating(network):
             return network(example)
@@ -168,9 +160,6 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
     """Refuse a network that does not take these examples or has other outputs.
 
     The mode of every submodule is afterwards what it was.
-
-    Raises:
-        InputError: If it does not fit.
     """
     raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
     example = in_format_of(network, objective_of(dataset).inputs(raw))

@@ -166,11 +166,7 @@ def write_settings(folder: Path, settings: RunSettings) -> None:
 
 
 def read_run_settings(folder: Path) -> RunSettings:
-    """Return the settings a run was started with.
-
-    Raises:
-        SettingsError: If there is no run in the folder.
-    """
+    """Return the settings a run was started with."""
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} holds no run (there is no {CONFIG} in it)")
     return read_settings(folder / CONFIG)
@@ -235,11 +231,7 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """See that a file can be written before anything is done, and say so if its disk gets full.
-
-    Raises:
-        SettingsError: If the file is a folder, or cannot be written.
-    """
+    """See that a file can be written before anything is done, and say so if its disk gets full."""
     check_writable(path)
     try:
         yield
@@ -268,11 +260,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def explaining_full_memory() -> Generator[None]:
-    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice.
-
-    Raises:
-        SettingsError: If the memory was too small for what was asked.
-    """
+    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -344,11 +344,7 @@ def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedu
 
 
 def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
-    """Return `name=value` words as a dictionary.
-
-    Raises:
-        SettingsError: If a word is not of that form.
-    """
+    """Return `name=value` words as a dictionary."""
     pairs = [word.partition("=") for word in words]
     for key, sign, value in pairs:
         if not (key and sign and value):

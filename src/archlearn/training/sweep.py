@@ -48,9 +48,6 @@ def list_runs(
         budgets: Words such as "multiply_adds=50%".
         seeds: The seeds that each budget is learnt with.
         with_plain: Whether the network is trained as it is, too.
-
-    Raises:
-        SettingsError: If there is no budget or no seed.
     """
     if not budgets or not seeds:
         raise SettingsError("a sweep needs budgets and seeds: --budget multiply_adds=75%,50%")
@@ -213,11 +210,7 @@ class Point:
 
 
 def summarise(runs: Sequence[SweepRun]) -> list[Point]:
-    """Return one point for each budget of a finished sweep.
-
-    Raises:
-        SettingsError: If a run has no accuracy on validation data.
-    """
+    """Return one point for each budget of a finished sweep."""
     points: list[Point] = []
     for budget in dict.fromkeys(run.budget for run in runs):
         mine = [run for run in runs if run.budget == budget]
