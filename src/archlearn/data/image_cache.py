@@ -102,7 +102,9 @@ def decode_all(
     chunks = [paths[start : start + _CHUNK] for start in starts]
     decode = partial(decode_into, file, shape)
     # Not forked: a copy of a process that has threads may hang.
-    with ProcessPoolExecutor(min(_n_cores(), len(chunks)), get_context("spawn")) as pool:
+    affinity = getattr(os, "sched_getaffinity", None)
+    n_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with ProcessPoolExecutor(min(n_cores, len(chunks)), get_context("spawn")) as pool:
         try:
             for start, broken in zip(starts, pool.map(decode, starts, chunks), strict=True):
                 yield from broken.items()
@@ -113,21 +115,13 @@ def decode_all(
             ) from error
 
 
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 _FORMAT = 1
 _ORDER_SEED = 4711
 _IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
 
 
 def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
-    """Return the images of a list, decoded now or at an earlier time.
-
-    Raises:
-        DataError: If an image is broken and none may be left out, or the disk has no room.
-    """
+    """Return the images of a list, decoded now or at an earlier time."""
     folder = cache_folder("images") / _key(listing, reading)
     if not (folder / _ABOUT).is_file():
         _build(folder, listing, reading)
@@ -169,7 +163,13 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
     order = torch.randperm(len(listing.paths), generator=generator).tolist()
     paths = [listing.paths[place] for place in order]
     file = folder / _IMAGES
-    _check_room(folder, listing)
+    n_bytes, free = len(paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
+    if n_bytes > free:
+        raise DataError(
+            f"{len(paths)} images of {listing.side} x {listing.side} need "
+            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
+            "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
+        )
     broken: set[int] = set()
     for place, why in decode_all(file, paths, listing.side, reading.progress):
         refuse_broken(paths[place], why, reading)
@@ -186,16 +186,6 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
         "left_out": sorted(str(paths[place]) for place in broken),
     }
     (folder / _ABOUT).write_text(json.dumps(about, indent=1))
-
-
-def _check_room(folder: Path, listing: ImageList) -> None:
-    n_bytes, free = len(listing.paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
-    if n_bytes > free:
-        raise DataError(
-            f"{len(listing.paths)} images of {listing.side} x {listing.side} need "
-            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
-            "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
-        )
 
 
 def _close_gaps(file: Path, kept: Sequence[int], n_images: int) -> None:
@@ -220,10 +210,6 @@ def read_images(listing: ImageList, reading: ImageReading) -> Split:
             raise DataError(f"the image {path} is listed but is not there; fetch the data again")
     if len(listing.paths) >= FEWEST_TO_CACHE:
         return read_through_cache(listing, reading)
-    return _read_now(listing, reading)
-
-
-def _read_now(listing: ImageList, reading: ImageReading) -> Split:
     images: list[np.ndarray] = []
     targets: list[int] = []
     for path, target in zip(listing.paths, listing.targets, strict=True):

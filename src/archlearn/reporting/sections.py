@@ -17,7 +17,6 @@ from archlearn.reporting.figures import (
     draw_lines,
     draw_width_map,
     make_item,
-    width_map,
 )
 from archlearn.reporting.formatting import (
     format_bytes,
@@ -94,7 +93,14 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
         ),
         "speed": _speed(run),
         "progress": [item for item in _progress(run) if item is not None],
-        "epochs": _epochs(run),
+        "epochs": TableItem(
+            "Numbers by epoch",
+            (
+                *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
+                *("Penalty", "Gap", "Parameters", "Time"),
+            ),
+            [_epoch_row(run, epoch) for epoch in run.epochs],
+        ),
         "gates": list(_gates(run)),
         "certificate": _certificate(run.summary.get("certificate", {})),
         "plan": run.summary.get("plan", ""),
@@ -237,7 +243,7 @@ def _over_epochs(name: str, title: str, caption: str, numbers: FigureData) -> Fi
     if numbers.empty:
         return None
     as_map = name == "widths" and len(numbers.lines) > MOST_LINES
-    figure = draw_width_map(width_map(numbers)) if as_map else draw_lines(numbers)
+    figure = draw_width_map(numbers) if as_map else draw_lines(numbers)
     return make_item(figure, name, title, (caption, describe_lines(numbers)))
 
 
@@ -250,14 +256,6 @@ def describe_lines(numbers: FigureData) -> str:
         for line in numbers.lines
         if line.values
     )
-
-
-def _epochs(run: RunRecord) -> TableItem:
-    head = (
-        *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
-        *("Penalty", "Gap", "Parameters", "Time"),
-    )
-    return TableItem("Numbers by epoch", head, [_epoch_row(run, epoch) for epoch in run.epochs])
 
 
 def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
