@@ -36,16 +36,7 @@ _STEP = "    "
 def write_source(
     model: nn.Module, weights: str, example_inputs: object = None
 ) -> tuple[str, dict[str, Tensor]]:
-    """Return the source of a model and the tensors that its `load` reads.
-
-    Args:
-        model: A model that can be saved; it needs no class of its own to be run.
-        weights: The name of the file that `load` reads.
-        example_inputs: As for `save`.
-
-    Raises:
-        FileError: If a layer or a call has no plain source.
-    """
+    """Return the source of a model and the tensors that its `load` reads from a file."""
     description, tensors = describe_model(model, example_inputs)
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")

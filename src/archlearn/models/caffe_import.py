@@ -30,14 +30,7 @@ _FIXED = {FIXED64: 8, FIXED32: 4}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message.
-
-    Attributes:
-        number: What the schema calls it by.
-        kind: How it is written: VARINT, FIXED64, BYTES or FIXED32.
-        value: The number of a VARINT, else 0.
-        content: The bytes of any other kind.
-    """
+    """One field of a message: a VARINT has a value, any other kind the bytes of its content."""
 
     number: int
     kind: int
@@ -48,12 +41,7 @@ class Field:
 def read_fields(message: memoryview, count: Iterator[int]) -> Iterator[Field]:
     """Yield the fields of a message in the order they are written in.
 
-    Args:
-        message: The message.
-        count: Counts the fields of all messages inside one another, which are at most MAX_FIELDS.
-
-    Raises:
-        FileError: If the bytes are no message, end inside a field, or have too many.
+    `count` counts those of all messages inside one another, which are at most MAX_FIELDS.
     """
     place = 0
     while place < len(message):

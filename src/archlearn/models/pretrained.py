@@ -87,15 +87,6 @@ def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stripped
 
 
-def _find_state(whole: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the state_dict of a checkpoint, which may hold an optimiser and more besides."""
-    for key in _STATE_KEYS:
-        inner = whole.get(key)
-        if isinstance(inner, Mapping):
-            return cast(Mapping[str, object], inner)
-    return whole
-
-
 def from_state(state: Mapping[str, object]) -> Pretrained:
     """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
 
@@ -103,7 +94,8 @@ def from_state(state: Mapping[str, object]) -> Pretrained:
     scripts write it, will do, and names may have the prefixes of wrappers.
     """
     tensors: dict[str, Tensor] = {}
-    for name, value in _find_state(state).items():
+    inner = next((state[key] for key in _STATE_KEYS if isinstance(state.get(key), Mapping)), state)
+    for name, value in cast(Mapping[str, object], inner).items():
         if not isinstance(value, torch.Tensor):
             raise FileError(
                 f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
@@ -199,14 +191,25 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
     missing = [name for name in own if name not in given and not _is_counter(name)]
     unexpected = [name for name in given if name not in own and not _is_counter(name)]
     if missing or unexpected:
-        found = [("lacks", missing), ("has besides", unexpected)]
-        told = " and ".join(f"{verb} {_list_names(names)}" for verb, names in found if names)
+        told = " and ".join(
+            f"{verb} {', '.join(map(repr, names[:_FEW_NAMES]))}"
+            + (f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else "")
+            for verb, names in (("lacks", missing), ("has besides", unexpected))
+            if names
+        )
         raise InputError(
             f"the pretrained weights are of another network: the file {told} "
             f"({len(missing) + len(unexpected)} names differ); choose the model that they are of "
             "(--model caffenet for BVLC's, --model alexnet for torchvision's)"
         )
-    fresh = _of_last_layer(own, given, n_outputs)
+    fresh = {  # of the last layer, which differs only in the number of outputs
+        name
+        for name in own.keys() & given.keys()
+        if own[name].shape != given[name].shape
+        and own[name].ndim == given[name].ndim
+        and own[name].shape[0] == n_outputs
+        and own[name].shape[1:] == given[name].shape[1:]
+    }
     for name, value in own.items():
         if name in fresh or name not in given:
             continue
@@ -226,20 +229,3 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
 
 def _is_counter(name: str) -> bool:
     return name.endswith("num_batches_tracked")
-
-
-def _list_names(names: list[str]) -> str:
-    few = ", ".join(repr(name) for name in names[:_FEW_NAMES])
-    return few if len(names) <= _FEW_NAMES else f"{few} and {len(names) - _FEW_NAMES} more"
-
-
-def _of_last_layer(own: Any, given: Any, n_outputs: int) -> set[str]:
-    """Return the names of tensors that differ only in the number of outputs."""
-    return {
-        name
-        for name in own.keys() & given.keys()
-        if own[name].shape != given[name].shape
-        and own[name].ndim == given[name].ndim
-        and own[name].shape[0] == n_outputs
-        and own[name].shape[1:] == given[name].shape[1:]
-    }

@@ -19,13 +19,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def call_users_code(name: str, kind: str, known: Iterable[str], **offered: object) -> object:
     """Return what the function that `package.module:function` names returns.
 
-    The working directory is looked in first, as `python -m` does.
-
-    Args:
-        name: The function.
-        kind: What it is to make, for messages: a model or a data set.
-        known: The built-in names.
-        offered: Arguments that it is given if it has parameters of those names.
+    The working directory is looked in first, as `python -m` does. `kind` and the built-in names
+    that are `known` are for messages; arguments `offered` are given if it has such parameters.
     """
     _refuse_file(name)
     module_name, colon, attribute = name.partition(":")

@@ -31,12 +31,7 @@ from archlearn.training.settings import RunSettings
 
 
 def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
-    """Return the plain network that a run starts from.
-
-    Raises:
-        InputError: If the model does not fit the data, or the pretrained weights the model.
-        FileError: If the pretrained file cannot be read.
-    """
+    """Return the plain network that a run starts from."""
     found = None if settings.start_from is None else _read(settings.start_from)
     if isinstance(found, nn.Module):
         _check_precision(found, str(settings.start_from))
@@ -51,14 +46,7 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
 def start_teacher(settings: RunSettings, dataset: Dataset, network: nn.Module) -> nn.Module | None:
     """Return the frozen network that a run learns from beside the labels, if one was asked for.
 
-    Args:
-        settings: What was asked for.
-        dataset: What is learnt from.
-        network: The plain network that the run starts from; it is not changed.
-
-    Raises:
-        SettingsError: If there is nothing that a teacher could teach.
-        InputError, FileError: As `start_network`.
+    `network` is the plain one that the run starts from; it is not changed.
     """
     if settings.teacher is None:
         return None

@@ -69,7 +69,10 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     """
     device = objective.mean.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    n_at_once = _count_at_once(split, objective)
+    shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
+    numbers = math.prod(shape) * (_NUMBERS_OF_A_TOKEN if objective.task == "next_token" else 1)
+    kind = device.type if device.type in _BATCH else "cpu"
+    n_at_once = max(1, min(_BATCH[kind], _MOST_NUMBERS[kind] // max(1, numbers)))
     parts = zip(split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True)
     with evaluating(network):
         for raw, targets in parts:
@@ -79,16 +82,6 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
             score = objective.score_sum(outputs, targets)
             sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])
     return sums
-
-
-def _count_at_once(split: Split, objective: Objective) -> int:
-    """Return how many examples are scored at once: fewer where they are large."""
-    device = objective.mean.device.type
-    shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
-    most_numbers = _MOST_NUMBERS.get(device, _MOST_NUMBERS["cpu"])
-    numbers = math.prod(shape) * (_NUMBERS_OF_A_TOKEN if objective.task == "next_token" else 1)
-    fitting = most_numbers // max(1, numbers)
-    return max(1, min(_BATCH.get(device, _BATCH["cpu"]), fitting))
 
 
 def score_of(sums: Tensor, task: str) -> Score:
@@ -196,15 +189,11 @@ class EpochRecord:
     """What is known at the end of an epoch, all of it on the host.
 
     Attributes:
-        loss: Mean loss of the epoch's steps; None before the first.
-        penalty: Mean penalty of the epoch's steps; None before the first.
+        loss: Mean loss of the epoch's steps; None before the first, as the penalty is.
         score: Score on the validation part; None where there is none.
-        width: Width gates, from `read_gates`.
-        depth: Depth gates.
+        width: Width gates, from `read_gates`, as the depth gates are.
         market: Where a budget is learnt: its path, and the price at which the network fits.
         memory_bytes: What training takes now, from `count_memory`.
-        seconds: Time spent so far.
-        seconds_left: Time until the last step.
     """
 
     position: Position
@@ -237,16 +226,14 @@ class RunLog:
     def write(self) -> None:
         """Write all entries that wait."""
         while self._waiting:
-            self._write_one(self._waiting.pop(0))
-
-    def _write_one(self, entry: EpochRecord) -> None:
-        folder, epoch = self._session.folder, entry.position.epoch
-        row = make_row(self._session, entry, self._monitor.measure(entry.width, entry.depth))
-        depth = {name: values[0] for name, values in rounded(entry.depth).items()}
-        gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
-        append_line(folder / METRICS, row)
-        append_line(folder / GATES, gates)
-        self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
+            entry = self._waiting.pop(0)
+            row = make_row(self._session, entry, self._monitor.measure(entry.width, entry.depth))
+            depth = {name: values[0] for name, values in rounded(entry.depth).items()}
+            epoch = entry.position.epoch
+            gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
+            append_line(self._session.folder / METRICS, row)
+            append_line(self._session.folder / GATES, gates)
+            self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
 
 
 def make_row(

@@ -32,13 +32,9 @@ _UP_TO_ONE: Range = (lambda n: 0 <= n <= 1, "a number from 0 to 1")
 
 
 def setting(default: Any, text: str, *, fixed: bool = False, within: Range | None = None) -> Any:
-    """Return a dataclass field with its help.
+    """Return a dataclass field with one line of help, and the numbers it may be.
 
-    Args:
-        default: The value used when nothing is said.
-        text: One line for the command line's help and the documentation.
-        fixed: Whether a resumed run must keep the value it was started with.
-        within: The numbers it may be.
+    A resumed run must keep a value that is fixed.
     """
     return field(default=default, metadata={"help": text, "fixed": fixed, "within": within})
 

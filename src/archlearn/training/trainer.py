@@ -16,7 +16,6 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from archlearn.data.dataset import Split
 from archlearn.errors import RunInterruptedError, RunStoppedError
 from archlearn.optim.shrinking import try_shrink_
 from archlearn.training.callbacks import Callback
@@ -87,7 +86,10 @@ class TrainingLoop:
         self._stop = stop
         self._log = RunLog(session, observer)
         self._order_ahead: tuple[int, Tensor] | None = None
-        self._validation = _share_of_validation(session)
+        fabric = session.fabric
+        mine = session.dataset.validation.every(fabric.world_size, fabric.global_rank)
+        few = mine.n_bytes <= _MOST_BYTES_ON_DEVICE
+        self._validation = mine.to(fabric.device) if few else mine
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
         self._sitting = time.monotonic()
@@ -95,11 +97,7 @@ class TrainingLoop:
         self.position = position
 
     def run(self) -> None:
-        """Do all epochs that are left.
-
-        Raises:
-            RunStoppedError: If the run was interrupted or its loss is no number any more.
-        """
+        """Do all epochs that are left, unless the loss is no number any more, or it is stopped."""
         if self.position.step == 0:
             self._record(None, None)
         while self.position.epoch < self._session.n_epochs:
@@ -152,7 +150,13 @@ class TrainingLoop:
     def _after_step(self, place: int) -> None:
         """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
         alone = self._session.fabric.world_size == 1
-        if self._is_to_be_checked(alone=alone):
+        # To look at the loss is to wait for the device; all processes must agree when.
+        if alone:
+            waited = time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
+            due = waited or not self._is_ahead_of_device()
+        else:
+            due = self.position.step % _STEPS_BETWEEN_CHECKS == 0
+        if due:
             self._checked = time.monotonic()
             self._check_loss(self._session.stepper.sums()[0])
         if place == self._session.steps_per_epoch:
@@ -161,13 +165,6 @@ class TrainingLoop:
             self._save()
         if alone and self._stop.asked:
             raise self._interrupted()
-
-    def _is_to_be_checked(self, *, alone: bool) -> bool:
-        """Return whether to wait for the device and look at the loss; all processes agree."""
-        if not alone:
-            return self.position.step % _STEPS_BETWEEN_CHECKS == 0
-        ahead = self._is_ahead_of_device()
-        return not ahead or time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
 
     def _end_epoch(self) -> None:
         session = self._session
@@ -193,6 +190,8 @@ class TrainingLoop:
             return
         width, depth = read_gates(self._session.work.model)
         gates = self._session.work.gate_optimizer
+        n_done, n_steps = self.position.step - self._first_step, self._session.work.schedule.n_steps
+        spent, n_left = time.monotonic() - self._sitting, n_steps - self.position.step
         entry = EpochRecord(
             position=self.position,
             loss=loss,
@@ -203,7 +202,7 @@ class TrainingLoop:
             market={} if gates is None else gates.describe(),
             memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
             seconds=time.monotonic() - self._started,
-            seconds_left=self._seconds_left(),
+            seconds_left=spent / n_done * n_left if n_done > 0 else math.nan,
         )
         self._log.note(entry)
         if not self._is_ahead_of_device():
@@ -218,13 +217,6 @@ class TrainingLoop:
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
-
-    def _seconds_left(self) -> float:
-        done = self.position.step - self._first_step
-        if done <= 0:
-            return math.nan
-        spent = time.monotonic() - self._sitting
-        return spent / done * (self._session.work.schedule.n_steps - self.position.step)
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._saved >= self._session.settings.record.checkpoint_seconds
@@ -269,13 +261,6 @@ class TrainingLoop:
         if session.fabric.is_global_zero:
             tensors = collect_tensors(session.work.model, session.work.optimisers)
             write_checkpoint(session.folder, position, tensors | states)
-
-
-def _share_of_validation(session: Session) -> Split:
-    """Return the examples this process validates on, on its device if they are few."""
-    fabric, split = session.fabric, session.dataset.validation
-    mine = split.every(fabric.world_size, fabric.global_rank)
-    return mine.to(fabric.device) if mine.n_bytes <= _MOST_BYTES_ON_DEVICE else mine
 
 
 def _random_states(session: Session) -> dict[str, Tensor]:
