@@ -351,11 +351,7 @@ class _Run:
         self._n_large = 0
 
     def value_of(self, node: fx.Node) -> Any:
-        """Return what a call returned.
-
-        Raises:
-            Exception: What a call raised before that.
-        """
+        """Return what a call returned, or raise what one before it did."""
         if node not in self.values:
             self._go_on(node.graph)
         if node not in self.values and self._error is not None:

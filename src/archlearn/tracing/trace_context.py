@@ -133,11 +133,7 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
-    """Let owners have other attributes for a while.
-
-    Raises:
-        ImportedMeanwhile: If they got their own back before, because of an import.
-    """
+    """Let owners have other attributes for a while, unless an import gives them theirs back."""
     own = [getattr(owner, name) for owner, name, _ in made]
 
     def put_back() -> None:

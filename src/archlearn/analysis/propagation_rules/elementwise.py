@@ -311,8 +311,9 @@ def _glu(step: OpCall) -> Any:
     ids, gate_ids = step.x.ids.chunk(2, dim)
     state, gate_state = step.x.state.chunk(2, dim)
     step.constraints.tie(ids, gate_ids)
-    return Labels(ids, pointwise(_gate_state, state, gate_state))
-
-
-def _gate_state(state: Tensor, gate_state: Tensor) -> Tensor:
-    return torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state))
+    return Labels(
+        ids,
+        pointwise(
+            lambda x, g: torch.where(x == ZERO, ZERO, torch.maximum(x, g)), state, gate_state
+        ),
+    )
