@@ -32,16 +32,10 @@ RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOptions:
-    """What was typed of the experiments that are to be made.
+    """What was typed of the experiments that are to be made: see `archlearn paper --help`.
 
-    Attributes:
-        out: Results go here; None chooses, and never puts a quick version in a full one's place.
-        command: As it was typed, for the record.
-        seeds: As typed; None takes as many as the experiment says.
-        draw: Whether pages are drawn from the results, without runs.
-        join: Folders whose rows a page that is drawn has too.
-        rows: Patterns of the rows to be made now, with semicolons between them; None makes all.
-        until: Time of `time.monotonic` after which no run begins.
+    Without `out`, a quick version is never put in a full one's place. `until` is a time of
+    `time.monotonic`.
     """
 
     out: Path | None

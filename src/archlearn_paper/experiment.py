@@ -20,10 +20,7 @@ class Row:
     Attributes:
         row: Which row or point of the experiment, as "AL1".
         asked: What was asked for, in short; a run of the same is not made again.
-        settings: Every setting of the run.
         widths: Channels and neurons by layer, the outputs among them.
-        n_layers: Layers with weights.
-        parameters: Of the compact model.
         train_loss: Of the final model on all that it learnt from.
         seconds: Wall-clock time of the team the run was in.
         commit: Of the code that made it; empty where that was not recorded.
@@ -116,13 +113,9 @@ class Scale:
 
     Attributes:
         name: "full", or "quick" for a small version that says it is one.
-        seeds: Every row is run once for each.
-        epochs: Passes over the train data.
         limit: Train examples used, and about as many are scored; None uses all.
-        validation: Part of the train data set apart; 0 learns from all of them.
         points: Most points of a sweep that are run; None runs all.
         probes: Train examples on which the loss without single neurons is measured.
-        data: The data set.
         batch_size: Examples a step; the rate of the weights is in proportion.
     """
 
@@ -182,8 +175,6 @@ class Run:
     """One run of an experiment.
 
     Attributes:
-        row: The row or point of the experiment that it belongs to.
-        settings: How it goes; the seed is in them.
         network: A plain network to start from, instead of a fresh `settings.model`.
         after_epoch: Called with the model and the epochs done, between two epochs; it may
             change tensors in place. To read them makes the runs beside it wait, so it is for
@@ -203,12 +194,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A network that is measured as it is, without training.
-
-    Attributes:
-        row: Which row of the experiment it is.
-        settings: The data and the seed; nothing else of them is used.
-    """
+    """A network that is measured as it is, without training; settings say the data and the seed."""
 
     row: str
     settings: RunSettings
@@ -300,7 +286,6 @@ class Experiment:
 
     Attributes:
         name: As on the command line; `find_experiment` gives it, and the title.
-        title: One line that says what it is.
         stages: Later ones may need the models that earlier ones learnt.
         derive: Returns the numbers that the table states, as plain data.
         check: Returns what must be shown, and whether it was, from the derived numbers.

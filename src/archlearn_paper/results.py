@@ -18,14 +18,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All that is known of an experiment.
-
-    Attributes:
-        experiment: Its name.
-        quick: Whether this is the small version.
-        derived: The numbers that the table states; empty until all runs are there.
-        seconds: Wall-clock time of training, all sittings together.
-    """
+    """All that is known of an experiment: `derived` numbers are there once all runs are."""
 
     experiment: str
     command: str

@@ -113,13 +113,9 @@ class ProgressLines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What is to be carried out, and where to.
+    """What is to be carried out, and where to: results into a folder, models below it.
 
     Attributes:
-        folder: Results go here, models below it.
-        command: As it was typed, for the record.
-        side_by_side: How many runs share a GPU at a time.
-        force: Whether earlier results may be replaced by fewer ones.
         includes: Whether rows of a name are among those that are asked for.
         rows: Patterns of the rows that are made now, as "AL*"; others are left for another time.
         until: Time of `time.monotonic` after which no run begins.

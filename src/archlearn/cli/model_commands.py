@@ -181,17 +181,16 @@ def evaluate_command(
     if speed and target.is_dir() and data is None:
         from archlearn.training.finalize import measure_run
 
-        measured = measure_run(target, network, asked, dataset, split)
-        if measured.score_before is not None:
-            sys.stdout.write(f"before: {_say_score(measured.score_before)}\n")
-        before, after = measured.costs
+        (before, after), speeds, first = measure_run(target, network, asked, dataset, split)
+        if first is not None:
+            sys.stdout.write(f"before: {_say_score(first)}\n")
         pairs = {
             "multiply-adds": (before.multiply_adds, after.multiply_adds),
             "parameters": (before.parameters, after.parameters),
         }
         words = (f"{n} {a:,} -> {b:,} ({a / max(b, 1):.2f}×)" for n, (a, b) in pairs.items())
         sys.stdout.write(f"{', '.join(words)}\n")
-        sys.stdout.write("".join(f"{row}\n" for row in measured.speeds))
+        sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
             al.reporting.write_report([target], target / REPORT)
 

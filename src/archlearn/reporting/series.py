@@ -20,11 +20,7 @@ N_BINS = 20
 class GateCounts:
     """How many gates lie in each of `N_BINS` equal parts of 0 to 1, after one epoch.
 
-    Attributes:
-        width: Width gates in each part.
-        depth: Depth gates in each part.
-        kept: Width gates at one half or more.
-        undecided: Gates of both kinds that are not near 0 or 1.
+    Of width gates `kept` are at one half or more; `undecided` ones are not near 0 or 1.
     """
 
     epoch: int

@@ -57,11 +57,7 @@ class Decision:
 
 
 def check_gates(model: nn.Module) -> None:
-    """Raise if a model has no gates, neither of ours nor placed by hand.
-
-    Raises:
-        InputError: If so.
-    """
+    """Raise if a model has no gates, neither of ours nor placed by hand."""
     if not any(isinstance(module, GateContainer | TriState) for module in model.modules()):
         raise InputError("the model has no gates; call add_gates on it first")
 

@@ -169,15 +169,11 @@ MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where a run stands.
+    """Where a run stands: epochs and steps that are finished, and how often it was resumed.
 
     Attributes:
-        epoch: Epochs that are finished.
-        step: Steps that are finished, over all epochs.
-        loss_sum: Sum of the losses of the steps of the unfinished epoch.
-        penalty_sum: Sum of their penalties.
+        loss_sum: Sum of the losses of the steps of the unfinished epoch; so of their penalties.
         seconds: Time spent so far, all sittings together.
-        resumed: How often the run was taken up again.
         data: Fingerprint of the data that are learnt from.
         command: What started the run, as it was typed.
     """

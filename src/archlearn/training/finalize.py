@@ -5,7 +5,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -234,28 +234,13 @@ def _describe_shrinking(session: Session, lines: Sequence[Mapping[str, Any]]) ->
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RunComparison:
-    """The network that a run began with beside the compact one.
-
-    Attributes:
-        costs: Of one example, before and after.
-        speeds: Times and memory, by device and size of batches.
-        score_before: What the network began with; None if it began untrained.
-    """
-
-    costs: tuple[Costs, Costs]
-    speeds: list[Speed]
-    score_before: Score | None
-
-
 def measure_run(
     folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset, split: str = "test"
-) -> RunComparison:
-    """Return costs, times and memory before and after, and the score that the network began with.
+) -> tuple[tuple[Costs, Costs], list[Speed], Score | None]:
+    """Return costs of one example before and after, times and memory, and the score at the start.
 
-    Times, memory and a score of test data are written into the run's folder, where the report finds
-    them.
+    That is None if the run began untrained. Times, memory and a score of test data are written into
+    the run's folder, where the report finds them.
     """
     original = start_network(settings, dataset)
     objective = objective_of(dataset)
@@ -273,4 +258,4 @@ def measure_run(
     elif (folder / SPEED).is_file():
         written = json.loads((folder / SPEED).read_bytes()) | written
     write_json(folder / SPEED, written)
-    return RunComparison(costs, rows, score)
+    return costs, rows, score

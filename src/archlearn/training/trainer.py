@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 
 import torch
@@ -41,23 +41,16 @@ from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
 
-@dataclass(slots=True)
-class GracefulStop:
-    """Whether a run was asked to stop."""
-
-    asked: bool = False
-
-
 @contextmanager
-def noting_signals() -> Generator[GracefulStop]:
+def noting_signals() -> Generator[threading.Event]:
     """Note Ctrl-C and a polite kill; a second Ctrl-C ends at once. Only the main thread may."""
-    stop = GracefulStop()
+    stop = threading.Event()
 
     def note(number: int, _: FrameType | None) -> None:
         # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
-        if stop.asked and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.set()
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
@@ -79,7 +72,7 @@ class TrainingLoop:
     """Carries a session from a position to its end."""
 
     def __init__(
-        self, session: Session, position: Position, observer: Callback, stop: GracefulStop
+        self, session: Session, position: Position, observer: Callback, stop: threading.Event
     ) -> None:
         self._session = session
         self._observer = observer
@@ -161,9 +154,9 @@ class TrainingLoop:
             self._check_loss(self._session.stepper.sums()[0])
         if place == self._session.steps_per_epoch:
             return
-        if alone and (self._is_due() or self._stop.asked):
+        if alone and (self._is_due() or self._stop.is_set()):
             self._save()
-        if alone and self._stop.asked:
+        if alone and self._stop.is_set():
             raise self._interrupted()
 
     def _end_epoch(self) -> None:
@@ -177,10 +170,10 @@ class TrainingLoop:
         self._record(loss, cost)
         finished = self.position.epoch == session.n_epochs
         # All processes must agree, and only the first one's clock and signals count.
-        wanted = session.fabric.broadcast(self._is_due() or self._stop.asked or finished)
+        wanted = session.fabric.broadcast(self._is_due() or self._stop.is_set() or finished)
         if wanted:
             self._save()
-        if session.fabric.broadcast(self._stop.asked) and not finished:
+        if session.fabric.broadcast(self._stop.is_set()) and not finished:
             raise self._interrupted()
 
     def _record(self, loss: float | None, penalty: float | None) -> None:

@@ -42,11 +42,13 @@ def name_pair(cost: float, binarise: float) -> str:
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
-    del done
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+    """Return one run for each pair of strengths and seed; of a quick version the middle cross."""
     scale = scale.shorten(_EPOCHS)
     rate = choose_gate_rate(scale, WIDTH_COSTS[1], _FREEZE_FOR)
+    grid = itertools.product(WIDTH_COSTS, BINARISING)
+    if scale.points is not None:
+        grid = [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
     return [
         Run(
             row=name_pair(cost, binarise),
@@ -54,27 +56,18 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
                 scale, seed, cost, ratio=cost / binarise, gate_rate=rate, freeze_for=_FREEZE_FOR
             ),
         )
-        for cost, binarise in _choose_pairs(scale)
+        for cost, binarise in grid
         for seed in scale.seeds
     ]
-
-
-def _choose_pairs(scale: Scale) -> list[tuple[float, float]]:
-    """Return the whole grid; of a quick version the cross through its middle."""
-    grid = [(cost, binarise) for cost in WIDTH_COSTS for binarise in BINARISING]
-    if scale.points is None:
-        return grid
-    return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return curves, final widths and when they settled, for each pair and each strength."""
     groups, pairs = group(rows), list[dict[str, Any]]()
-    for cost in WIDTH_COSTS:
-        for binarise in BINARISING:
-            members = groups.get(name_pair(cost, binarise))
-            if members:
-                pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
+    for cost, binarise in itertools.product(WIDTH_COSTS, BINARISING):
+        members = groups.get(name_pair(cost, binarise))
+        if members:
+            pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
     return {
         "pairs": pairs,
         "final_by_cost": _average(pairs, "cost", "finals"),

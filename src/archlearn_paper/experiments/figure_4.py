@@ -143,9 +143,8 @@ def _choose_panels(scale: Scale) -> list[Panel]:
     return [panel for panel in PANELS if panel.price in prices]
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn the widths, for each panel and seed."""
-    del done
     short = _shorten(scale)
     return [
         Run(

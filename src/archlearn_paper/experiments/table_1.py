@@ -157,9 +157,8 @@ def list_paper() -> list[dict[str, Any]]:
     ]
 
 
-def try_cost_powers(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def try_cost_powers(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs on validation data by which the power of the cost is chosen."""
-    del done
     aside = replace(scale, validation=scale.validation or VALIDATION)
     return [
         Run(

@@ -65,12 +65,11 @@ def _name_depth(depth: int) -> str:
     return f"depth {depth}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
     """
-    del done
     quick = scale.points is not None
     depths = list(_PAPER)[:1] if quick else list(_PAPER)
     scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(_EPOCHS)

@@ -229,9 +229,8 @@ def _choose_plan(scale: Scale) -> CaseStudy:
     return QUICK_STUDY if scale.name == "quick" else _FULL_STUDY
 
 
-def train_references(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the reference of each seed."""
-    del done
     epochs = _choose_plan(scale).epochs
     return [
         Run(row=_REFERENCE, settings=_settings(scale, seed, epochs, _LEARNING_RATE))
