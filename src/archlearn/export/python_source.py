@@ -149,7 +149,11 @@ def _write_part(path: str, part: _Part) -> list[str]:
     if part.is_layer:
         return [_write_layer(path, part)]
     if part.kind in _LISTS:
-        _check_places(path, part)
+        if list(part.children) != [str(place) for place in range(len(part.children))]:
+            raise FileError(
+                f"{path!r} is a list whose parts are named {list(part.children)}, which no source "
+                "makes; build it anew with its parts in order"
+            )
         inner = _write_items(part, path)
         opening, closing = ("(", ")") if part.kind == _LISTS[0] else ("([", "])")
         name = f"nn.{part.kind.rpartition('.')[2]}"
@@ -170,14 +174,6 @@ def _write_items(part: _Part, path: str, *, named: bool = False) -> list[str]:
         made = [f"{json.dumps(name)}: {first}" if named else first, *rest]
         lines += [*made[:-1], made[-1] + ","]
     return lines
-
-
-def _check_places(path: str, part: _Part) -> None:
-    if list(part.children) != [str(place) for place in range(len(part.children))]:
-        raise FileError(
-            f"{path!r} is a list whose parts are named {list(part.children)}, which no source "
-            "makes; build it anew with its parts in order"
-        )
 
 
 def _write_layer(path: str, part: _Part) -> str:

@@ -119,8 +119,16 @@ def read_caffemodel(path: Path) -> Blobs:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}; give a .caffemodel file") from error
+    blobs: Blobs = {}
+    count = itertools.count(1)
     try:
-        blobs = _read_network(content)
+        for part in read_fields(content, count):
+            if part.number in _FORMS and part.kind == BYTES:
+                name, found = _read_layer(count, part.content, _FORMS[part.number])
+                if name in blobs and found:
+                    raise FileError(f"two layers have the name {name!r}")
+                if found:
+                    blobs[name] = found
     except FileError as error:
         raise FileError(
             f"{path} is no Caffe model, or truncated: {error}; fetch it again"
@@ -130,19 +138,6 @@ def read_caffemodel(path: Path) -> Blobs:
             f"{path} holds no layer with weights; give the .caffemodel, not a .prototxt or a "
             "solver's state"
         )
-    return blobs
-
-
-def _read_network(content: memoryview) -> Blobs:
-    blobs: Blobs = {}
-    count = itertools.count(1)
-    for part in read_fields(content, count):
-        if part.number in _FORMS and part.kind == BYTES:
-            name, found = _read_layer(count, part.content, _FORMS[part.number])
-            if name in blobs and found:
-                raise FileError(f"two layers have the name {name!r}")
-            if found:
-                blobs[name] = found
     return blobs
 
 

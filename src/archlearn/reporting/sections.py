@@ -37,7 +37,6 @@ from archlearn.reporting.run_reader import (
 )
 from archlearn.reporting.series import (
     FigureData,
-    GateCounts,
     budget_lines,
     count_gates,
     depth_lines,
@@ -276,24 +275,20 @@ def _gates(run: RunRecord) -> Iterator[FigureItem]:
     counts = count_gates(read_json_lines(run.folder / GATES))
     if not counts or not counts[-1].n_width + counts[-1].n_depth:
         return
-    words = _describe_gates(counts[-1])
-    yield make_item(draw_histogram(counts[-1]), "histogram", "Histogram.", (words, words))
-    if len(counts) > 1 and counts[-1].n_width:
+    first, last = counts[0], counts[-1]
+    depth = f" (blue) and {last.n_depth:,} of depth (orange)" if last.n_depth else ""
+    words = (
+        f"{last.n_width:,} gates of width{depth} after epoch {last.epoch}; "
+        f"{last.undecided:,} undecided, between 0.1 and 0.9."
+    )
+    yield make_item(draw_histogram(last), "histogram", "Histogram.", (words, words))
+    if len(counts) > 1 and last.n_width:
         caption = "Each column is an epoch; gates below the dashed line drop their channel."
-        first, last = counts[0], counts[-1]
         ends = (
             f"Of {last.n_width:,} width gates, {first.kept:,} stood at one half or above after "
             f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
         )
         yield make_item(draw_gate_history(counts), "history", "Movement.", (caption, ends))
-
-
-def _describe_gates(counts: GateCounts) -> str:
-    depth = f" (blue) and {counts.n_depth:,} of depth (orange)" if counts.n_depth else ""
-    return (
-        f"{counts.n_width:,} gates of width{depth} after epoch {counts.epoch}; "
-        f"{counts.undecided:,} undecided, between 0.1 and 0.9."
-    )
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:

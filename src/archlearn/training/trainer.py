@@ -28,15 +28,7 @@ from archlearn.training.checkpoint import (
     write_checkpoint,
 )
 from archlearn.training.defaults import loss_of_a_guess
-from archlearn.training.metrics import (
-    EpochRecord,
-    RunLog,
-    Score,
-    count_memory,
-    read_gates,
-    score_of,
-    sum_scores,
-)
+from archlearn.training.metrics import RunLog, Score, score_of, sum_scores
 from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
@@ -181,23 +173,11 @@ class TrainingLoop:
         score = self._validate()
         if not self._session.fabric.is_global_zero:
             return
-        width, depth = read_gates(self._session.work.model)
-        gates = self._session.work.gate_optimizer
         n_done, n_steps = self.position.step - self._first_step, self._session.work.schedule.n_steps
         spent, n_left = time.monotonic() - self._sitting, n_steps - self.position.step
-        entry = EpochRecord(
-            position=self.position,
-            loss=loss,
-            penalty=penalty,
-            score=score,
-            width=width,
-            depth=depth,
-            market={} if gates is None else gates.describe(),
-            memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
-            seconds=time.monotonic() - self._started,
-            seconds_left=spent / n_done * n_left if n_done > 0 else math.nan,
-        )
-        self._log.note(entry)
+        seconds_left = spent / n_done * n_left if n_done > 0 else math.nan
+        position = replace(self.position, seconds=time.monotonic() - self._started)
+        self._log.note(position, score, (loss, penalty), seconds_left)
         if not self._is_ahead_of_device():
             self._log.write()
 
