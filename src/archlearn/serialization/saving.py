@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError
+from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -264,12 +265,7 @@ def save(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
-    if hasattr(model, "archlearn_gates"):
-        raise FileError(
-            f"cannot save {type(model).__name__} to {str(path)!r}: it still has gates; save "
-            "archlearn.compact(model), or keep model.state_dict() as a checkpoint"
-        )
-    check_forwards(model, "save")
+    _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
     traces = _find_traces(model, example_inputs, leaves)
     if not path.parent.is_dir():
@@ -303,8 +299,23 @@ def describe_model(
         FileError: If a layer or a call cannot be written.
     """
     model = getattr(model, "_orig_mod", model)
-    check_forwards(model, "save")
+    _check_model(model)
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
+
+
+def _check_model(model: nn.Module, to: str = "") -> None:
+    """Refuse gates, and a `forward` that a file would lose."""
+    for name, module in model.named_modules():
+        if isinstance(module, GateContainer):
+            part = name.removesuffix(STORE).removesuffix(".")
+            said = "it still has gates; save archlearn.compact(model)"
+            if part:
+                said = f"{part!r} still has gates; put what archlearn.compact makes of it there"
+            raise FileError(
+                f"cannot save {type(model).__name__}{to}: {said}, or keep model.state_dict() as a "
+                "checkpoint"
+            )
+    check_forwards(model, "save")
 
 
 def _find_traces(
