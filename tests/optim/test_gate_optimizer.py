@@ -275,7 +275,7 @@ def test_a_smaller_budget_for_gates_that_stand_still_needs_a_new_decision(
 
 def test_parameters_in_place_of_the_model_are_refused(digits: Any) -> None:
     parameters: Any = al.weights(al.add_gates(chain(), digits[0][:2]))
-    with pytest.raises(al.InputError, match=r"model is a list; give the model that add_gates"):
+    with pytest.raises(al.InputError, match=r"the model is a list; give an nn.Module"):
         al.GateOptimizer(parameters, 10)
 
 
