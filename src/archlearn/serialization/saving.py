@@ -32,7 +32,12 @@ from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
 from archlearn.tracing.block_hooks import find_hooked, list_hooks
-from archlearn.tracing.generated_forward import check_forwards, forward_graphs, generated_graphs
+from archlearn.tracing.generated_forward import (
+    check_forwards,
+    forward_graphs,
+    generated_graphs,
+    unwrap,
+)
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 from archlearn.tracing.transformer_blocks import BLOCKS
@@ -263,7 +268,7 @@ def save(
         FileError: If a layer or a call cannot be written; nothing is written then.
         TracingError: If the model's `forward` cannot be followed.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = unwrap(model)
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
     _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
@@ -298,7 +303,7 @@ def describe_model(
     Raises:
         FileError: If a layer or a call cannot be written.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = unwrap(model)
     _check_model(model)
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
 
