@@ -118,17 +118,12 @@ def find_gated(model: nn.Module) -> nn.Module:
     Raises:
         InputError: If there is not just one, or its gates are drawn at random.
     """
-    given: Any = unwrap(model)
-    if not isinstance(given, nn.Module):  # parameters, as other optimisers take them
-        raise InputError(
-            f"model is a {type(model).__name__}; give the model that add_gates returned, not its "
-            "parameters"
-        )
-    found = [module for module in given.modules() if STORE in module._modules]
+    found = [module for module in unwrap(model).modules() if STORE in module._modules]
     if len(found) != 1:
         raise InputError(
             f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
-            "of one. Call add_gates on it, or on one part of it; for TriState placed by hand use "
+            "of one. Call add_gates on it, or on one part of it; where several parts have gates, "
+            "give one part, and make a GateOptimizer for each; for TriState placed by hand use "
             "parameter_groups and penalty"
         )
     store: Any = getattr(found[0], STORE)
