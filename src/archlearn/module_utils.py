@@ -66,11 +66,7 @@ def set_modes_(model: nn.Module, modes: Mapping[str, bool]) -> None:
 
 
 class ModeReads:
-    """Notices whether anything asks a module for its mode while a network is traced.
-
-    Attributes:
-        readers: The modules that were asked.
-    """
+    """Notices whether anything asks a module for its mode while a network is traced, and which."""
 
     def __init__(self) -> None:
         self.seen = False

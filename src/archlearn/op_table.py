@@ -36,8 +36,8 @@ class OpSpec:
 
     Attributes:
         calls: Every module class, function and method that is this operation.
-        rule: Module and function in `analysis.rules` that follow channels through it; "" if none
-            does, and so all channels that it reads stay.
+        rule: Module and function in `analysis.propagation_rules` that follow channels through it;
+            "" if none does, and so all channels that it reads stay.
         product: Of a product with a weight, its kind and number of spatial dimensions.
         squashing: An activation that often is a gate itself (squeeze-and-excite): it becomes a
             site only where its channels have no other.

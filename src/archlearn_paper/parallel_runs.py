@@ -148,11 +148,7 @@ def _round_robin(
 
 @dataclass(kw_only=True, slots=True)
 class _ActiveRun:
-    """A run on its way.
-
-    Attributes:
-        gates: The gates of every epoch, kept where they are so that nothing waits for them.
-    """
+    """A run on its way; the gates of every epoch stay on the device: nothing waits for them."""
 
     run: Run
     session: Session

@@ -154,11 +154,9 @@ _JUST_BELOW = THRESHOLD - 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """The architecture that is given (FFW, fixed final width).
+    """The architecture that is given (FFW, fixed final width): neurons that stay, by layer.
 
-    Attributes:
-        widths: Neurons or channels that stay, by layer; a layer not named is left to learning.
-        linear: Layers whose activation is taken away.
+    A layer not named is left to learning; that of a linear one loses its activation.
     """
 
     widths: Mapping[str, int]
@@ -171,11 +169,7 @@ class Holder:
 
     Gates learn as ever, and are then projected onto the nearest values of which so many are open.
     The number falls from all to the given one over the first half of the time in which gates
-    move, so that there is time to find out which are useful.
-
-    Attributes:
-        first: Epoch from which the numbers fall.
-        last: Epoch from which they are the given ones.
+    move, from the first epoch to the last, so that there is time to find out which are useful.
     """
 
     given: Given

@@ -69,12 +69,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """What is gone when branches are closed.
-
-    Attributes:
-        calls: The closings of calls, by graph and name.
-        tensors: The closings of parameters and buffers, by their first names.
-    """
+    """What is gone when branches are closed: calls, by graph, and tensors, by their first names."""
 
     calls: tuple[dict[str, Closings], ...]
     tensors: dict[str, Closings]

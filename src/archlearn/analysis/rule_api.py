@@ -21,11 +21,9 @@ class OpCall:
 
     Attributes:
         args: Positional arguments, tensors replaced by their labels.
-        real_args: The same as they were in the run on the example inputs.
-        out: What the call returned in that run.
+        real_args: The same as they were in the run on the example inputs, which returned `out`.
         gated: Whether this call is a site whose channels are to be gated.
         may_gate_reads: Whether a gate may stand in front of this call.
-        labels: All labels among the arguments.
         reads: Where this call is to read channels through their gates, found by its rule.
         passing: The channels along another dimension that a layer is applied to one by one.
         products: The products that this call consists of: what share of its multiply-adds each

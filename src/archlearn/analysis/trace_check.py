@@ -33,15 +33,11 @@ from archlearn.tracing.symbolic_trace import Traces
 
 @dataclass(slots=True)
 class Notes:
-    """What layers read in one run, and what the run returned.
+    """What layers read in one run, and the tensors and types that the run returned, or an error.
 
     Attributes:
-        layers: The layers that were called, in order.
-        read: One number for what each of them read, where the model is.
+        read: One number for what each layer read, where the model is.
         numbers: The same once the run is over: a GPU is waited for only then.
-        returned: All tensors of the result.
-        structure: The types of the result, and of what it holds.
-        error: Why there is none.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -149,8 +145,7 @@ def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
 class _Stage:
     """A model in one mode, and the graph that was traced in it.
 
-    Attributes:
-        is_bare: Whether layers are stood in for: no call is unknown, so no weights matter.
+    It is bare, with stand-ins for layers, where no call is unknown, so that no weights matter.
     """
 
     net: nn.Module
@@ -174,10 +169,15 @@ class _Stage:
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
         notes = Notes()
         layers = stub_layers(self.net, notes) if self.is_bare else evaluating()
+        chance = preserve_rng(self.inputs)
         with preserve_state(self.net, self.before):
             try:
-                with torch.no_grad(), _same_chance(self.inputs), layers, warnings.catch_warnings():
+                with torch.no_grad(), chance as devices, layers, warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # they are for whoever calls the model
+                    random.seed(0)
+                    torch.default_generator.manual_seed(0)
+                    for device in devices:
+                        torch.cuda.default_generators[device].manual_seed(0)
                     out = call(self.inputs.copy())
                     notes.returned, notes.structure = tensors_in(out), structure_of(out)
                     notes.numbers = [float(each) for each in notes.read]
@@ -253,14 +253,3 @@ def _is_near(one: float, two: float) -> bool:
     if one == two or (math.isnan(one) and math.isnan(two)):
         return True
     return math.isfinite(two) and abs(one - two) <= _ABSOLUTE + _RELATIVE * abs(two)
-
-
-@contextmanager
-def _same_chance(inputs: ExampleInputs) -> Generator[None]:
-    """Let generators start at the same place, and be put back afterwards."""
-    with preserve_rng(inputs) as devices:
-        random.seed(0)
-        torch.default_generator.manual_seed(0)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(0)
-        yield

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from archlearn import __version__
-from archlearn.cli import learn_commands, model_commands, paper, sweep_command
+from archlearn.cli import learn_commands, model_commands, paper
 from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
@@ -36,7 +36,7 @@ app.command(
     model_commands.evaluate_command, name="evaluate", help_epilogue=model_commands.EVALUATE_EXAMPLES
 )
 app.command(model_commands.export, help_epilogue=model_commands.EXPORT_EXAMPLES)
-app.command(sweep_command.sweep, help_epilogue=sweep_command.SWEEP_EXAMPLES)
+app.command(learn_commands.sweep, help_epilogue=learn_commands.SWEEP_EXAMPLES)
 app.command(learn_commands.report, help_epilogue=learn_commands.REPORT_EXAMPLES)
 app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
 app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)

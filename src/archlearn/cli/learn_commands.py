@@ -1,4 +1,4 @@
-"""`archlearn learn`, `demo` and `report`: commands about runs."""
+"""`archlearn learn`, `demo`, `report` and `sweep`: commands about runs."""
 
 import dataclasses
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
 
 from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import SettingsError
@@ -20,6 +21,9 @@ from archlearn.training.settings import (
     override,
     read_settings,
 )
+
+if TYPE_CHECKING:
+    from archlearn.training.sweep import Point, SweepRun
 
 _TITLES = {
     "": "Run",
@@ -38,14 +42,18 @@ def _make_options() -> type:
     fields: list[tuple[str, Any, Any]] = []
     for section, name, item in flat_settings():
         hint = get_type_hints(hints[section])[name] if section else hints[name]
+        text, default = item.metadata["help"], item.default
+        if default is not None and default != ():
+            shown = f"{default:g}" if isinstance(default, float) else str(default).lower()
+            text = f"{text} [default: {shown}]"
         parameter = Parameter(
-            help=_help(item),
+            help=text,
             group=groups[section],
             show_default=False,
             converter=_read_whole_number if hint in (int, int | None) else None,
         )
-        default = dataclasses.field(default=None)
-        fields.append((name, Annotated[hint | None, parameter], default))
+        nothing = dataclasses.field(default=None)
+        fields.append((name, Annotated[hint | None, parameter], nothing))
     made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
     # Left at "types", cyclopts takes the class for one of the standard library's.
     made.__module__ = __name__
@@ -59,14 +67,6 @@ def _read_whole_number(kind: object, tokens: Sequence[Token]) -> int:
         return int(tokens[0].value)
     except ValueError:
         raise ValueError(f"{tokens[0].value!r} is no whole number") from None
-
-
-def _help(item: dataclasses.Field[Any]) -> str:
-    text = item.metadata["help"]
-    if item.default is None or item.default == ():
-        return text
-    shown = f"{item.default:g}" if isinstance(item.default, float) else str(item.default).lower()
-    return f"{text} [default: {shown}]"
 
 
 _MADE: Any = _make_options()
@@ -203,3 +203,95 @@ def report(
         return
     with writing(out):
         out.write_text(text, encoding="utf-8")
+
+
+SWEEP_EXAMPLES = """Examples:
+  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
+  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray --jobs 8 --out /nfs/s
+  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s
+"""
+
+
+def sweep(
+    *,
+    out: Path,
+    seeds: str = "0",
+    jobs: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
+    ray: bool = False,
+    lose: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    config: Path | None = None,
+    options: Annotated[Options, Parameter(name="*")] = NONE_GIVEN,
+) -> None:
+    """Learn to several budgets with several seeds, and show what accuracy costs.
+
+    Each run has a folder in --out. Given again, the command goes on where it was stopped. Runs are
+    compared by validation data; test scores are for the one that is chosen.
+
+    Args:
+        out: The folder of the sweep.
+        seeds: Seeds of each budget, as 0,1,2.
+        jobs: Runs that are made side by side.
+        ray: Let the workers of a Ray cluster make them: the one of RAY_ADDRESS, or one on this
+            machine. All of them must see --out.
+        lose: Train the network as it is, too, and hand back the cheapest one that is at most so
+            many points of accuracy worse.
+        config: A TOML file of settings, like the config.toml of a run.
+        options: Single settings; --budget takes several values, as multiply_adds=75%,50%.
+    """
+    from archlearn.reporting import write_report
+    from archlearn.training.sweep import list_runs, run_sweep, summarise
+
+    asked = given(options)
+    budgets = _split_budgets(asked.pop("budget", ()))
+    settings = override(read_settings(config) if config else RunSettings(), asked)
+    if not all(part.strip().isdigit() for part in seeds.split(",")):
+        raise SettingsError(f"--seeds {seeds!r} are no seeds; write 0,1,2")
+    numbers = [int(part) for part in seeds.split(",")]
+    runs = list_runs(out, settings, budgets, numbers, with_plain=lose is not None)
+    done: list[SweepRun] = []
+
+    def say(run: "SweepRun") -> None:
+        done.append(run)
+        sys.stdout.write(f"{len(done)} of {len(runs)}: {run.folder}\n")
+        sys.stdout.flush()
+
+    n_at_a_time = min(jobs, len(runs))
+    sys.stdout.write(f"{out}: runs to make or to keep: {len(runs)}, {n_at_a_time} at a time\n")
+    sys.stdout.flush()
+    run_sweep(runs, jobs, say, on_ray=ray)
+    points = summarise(runs)
+    sys.stdout.write(f"{'budget':<24}{'validation':>12}{'parameters':>14}{'multiply-adds':>16}\n")
+    for point in points:
+        sys.stdout.write(
+            f"{point.budget:<24}{point.accuracy:>12.2%}{point.parameters:>14,.0f}"
+            f"{point.multiply_adds:>16,.0f}\n"
+        )
+    if lose is not None:
+        _hand_back(points, lose, out)
+    page = write_report([run.folder for run in runs], out / "report.html")
+    sys.stdout.write(f"report  {page}\n")
+
+
+def _split_budgets(words: tuple[str, ...]) -> list[str]:
+    """Return one word for each budget: multiply_adds=75%,50% are two."""
+    found: list[str] = []
+    for word in words:
+        name, sign, values = word.partition("=")
+        if not (name and sign and all(value.strip() for value in values.split(","))):
+            raise SettingsError(f"budget is {word!r}; write it as --budget multiply_adds=75%,50%")
+        found += [f"{name.strip()}={value.strip()}" for value in values.split(",")]
+    return found
+
+
+def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:
+    """Copy the compact model that loses little enough, and say what it scores on test data."""
+    from archlearn.training.run_directory import COMPACT
+    from archlearn.training.sweep import choose_cheapest, read_summary
+
+    chosen = choose_cheapest(points, lose)
+    shutil.copyfile(chosen.best.folder / COMPACT, out / COMPACT)
+    tested = (read_summary(chosen.best.folder) or {})["test_accuracy"]
+    sys.stdout.write(
+        f"within {lose:g} points of plain: {chosen.budget}, {tested:.2%} right on test data\n"
+        f"compact model  {out / COMPACT}\n"
+    )

@@ -155,11 +155,18 @@ def evaluate_command(
         skip_broken: Leave broken images out, naming each, instead of stopping.
         speed: Measure a run's time and memory as well, on the CPU and, if there is one, the GPU.
     """
+    from archlearn.training.checkpoint import is_checkpoint
     from archlearn.training.initial_model import check_fit
     from archlearn.training.run_directory import REPORT, read_run_settings
 
     path = _find_compact(target)
-    _check_measurable(target, data)
+    if is_checkpoint(target):
+        raise SettingsError(
+            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
+            f"{target.parent}"
+        )
+    if data is None and not target.is_dir():
+        raise SettingsError(f"say what to measure {target} on: --data mnist")
     settings = read_run_settings(target) if target.is_dir() else RunSettings()
     asked = replace(
         settings,
@@ -202,19 +209,6 @@ def _say_score(score: "Score") -> str:
         else f"mean squared error {score.error:.4g}"
     )
     return f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples"
-
-
-def _check_measurable(target: Path, data: str | None) -> None:
-    """Refuse what cannot be measured, and say what can be."""
-    from archlearn.training.checkpoint import is_checkpoint
-
-    if is_checkpoint(target):
-        raise SettingsError(
-            f"{target} is the checkpoint of a run; to measure the run: archlearn evaluate "
-            f"{target.parent}"
-        )
-    if data is None and not target.is_dir():
-        raise SettingsError(f"say what to measure {target} on: --data mnist")
 
 
 def _find_compact(target: Path) -> Path:

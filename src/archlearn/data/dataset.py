@@ -171,7 +171,15 @@ def check_split(split: Split, part: str, name: str) -> None:
     for what, values in (("inputs", split.inputs), ("targets", split.targets)):
         if values.is_complex():
             raise DataError(f"the {part} {what} of {name!r} are complex; give real numbers")
-        _check_finite(values, f"the {part} {what} of {name!r}")
+        if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
+            continue
+        odd = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
+        if odd.any():
+            raise DataError(
+                f"the {part} {what} of {name!r} hold what is no finite number, first in example "
+                f"{int(odd.nonzero()[0])} ({int(odd.sum())} examples in all); repair them or leave "
+                "them out"
+            )
 
 
 def check_classes(split: Split, part: str, name: str) -> None:
@@ -211,17 +219,6 @@ def check_tokens(split: Split, part: str, name: str) -> None:
         )
     if min(int(inputs.min()), int(targets.min())) < 0:
         raise DataError(f"the {part} part of {name!r} has tokens below 0; they are counted from 0")
-
-
-def _check_finite(values: Tensor, what: str) -> None:
-    if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
-        return
-    odd = ~torch.isfinite(values.reshape(len(values), -1)).all(1)
-    if odd.any():
-        raise DataError(
-            f"{what} hold what is no finite number, first in example {int(odd.nonzero()[0])} "
-            f"({int(odd.sum())} examples in all); repair them or leave them out"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,8 +262,14 @@ def build_dataset(
         framing: How images are scaled and varied on their way to the network.
     """
     _check(examples)
-    framing = framing or ImageTransform()
-    _check_framing(examples, framing)
+    framing, shape = framing or ImageTransform(), tuple(examples.train.inputs.shape[1:])
+    asked = framing.side is not None or framing.augment != "no"
+    if asked and (len(shape) != 3 or (framing.side is not None and framing.side < 1)):
+        raise SettingsError(
+            f"resize {framing.side} and augment {framing.augment!r} were asked for, but an "
+            f"example of {examples.name!r} has shape {shape}; both are for images, channels x "
+            "height x width, and a side of at least 1"
+        )
     if classes is not None:
         examples = _keep_classes(examples, classes)
     if examples.task == "classification":
@@ -309,17 +312,6 @@ def _number_classes(part: Split) -> Split:
     """Return examples whose classes are of a type that torch takes for a target."""
     fits = part.targets.dtype in (torch.uint8, torch.int64)
     return part if fits else replace(part, targets=part.targets.long())
-
-
-def _check_framing(examples: Examples, framing: ImageTransform) -> None:
-    shape = tuple(examples.train.inputs.shape[1:])
-    asked = framing.side is not None or framing.augment != "no"
-    if asked and (len(shape) != 3 or (framing.side is not None and framing.side < 1)):
-        raise SettingsError(
-            f"resize {framing.side} and augment {framing.augment!r} were asked for, but an "
-            f"example of {examples.name!r} has shape {shape}; both are for images, channels x "
-            "height x width, and a side of at least 1"
-        )
 
 
 def _keep_classes(examples: Examples, classes: int) -> Examples:

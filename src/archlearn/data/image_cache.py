@@ -122,7 +122,13 @@ _IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
 
 def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
     """Return the images of a list, decoded now or at an earlier time."""
-    folder = cache_folder("images") / _key(listing, reading)
+    # The name differs where a file is another, newer or of another size.
+    digest = hashlib.sha256(f"{_FORMAT} {listing.side} {reading.skip_broken}".encode())
+    for path, target in zip(listing.paths, listing.targets, strict=True):
+        state = path.stat()
+        line = f"\n{path.absolute()} {state.st_size} {state.st_mtime_ns} {target}"
+        digest.update(line.encode("utf-8", errors="surrogateescape"))
+    folder = cache_folder("images") / digest.hexdigest()[:24]
     if not (folder / _ABOUT).is_file():
         _build(folder, listing, reading)
     about = json.loads((folder / _ABOUT).read_text())
@@ -131,16 +137,6 @@ def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
     images = np.memmap(folder / _IMAGES, np.uint8, mode="c", shape=shape)
     targets = torch.from_numpy(np.load(folder / _TARGETS))
     return Split(torch.from_numpy(images), targets, mixed=True)
-
-
-def _key(listing: ImageList, reading: ImageReading) -> str:
-    """Return a name that differs where a file is another, newer or of another size."""
-    digest = hashlib.sha256(f"{_FORMAT} {listing.side} {reading.skip_broken}".encode())
-    for path, target in zip(listing.paths, listing.targets, strict=True):
-        state = path.stat()
-        line = f"\n{path.absolute()} {state.st_size} {state.st_mtime_ns} {target}"
-        digest.update(line.encode("utf-8", errors="surrogateescape"))
-    return digest.hexdigest()[:24]
 
 
 def _build(folder: Path, listing: ImageList, reading: ImageReading) -> None:
@@ -175,8 +171,13 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
         refuse_broken(paths[place], why, reading)
         broken.add(place)
     kept = [place for place in range(len(paths)) if place not in broken]
-    if broken:
-        _close_gaps(file, kept, len(paths))
+    if broken:  # images move up to where those were, and the file is cut
+        size = file.stat().st_size // len(paths)
+        images = np.memmap(file, np.uint8, mode="r+", shape=(len(paths), size))
+        for place, source in enumerate(kept):
+            images[place] = images[source]
+        images.flush()
+        os.truncate(file, len(kept) * size)
     np.save(folder / _TARGETS, np.array([listing.targets[order[place]] for place in kept]))
     about = {
         "format": _FORMAT,
@@ -186,16 +187,6 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
         "left_out": sorted(str(paths[place]) for place in broken),
     }
     (folder / _ABOUT).write_text(json.dumps(about, indent=1))
-
-
-def _close_gaps(file: Path, kept: Sequence[int], n_images: int) -> None:
-    """Move images up to where broken ones were, and cut the file."""
-    n_bytes = file.stat().st_size // n_images
-    images = np.memmap(file, np.uint8, mode="r+", shape=(n_images, n_bytes))
-    for place, source in enumerate(kept):
-        images[place] = images[source]
-    images.flush()
-    os.truncate(file, len(kept) * n_bytes)
 
 
 FEWEST_TO_CACHE = 2000

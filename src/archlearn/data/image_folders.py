@@ -66,7 +66,15 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> ImageList:
     if all((inside / name).is_dir() for name in classes):
         return list_images(inside, classes, side)
     paths = sorted(path for path in inside.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-    kit = _find_kit(folder)
+    places = [folder / place for place in _KITS]
+    kits = [p for p in places if (p / _LABELS).is_file() and (p / _TABLE).is_file()]
+    if not kits:
+        raise DataError(
+            f"the labels of {inside} are missing: unpack the development kit "
+            f"(ILSVRC2012_devkit_t12.tar.gz) in {folder}, or sort the images into one folder a "
+            "class"
+        )
+    kit = kits[0]
     words = (kit / _LABELS).read_bytes().split()
     odd = next((word for word in words if not word.isdigit()), None)
     if odd is not None:
@@ -87,16 +95,6 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> ImageList:
             "not have; unpack all classes"
         )
     return ImageList(paths=paths, targets=[numbers[names[n]] for n in labels], side=side)
-
-
-def _find_kit(folder: Path) -> Path:
-    for place in _KITS:
-        if (folder / place / _LABELS).is_file() and (folder / place / _TABLE).is_file():
-            return folder / place
-    raise DataError(
-        f"the labels of {folder / 'val'} are missing: unpack the development kit "
-        f"(ILSVRC2012_devkit_t12.tar.gz) in {folder}, or sort the images into one folder a class"
-    )
 
 
 def _read_table(path: Path) -> dict[int, str]:

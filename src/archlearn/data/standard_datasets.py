@@ -138,11 +138,7 @@ _FASHION = {
 class IdxSource:
     """Where one data set may be found, in the order in which the places are tried.
 
-    Attributes:
-        digests: sha256 of each file's uncompressed content, the same for every source.
-        folders: Places on this machine beside the cache.
-        mirrors: Addresses under which the four `.gz` files lie.
-        packages: Functions that return the four files out of a package.
+    Folders are on this machine, beside the cache. Digests are the sha256 of uncompressed content.
     """
 
     name: str

@@ -16,11 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class NetworkRequest:
-    """A network by its name, and the data that it is to fit.
-
-    Attributes:
-        name: With what is chosen behind a colon: widths, a number of layers, or a factor.
-    """
+    """A network by its name, with widths, layers or a factor behind a colon, and data to fit."""
 
     name: str
     input_shape: Shape

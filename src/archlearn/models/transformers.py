@@ -15,10 +15,7 @@ _DEVIATION = 0.02
 class Attention(nn.Module):
     """Self-attention of several heads by torch's `scaled_dot_product_attention`.
 
-    Args:
-        dim: Width of a token; a multiple of the number of heads.
-        n_heads: Number of heads.
-        causal: Whether a token sees only itself and those before it.
+    Where it is causal, a token sees only itself and those before it.
     """
 
     def __init__(self, dim: int, n_heads: int, *, causal: bool) -> None:

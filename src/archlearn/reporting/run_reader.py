@@ -56,11 +56,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkState:
-    """A network at one moment: its layers and what it costs.
-
-    Attributes:
-        layers: Parameters and multiply-adds of each layer, where a finished run has written them.
-    """
+    """A network at one moment: widths and costs, those of each layer where a run has finished."""
 
     architecture: str
     widths: Mapping[str, int]
@@ -87,9 +83,7 @@ class RunRecord:
         test_score: The same on test data, which a run looks at once, when it has finished.
         score_before: The same of a pretrained network before the run, where `archlearn evaluate`
             has measured it.
-        before: The network at the start.
         after: The compact network, or the network as its gates stand now.
-        merged: Layers that became linear and went into the next one.
         notes: Sentences about what is absent or could not be read.
         summary: The summary as written, empty while the run is unfinished.
     """

@@ -1,6 +1,7 @@
 """`compact`: apply a plan to a copy of the model, and certify the result."""
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -120,7 +121,12 @@ def _compact_binary(
         decision = decide(model, inputs)
         made = write_plan(model, decision, plan.pay if plan else "parameters")
         if plan is not None and plan != made:
-            raise SurgeryError(_difference(plan, made))
+            parts = ("widths", "linear", "merges", "branches")
+            names = [name for name in parts if getattr(plan, name) != getattr(made, name)]
+            raise SurgeryError(
+                f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what "
+                "the gates say now; make the plan anew with archlearn.plan(model)"
+            )
         small = _make(model, decision, made, inputs, certified=certified)
     set_modes_(small, modes)
     return small, made
@@ -264,7 +270,10 @@ def _finish_(
         if changed and not certified:
             try_graph(small, traces, comparison.inputs)
         is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
-    certificate = _certify_own(comparison) if is_own and certified else None
+    certificate = None
+    if is_own and certified:
+        with suppress(Exception):  # whatever the user's own forward does on narrowed layers
+            certificate = comparison.certify()
     if not is_own or (certified and certificate is None):
         bind_graphs_(small, traces.graphs, "Compact", traces.all_blocks)
         certificate = _certify_bound(comparison) if certified else None
@@ -282,19 +291,3 @@ def _certify_bound(comparison: Comparison) -> Certificate:
             f"example inputs in float64 or in its own precision: {first_line(error)}; mark the "
             "part that fails in leaves=[...] of add_gates, and report the model"
         ) from error
-
-
-def _certify_own(comparison: Comparison) -> Certificate | None:
-    try:
-        return comparison.certify()
-    except Exception:  # whatever the user's own forward does on narrowed layers
-        return None
-
-
-def _difference(asked: Plan, found: Plan) -> str:
-    parts = ("widths", "linear", "merges", "branches")
-    names = [name for name in parts if getattr(asked, name) != getattr(found, name)]
-    return (
-        f"the plan does not fit the model: its {', '.join(names) or 'sizes'} are not what the "
-        "gates say now; make the plan anew with archlearn.plan(model)"
-    )

@@ -47,11 +47,7 @@ _MOVES = (
 
 @dataclass(slots=True)
 class Rewriter:
-    """Sends narrowed labels through a copy of a graph and rewrites what does not fit.
-
-    Attributes:
-        changed: Whether any call was rewritten.
-    """
+    """Sends narrowed labels through a copy of a graph and rewrites what does not fit."""
 
     net: nn.Module
     blueprint: ChannelGraph
@@ -93,13 +89,12 @@ class Rewriter:
         for old in self.blueprint.graphs[self.place].nodes:
             node = self.nodes.get(old.name)
             if node is not None and old.op.startswith("call"):
-                self.changed |= narrow_call_(self.net, self._seen(old), node, self.dropped, done)
-
-    def _seen(self, old: fx.Node) -> Seen:
-        source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
-        is_gated = old.name in self.blueprint.followed[self.place].reads
-        is_whole = self.blueprint.whole_groups.get(old.name, False)
-        return Seen(source, self.values[old.name], self.blueprint.root, is_gated, is_whole)
+                source = self.values[old.all_input_nodes[0].name] if old.all_input_nodes else None
+                is_gated = old.name in self.blueprint.followed[self.place].reads
+                is_whole = self.blueprint.whole_groups.get(old.name, False)
+                out = self.values[old.name]
+                seen = Seen(source, out, self.blueprint.root, is_gated, is_whole)
+                self.changed |= narrow_call_(self.net, seen, node, self.dropped, done)
 
     def _erase_dead(self) -> None:
         for node in reversed(list(self.graph.nodes)):

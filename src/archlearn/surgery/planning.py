@@ -37,7 +37,6 @@ class Decision:
     """What the gates say.
 
     Attributes:
-        choice: What could be learnt.
         dropped: Whether each channel goes, by its smallest atom.
         linear: Sites that have become linear, but for those of closed branches.
         closed: Residual branches that are left out.
@@ -109,10 +108,16 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         for site in sites:
             module = by_hand.get(site.module)
             channels = blueprint.channels_of(place, site)
-            if module is not None and channels is None:
-                _check_all_open(site.module, module)
-            if module is not None and module.width is not None and channels is not None:
-                opened = is_open(module.width).cpu()
+            if module is None or module.width is None:
+                continue
+            opened = is_open(module.width).cpu()
+            if channels is None and not bool(opened.all()):
+                raise SurgeryError(
+                    f"{site.module!r} drops channels that cannot go: it wraps a "
+                    f"{type(module.activation).__name__}, which may mix them, or none of the "
+                    "model's layers makes them; wrap an activation that treats every element alike"
+                )
+            if channels is not None:
                 kept[channels[opened]] = True
                 closed[channels[~opened]] = True
                 closed_by |= {int(c): site.module for c in channels[~opened]}
@@ -125,15 +130,6 @@ def _decide_by_hand(model: nn.Module, example_inputs: object) -> Decision:
         and bool(is_open(depth))
     )
     return Decision(choice, closed, linear)
-
-
-def _check_all_open(name: str, module: TriState) -> None:
-    if module.width is not None and not bool(is_open(module.width).all()):
-        raise SurgeryError(
-            f"{name!r} drops channels that cannot go: it wraps a "
-            f"{type(module.activation).__name__}, which may mix them, or none of the model's "
-            "layers makes them; wrap an activation that treats every element alike"
-        )
 
 
 def _check_by_hand(
@@ -187,7 +183,10 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     _check_tensors(model, blueprint, narrowings)
     folds = tuple(_folds(model, decision))
     sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0), dropped)
-    before = Costs.of(count_parameters(model), _count_multiply_adds(model, blueprint))
+    positions = count_positions(blueprint, model)
+    n_products = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
+    n_products += sum(blueprint.followed[0].other_multiply_adds.values())  # of the run already made
+    before = Costs.of(count_parameters(model), n_products)
     made = Plan(
         widths={
             group.name: tuple(torch.nonzero(~dropped[group.channels]).flatten().tolist())
@@ -290,13 +289,6 @@ def find_sliceable(model: nn.Module, blueprint: ChannelGraph) -> Tensor:
         if key in computed_names(find_module(model, owner)):
             found[blueprint.parents[:, channels]] = False
     return found
-
-
-def _count_multiply_adds(model: nn.Module, blueprint: ChannelGraph) -> int:
-    """Return the multiply-adds of one run, from the run already made."""
-    positions = count_positions(blueprint, model)
-    layers = sum(find_tensor(model, name).numel() * n for name, n in positions.items())
-    return layers + sum(blueprint.followed[0].other_multiply_adds.values())
 
 
 def _count_cut(decision: Decision, gone: set[str]) -> int:

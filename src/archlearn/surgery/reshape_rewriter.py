@@ -29,13 +29,7 @@ from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_
 
 @dataclass(slots=True)
 class Cuts:
-    """Cuts dropped channels out of tensors.
-
-    Attributes:
-        dropped: Whether each channel goes, by its smallest atom.
-        root: The channel of each atom.
-        known: What has been cut already.
-    """
+    """Cuts channels that are dropped, by their smallest atoms, out of tensors."""
 
     dropped: Tensor
     root: Tensor
@@ -317,9 +311,7 @@ _WRITERS: dict[str, Callable[[Move], fx.Node | None]] = {
 class DeferredPermutation:
     """A tensor whose narrowed form is no box: it lives only inside a run of moves.
 
-    Attributes:
-        source: The node that the run starts from.
-        places: For each element, where it stood in the source.
+    Each element has its place in the source that the run starts from.
     """
 
     source: fx.Node

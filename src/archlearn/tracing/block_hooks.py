@@ -29,10 +29,8 @@ class BlockCall:
     """One call of a block while a model was traced.
 
     Attributes:
-        path: The block's name.
         given: Its arguments by position and by keyword, with names for traced values; None if
             they, or what it returned, are nothing that a graph can hold.
-        output: What it returned.
         traced_hooks: Keys of hooks that ran while it was traced: what they do is in the graph.
     """
 

@@ -108,9 +108,6 @@ class Argument:
 
     Attributes:
         is_followed: Whether it holds tensors; anything else is fixed when the model is traced.
-        by_keyword: Whether the example gave it by its name.
-        is_given: Whether the example gave it at all.
-        is_optional: Whether it may be left out.
         default: What it is where it is left out; None if it has no default.
     """
 

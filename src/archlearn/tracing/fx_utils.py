@@ -221,7 +221,13 @@ def is_message(frame: FrameType) -> bool:
     """Return whether the text that is made at a frame is only printed, logged or raised."""
     if str(frame.f_globals.get("__name__")).split(".")[0] in _SPEAKERS:
         return True
-    statement = _find_statement(frame.f_code.co_filename, frame.f_lineno)
+    line = frame.f_lineno  # of the innermost statement that holds it
+    around = [
+        node
+        for node in _statements(frame.f_code.co_filename)
+        if node.lineno <= line <= (node.end_lineno or line)
+    ]
+    statement = min(around, key=lambda n: (n.end_lineno or 0) - n.lineno, default=None)
     if isinstance(statement, ast.Raise | ast.Assert):
         return True
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
@@ -242,14 +248,6 @@ def asks_for_class(frame: FrameType) -> bool:
         return False
     text = linecache.getline(frame.f_code.co_filename, line).encode()[column:]
     return text.startswith((b"isinstance", b"builtins.isinstance"))
-
-
-def _find_statement(path: str, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a file that holds a line."""
-    around = [
-        node for node in _statements(path) if node.lineno <= line <= (node.end_lineno or line)
-    ]
-    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
 
 
 @lru_cache(maxsize=64)

@@ -346,8 +346,17 @@ class _Run:
 
     def value_of(self, node: fx.Node) -> Any:
         """Return what a call returned, or raise what one before it did."""
-        if node not in self.values:
-            self._go_on(node.graph)
+        if node not in self.values:  # run all calls that were traced since
+            if self._last is None:
+                self._given = iter(values_for(node.graph, self.inputs.copy()))
+            call = node.graph._root.next if self._last is None else self._last.next
+            while call.op != "root" and self._error is None:
+                try:
+                    self.values[call] = self._call(call)
+                    self._n_large += _is_large(self.values[call])
+                    self._last, call = call, call.next
+                except Exception as error:
+                    self._error = error
         if node not in self.values and self._error is not None:
             raise self._error
         return self.values[node]
@@ -358,19 +367,6 @@ class _Run:
             known, self._n_large = live(), 0
             for node in [n for n, v in self.values.items() if _is_large(v) and n not in known]:
                 del self.values[node]
-
-    def _go_on(self, graph: fx.Graph) -> None:
-        """Run all calls that were traced since."""
-        if self._last is None:
-            self._given = iter(values_for(graph, self.inputs.copy()))
-        node = graph._root.next if self._last is None else self._last.next
-        while node.op != "root" and self._error is None:
-            try:
-                self.values[node] = self._call(node)
-                self._n_large += _is_large(self.values[node])
-                self._last, node = node, node.next
-            except Exception as error:
-                self._error = error
 
     def _call(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

@@ -43,7 +43,13 @@ class DeviceStep:
         self._bf16 = bf16
         self._device = device
         self.train = work.train.to(device)
-        self._are_ready = _can_be_ready(work)
+        # Few inputs that are the same each time are normalised once and for all. Images of several
+        # channels are laid out batch by batch, since picking examples would undo it.
+        raw, framing = work.train.inputs, work.objective.framing
+        n_bytes = raw.numel() * work.objective.mean.element_size()
+        is_steady = framing.augment == "no" and framing.side is None
+        is_flat = raw.ndim != 4 or raw.shape[1] == 1
+        self._are_ready = is_steady and is_flat and n_bytes <= _MOST_BYTES_READY
         self._inputs = self.train.inputs
         if self._are_ready:
             self._inputs = work.objective.training_inputs(self._inputs)
@@ -78,20 +84,15 @@ class DeviceStep:
         self.sums += torch.stack([loss.detach(), cost.detach()])
         self._numbers += 1
 
-    def _next_batch(self) -> tuple[Tensor, Tensor]:
-        size = self.work.batch_size
+    def _run_forward(self) -> tuple[Tensor, Tensor]:
+        """Return the loss and the penalty of the next batch."""
+        work, size = self.work, self.work.batch_size
         n_steps = len(self.order) // size
         by_step = self.order[: n_steps * size].view(n_steps, size)
         indices = by_step.index_select(0, self.place).view(size)
-        inputs = self._inputs.index_select(0, indices)
+        inputs, targets = (x.index_select(0, indices) for x in (self._inputs, self.train.targets))
         if not self._are_ready:
-            inputs = self.work.objective.training_inputs(inputs)
-        return inputs, self.train.targets.index_select(0, indices)
-
-    def _run_forward(self) -> tuple[Tensor, Tensor]:
-        """Return the loss and the penalty."""
-        work = self.work
-        inputs, targets = self._next_batch()
+            inputs = work.objective.training_inputs(inputs)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             loss = loss_of(work, work.model, inputs, targets)
         return loss, penalty_of(work)
@@ -182,18 +183,6 @@ class CapturedStepper:
 
 
 Stepper = EagerStepper | CapturedStepper
-
-
-def _can_be_ready(work: StepContext) -> bool:
-    """Return whether all inputs can be normalised once and for all.
-
-    They must be few, and the same each time. Images of several channels are laid out batch by
-    batch, since picking examples would undo it.
-    """
-    raw, framing = work.train.inputs, work.objective.framing
-    steady = framing.augment == "no" and framing.side is None
-    flat = raw.ndim != 4 or raw.shape[1] == 1
-    return steady and flat and raw.numel() * work.objective.mean.element_size() <= _MOST_BYTES_READY
 
 
 def largest_divisor(number: int, most: int) -> int:

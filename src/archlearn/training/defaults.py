@@ -17,13 +17,9 @@ from archlearn.training.settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The rates at every step of a run.
+    """The rates at every step of a run; in the first ones that of the weights rises from near zero.
 
-    Attributes:
-        n_steps: Steps of the whole run.
-        n_warmup: Steps in which the rate of the weights rises from near zero.
-        gates_from: First step at which gates move.
-        gates_until: First step at which they stand still again.
+    Gates move from a step on until, at another, they stand still again.
     """
 
     n_steps: int

@@ -53,7 +53,13 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     model = _plain_copy(session)
     small, merged, evidence = _compact(model, session)
     _save(small, session.folder / COMPACT, session)
-    _measure_latency(small, session)
+    gates = session.work.gate_optimizer
+    if gates is not None and gates.latency is not None:  # it had a budget: for the report
+        pair = copy.deepcopy(session.network), copy.deepcopy(small)
+        example = in_format_of(pair[0], session.example)
+        speeds = compare_speed(*pair, example, (len(example),), gates.latency.device)
+        logger.info("latency, measured again: %s", speeds[0])
+        write_json(session.folder / SPEED, {"rows": [asdict(each) for each in speeds]})
     on_device = copy.deepcopy(small).to(session.fabric.device)
     score = evaluate(on_device, session.dataset.test, session.objective)
     before, after = _describe(session.network, session), _describe(small, session)
@@ -107,18 +113,6 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
         _warn_of_nothing_learnt(session, rows[-1]["train_loss"], guess)
     return summary
-
-
-def _measure_latency(small: nn.Module, session: Session) -> None:
-    """Where latency had a budget, time both networks and write that down for the report."""
-    gates = session.work.gate_optimizer
-    if gates is None or gates.latency is None:
-        return
-    pair = copy.deepcopy(session.network), copy.deepcopy(small)
-    example = in_format_of(pair[0], session.example)
-    rows = compare_speed(*pair, example, (len(example),), gates.latency.device)
-    logger.info("latency, measured again: %s", rows[0])
-    write_json(session.folder / SPEED, {"rows": [asdict(row) for row in rows]})
 
 
 def check_finish(session: Session) -> None:

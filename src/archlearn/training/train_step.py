@@ -168,7 +168,6 @@ class StepContext:
     Attributes:
         model: The gated model, not wrapped.
         teacher: A frozen network to learn from beside the labels; None where there is none.
-        strengths: How hard the penalty pulls; None where there is none.
         batch_size: Examples a step, over all processes and accumulated parts.
     """
 

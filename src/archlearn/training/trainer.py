@@ -28,7 +28,7 @@ from archlearn.training.checkpoint import (
     write_checkpoint,
 )
 from archlearn.training.defaults import loss_of_a_guess
-from archlearn.training.metrics import RunLog, Score, score_of, sum_scores
+from archlearn.training.metrics import RunLog, score_of, sum_scores
 from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
@@ -170,26 +170,21 @@ class TrainingLoop:
 
     def _record(self, loss: float | None, penalty: float | None) -> None:
         """Take down the lines of an epoch; a device that works on its own is not kept waiting."""
-        score = self._validate()
-        if not self._session.fabric.is_global_zero:
+        session, score = self._session, None
+        if len(session.dataset.validation):  # each process takes its share
+            sums = sum_scores(session.work.model, self._validation, session.objective)
+            total = session.fabric.all_reduce(sums, reduce_op="sum")
+            assert isinstance(total, Tensor)
+            score = score_of(total, session.objective.task)
+        if not session.fabric.is_global_zero:
             return
-        n_done, n_steps = self.position.step - self._first_step, self._session.work.schedule.n_steps
+        n_done, n_steps = self.position.step - self._first_step, session.work.schedule.n_steps
         spent, n_left = time.monotonic() - self._sitting, n_steps - self.position.step
         seconds_left = spent / n_done * n_left if n_done > 0 else math.nan
         position = replace(self.position, seconds=time.monotonic() - self._started)
         self._log.note(position, score, (loss, penalty), seconds_left)
         if not self._is_ahead_of_device():
             self._log.write()
-
-    def _validate(self) -> Score | None:
-        """Return the score on the validation part, each process taking its share."""
-        session = self._session
-        if len(session.dataset.validation) == 0:
-            return None
-        sums = sum_scores(session.work.model, self._validation, session.objective)
-        total = session.fabric.all_reduce(sums, reduce_op="sum")
-        assert isinstance(total, Tensor)
-        return score_of(total, session.objective.task)
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._saved >= self._session.settings.record.checkpoint_seconds

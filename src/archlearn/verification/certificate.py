@@ -309,7 +309,9 @@ class Comparison:
         with exchanging(doubles):
             double = trial.inputs.to(torch.float64, floating_only=True)
             wide_outputs = self._run(0, double)
-            if trial.n_rows is not None and not _go_by_row(wide_outputs, trial.n_rows):
+            # There must be a result for each row, and no mean of rows that are not there.
+            rows = trial.n_rows and (trial.n_rows,)
+            if rows and not all(x.shape[:1] == rows and x.isfinite().all() for x in wide_outputs):
                 raise InputError("there is not one output a row, so rows cannot be left out")
             wide = difference(wide_outputs, self._run(1, double))
         if not doubles:
@@ -382,11 +384,6 @@ def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",
         given = inputs.copy()
         out = model(*given.args, **given.kwargs)
     return tensors_in(out)
-
-
-def _go_by_row(outputs: list[Tensor], n_rows: int) -> bool:
-    """Return whether there is a result for each row, and no mean of rows that are not there."""
-    return all(x.shape[:1] == (n_rows,) and bool(x.isfinite().all()) for x in outputs)
 
 
 def _rounding(dtype: torch.dtype) -> float:

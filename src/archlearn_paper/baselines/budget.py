@@ -7,7 +7,7 @@ would change. The mean square of that over batches is the channel's worth (Molch
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from archlearn.gating.gate_container import find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.surgery.compaction import compact
+
+if TYPE_CHECKING:
+    from archlearn_paper.baselines.neuron_pruning import Neurons
 
 BUDGET_TOLERANCE = 0.05
 """How far from the budget a model may be, as a share of it."""
@@ -33,24 +36,8 @@ def is_within(parameters: int, budget: int) -> bool:
     return abs(parameters - budget) <= BUDGET_TOLERANCE * budget
 
 
-class Candidates(Protocol):
-    """The channels of one group, in the order in which they are best closed."""
-
-    def __len__(self) -> int:
-        """Return how many channels are open."""
-        ...
-
-    def harm(self) -> float:
-        """Return how much is lost with the next channel."""
-        ...
-
-    def close(self) -> None:
-        """Close the next channel."""
-        ...
-
-
 class Ranked:
-    """Channels whose harms do not change while others are closed."""
+    """Channels of one group, in the order in which they are best closed; harms do not change."""
 
     def __init__(self, harms: Tensor) -> None:
         self._harms, order = harms.detach().double().cpu().sort(stable=True)
@@ -98,7 +85,7 @@ class ParameterCounts:
 
 
 def prune_until_budget(
-    sizes: ParameterCounts, candidates: Sequence[Candidates], budget: int
+    sizes: ParameterCounts, candidates: "Sequence[Ranked | Neurons]", budget: int
 ) -> int:
     """Close channels until a budget is met, and return the number of parameters.
 
@@ -151,11 +138,7 @@ def gate_widths(model: nn.Module, example: Tensor) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class GroupSlice:
-    """A dimension of a parameter that holds a group's channels and no others.
-
-    Attributes:
-        channel: Which of the group's channels each index of the dimension belongs to.
-    """
+    """A dimension of a parameter that holds a group's channels alone, and which at each index."""
 
     name: str
     tensor: nn.Parameter

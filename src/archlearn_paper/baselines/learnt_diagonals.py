@@ -55,11 +55,7 @@ class _AddPenaltyGradient(torch.autograd.Function):
 
 
 class Penalised(nn.Module):
-    """A network whose penalty is added to the loss while it is in training mode.
-
-    Attributes:
-        network: The network itself; take it out when training is over.
-    """
+    """A network whose penalty is added to the loss in training mode; take it out at the end."""
 
     def __init__(self, network: nn.Module, penalty: nn.Module) -> None:
         """Take a network, and what returns a number when it is called with the network."""
@@ -85,11 +81,9 @@ class Penalised(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A layer with each of its outputs multiplied by a learnt factor.
+    """A linear layer, convolution or BatchNorm with its outputs multiplied by learnt factors.
 
-    Attributes:
-        layer: A linear layer, a convolution or a BatchNorm.
-        diagonal: One number a channel: the factor itself, or what stands for the odds of it.
+    The diagonal is one number a channel: the factor itself, or what stands for the odds of it.
     """
 
     def __init__(self, layer: nn.Module, penalty: Penalty = "l1") -> None:

@@ -27,20 +27,10 @@ from archlearn_paper.baselines.budget import (
 
 
 class Neurons:
-    """The neurons of one layer, merged pair by pair.
-
-    Attributes:
-        outgoing: What each neuron tells those behind it; a merged one tells nothing.
-        is_kept: Whether each neuron is still there.
-    """
+    """The neurons of one layer, merged pair by pair; a merged one tells those behind it nothing."""
 
     def __init__(self, incoming: Tensor, outgoing: Tensor) -> None:
-        """Take a layer's weights.
-
-        Args:
-            incoming: One row a neuron: its weights and its bias.
-            outgoing: One row a neuron: the weights by which the neurons behind read it.
-        """
+        """Take one row a neuron: its weights and bias, and the weights by which it is read."""
         self.outgoing = outgoing.detach().double().clone()
         self.is_kept = torch.ones(len(incoming), dtype=torch.bool)
         rows = incoming.detach().double()

@@ -45,7 +45,16 @@ def factorise_layer(layer: Factorisable, rank: int) -> nn.Sequential:
         first = nn.Linear(layer.in_features, rank, bias=False)
         second: Factorisable = nn.Linear(rank, layer.out_features, bias=bias)
     else:
-        first = _narrow_conv(layer, rank)
+        first = nn.Conv2d(
+            layer.in_channels,
+            rank,
+            layer.kernel_size,  # pyright: ignore[reportArgumentType]
+            stride=layer.stride,  # pyright: ignore[reportArgumentType]
+            padding=layer.padding,  # pyright: ignore[reportArgumentType]
+            dilation=layer.dilation,  # pyright: ignore[reportArgumentType]
+            padding_mode=layer.padding_mode,  # pyright: ignore[reportArgumentType]
+            bias=False,
+        )
         second = nn.Conv2d(rank, layer.out_channels, 1, bias=bias)
     pair = nn.Sequential(first, second).to(layer.weight)
     first.weight.copy_(right.reshape(first.weight.shape))
@@ -119,19 +128,6 @@ def factorisable_layers(model: nn.Module) -> dict[str, Factorisable]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
     }
-
-
-def _narrow_conv(layer: nn.Conv2d, n_out: int) -> nn.Conv2d:
-    return nn.Conv2d(
-        layer.in_channels,
-        n_out,
-        layer.kernel_size,  # pyright: ignore[reportArgumentType]
-        stride=layer.stride,  # pyright: ignore[reportArgumentType]
-        padding=layer.padding,  # pyright: ignore[reportArgumentType]
-        dilation=layer.dilation,  # pyright: ignore[reportArgumentType]
-        padding_mode=layer.padding_mode,  # pyright: ignore[reportArgumentType]
-        bias=False,
-    )
 
 
 def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:

@@ -6,13 +6,14 @@ All ranking and surgery is Torch-Pruning's own; this file only finds the ratio f
 """
 
 import copy
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import InputError
+from archlearn.errors import check_installed
 from archlearn_paper.baselines.budget import is_within
 from archlearn_paper.baselines.learnt_diagonals import Penalised
 
@@ -26,14 +27,8 @@ over all layers left single channels of some."""
 
 def import_torch_pruning() -> Any:
     """Return the package, or say how to get it."""
-    try:
-        import torch_pruning
-    except ImportError as error:
-        raise InputError(
-            "this method needs Torch-Pruning, which is not installed; "
-            "pip install 'archlearn[bench]'"
-        ) from error
-    return torch_pruning
+    check_installed("this method", "bench", "torch_pruning")
+    return importlib.import_module("torch_pruning")
 
 
 def reduce_by_torch_pruning(
@@ -137,8 +132,7 @@ STEEPNESS = 16.0
 class _Part:
     """One weight of a group; its indices and channels are buffers under `key`.
 
-    Attributes:
-        n_parts: Parts of the weight that read different channels: those of a grouped convolution.
+    The parts of a grouped convolution's weight read different channels.
     """
 
     weight: str
@@ -148,11 +142,7 @@ class _Part:
 
 
 class GroupPenalty(nn.Module):
-    """The penalty of a network's groups of channels.
-
-    Attributes:
-        strength: How hard the strongest channel of a group is pulled.
-    """
+    """The penalty of a network's groups; the strongest channel of each is pulled by `strength`."""
 
     def __init__(self, network: nn.Module, example: Tensor, strength: float = STRENGTH) -> None:
         super().__init__()

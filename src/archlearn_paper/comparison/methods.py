@@ -168,10 +168,7 @@ class PruningMethod(Method):
     """A method that makes a trained network smaller.
 
     Its strengths are factors of the rate at which it is trained on; where there are none, the rate
-    is that of all others.
-
-    Attributes:
-        rounds: In how many steps the budget is reached, with training after each.
+    is that of all others. It reaches a budget in rounds, with training after each.
     """
 
     reduce: Reduce
@@ -180,13 +177,9 @@ class PruningMethod(Method):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningMethod(Method):
-    """A method that changes how the large network is trained.
+    """A method that changes how the large network is trained, and then brings it to a budget.
 
-    Attributes:
-        begin: The network to be trained, from a setup, a seed and a strength.
-        reduce: Brings it to a budget.
-        rounds: In how many steps the budget is reached, with training after each.
-        again: What reduces it in rounds after the first.
+    In rounds after the first, `again` reduces it.
     """
 
     begin: Callable[[ComparisonSetup, int, float], nn.Module]

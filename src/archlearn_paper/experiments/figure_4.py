@@ -10,13 +10,14 @@ improvement; here in the logarithm of the widths.
 """
 
 import functools
+import importlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from archlearn.errors import InputError
+from archlearn.errors import check_installed
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -88,19 +89,6 @@ PANELS = tuple(
 )
 
 
-def _import_optuna() -> Any:
-    """Return the package, or say how to get it."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError(
-            "Bayesian optimisation needs optuna, which is not installed; "
-            "pip install 'archlearn[bench]'"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
 def propose_widths(
     searched: Sequence[str], trained: Sequence[tuple[Mapping[str, int], float]], *, seed: int
 ) -> dict[str, int]:
@@ -108,7 +96,9 @@ def propose_widths(
 
     They follow from the seed, and from the widths and objectives that were trained before.
     """
-    optuna = _import_optuna()
+    check_installed("Bayesian optimisation", "bench", "optuna")
+    optuna: Any = importlib.import_module("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {
         layer: optuna.distributions.IntDistribution(1, _WIDTHS[layer], log=True)
         for layer in searched

@@ -63,10 +63,8 @@ class Table1Row:
         because: Whose accuracy that is, where it is not only the paper's.
         given: Price at which it is learnt which neurons stay where their numbers are given; None
             where that is not run.
-        architecture: The paper's.
         parameters: The paper's, counted with biases.
-        accuracy: The paper's AL column.
-        scratch: The paper's NN column.
+        accuracy: The paper's AL column; `scratch` is its NN column.
     """
 
     row: str

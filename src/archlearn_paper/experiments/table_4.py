@@ -148,13 +148,9 @@ _DROPPED = (("drop6", "fc6", "conv5"), ("drop7", "fc7", "fc6"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseStudy:
-    """How large the case study is made.
+    """How large the case study is made; `further` are epochs from the trained reference on.
 
-    Attributes:
-        further: Epochs of every method, from the trained reference on.
-        classes: The first so many; None takes all.
-        shares: Other shares for rows that a small network cannot reach, by row.
-        multiple_of: What the learnt widths are multiples of.
+    Rows that a small network cannot reach have other shares.
     """
 
     model: str
@@ -199,10 +195,7 @@ class RelaxDropout:
 
     As in Han et al. (2015), "Learning both weights and connections for efficient neural networks":
     the rate behind a layer is the original one times the square root of the share of its
-    connections that is left.
-
-    Attributes:
-        epoch: After which it is done; gates must stand still from there on.
+    connections that is left. Gates must stand still from the epoch on after which it is done.
     """
 
     epoch: int

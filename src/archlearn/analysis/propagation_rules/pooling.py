@@ -130,13 +130,11 @@ def _leaves_zeros_out(step: OpCall) -> bool:
     if step.name in ("norm", "linalg_vector_norm"):
         order = step.argument(1, "p" if step.name == "norm" else "ord", 2)
         return order in (None, "fro") or (isinstance(order, int | float) and order > 0)
-    return step.name in ("sum", "mean") or (step.name == "var" and _is_over_channels_alone(step))
-
-
-def _is_over_channels_alone(step: OpCall) -> bool:
+    if step.name != "var" or not step.may_gate_reads:
+        return step.name in ("sum", "mean")
     dims: Any = step.argument(1, "dim")
     found = dims if isinstance(dims, tuple | list) else (dims,)
-    return step.may_gate_reads and [dim % step.x.ids.dim() for dim in found] == varying(step.x.ids)
+    return [dim % step.x.ids.dim() for dim in found] == varying(step.x.ids)
 
 
 def _keeps_constants(step: OpCall) -> bool:
