@@ -48,7 +48,7 @@ def merge_savings(
     change = whole - apart @ of_segment
     if len(t["norm_dims"]):
         change[:, 0] -= dims[:, t["norm_dims"]] @ t["norms_of_segment"]
-    # Between the layers all is linear, and up to the last without padding none gets a bias.
+    # All between the layers must be linear, and none of the bare ones may get a bias.
     bars = torch.cat([1.0 - is_linear[:, t["link_site"]], folded], 1) @ t["bars_of_segment"]
     raises = (torch.stack(combine_costs(*change.unbind(1)), 1) > 0).any(1)
     change = torch.where(((bars > 0) | raises)[:, None], _IMPOSSIBLE, change)

@@ -22,6 +22,8 @@ from archlearn.surgery.planning import find_constant_inputs
 class CostTerms:
     """What each gate touches: sizes, the tensors that have them, and what makes those go.
 
+    Costs are sums of entries, and an entry is a product of factors: of sizes, some of which never
+    change, and of one that is 1 or 0: whether the thing is there, a new bias, an activation in use.
     A presence is a kind of things that go with the same branches; kind 0 is always there.
     """
 
@@ -77,8 +79,10 @@ class CostTerms:
         self.columns += self.fold_columns + self.time_columns
         self._write_columns()
         self._write_presences()
+        # Where the factors that are 1 or 0 begin.
         there = len(self.full) + len(self.constants)
-        folds, left = there + len(self.presences), there + len(self.presences) + self.n_folds
+        folds = there + len(self.presences)
+        left = folds + self.n_folds
         rows = [
             [*row, there + p] for row, p in zip(self.entry_rows, self.entry_presences, strict=True)
         ]
