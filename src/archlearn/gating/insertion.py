@@ -30,7 +30,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module
+from archlearn.module_utils import find_module, is_weight_hook
 from archlearn.nn.norms import (
     masked_group_norm,
     masked_layer_norm,
@@ -38,6 +38,7 @@ from archlearn.nn.norms import (
     masked_unit_length,
     masked_variance,
     rescale_mean,
+    weigh_channels,
 )
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
 from archlearn.op_table import out_of_place
@@ -303,6 +304,9 @@ def call_gated(
         return gate_branch(layer(x) if width is None else call_gated(layer, x, width, dim), branch)
     weight, bias = owner.weight, owner.bias
     if width is not None:
+        if any(map(is_weight_hook, owner._forward_pre_hooks.values())):
+            # It was put there since (`prune`), and computes the weight anew.
+            return layer(gate_channels(x, width, 1 - weight.dim()))
         weight = gate_channels(weight, width, dim)
     if branch is not None and weight.dim() == 1:  # of a norm: few kernels, for they are small
         weight, bias = gate_branch(torch.stack([weight, bias]), branch).unbind()
@@ -427,11 +431,12 @@ class _Writer:
             return
         x, call = node.all_input_nodes[0], self.graph.call_function
         with self.graph.inserting_before(node):
-            width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
+            n_groups = arguments[-1] if function is masked_group_norm else 1
+            opened = self._weigh(self._assemble(groups, index), n_groups)
             if node.op == "call_module":  # it is not called any more, but its hooks are
                 call(begin_block, (node.name, str(node.target), (x,), {}, ()))
-            made = call(function, (x, width, *arguments))
+            made = call(function, (x, opened, *arguments))
             if node.op == "call_module":
                 call(end_block, (node.name, str(node.target), made, ()))
         node.replace_all_uses_with(made)
@@ -533,6 +538,13 @@ class _Writer:
             with self.graph.inserting_after(self.last):
                 self.last = self.graph.get_attr(self.store.keep_index(index))
             self.assembled[key] = self._prepare(assemble_gates, (opened, self.last))
+        return self.assembled[key]
+
+    def _weigh(self, width: fx.Node, n_groups: int) -> fx.Node:
+        """Return what norms need of gates, which all norms of the same channels share."""
+        key = weigh_channels, width, n_groups
+        if key not in self.assembled:
+            self.assembled[key] = self._prepare(weigh_channels, (width, n_groups))
         return self.assembled[key]
 
     def _prepare(self, function: Any, arguments: tuple[Any, ...]) -> fx.Node:

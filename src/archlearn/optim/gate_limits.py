@@ -122,7 +122,8 @@ def find_gated(model: nn.Module) -> nn.Module:
     if len(found) != 1:
         raise InputError(
             f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "
-            "of one. Call add_gates on it, or on one part of it; for TriState placed by hand use "
+            "of one. Call add_gates on it, or on one part of it; where several parts have gates, "
+            "give one part, and make a GateOptimizer for each; for TriState placed by hand use "
             "parameter_groups and penalty"
         )
     store: Any = getattr(found[0], STORE)

@@ -129,16 +129,15 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Return what the folder of a finished or unfinished run holds.
-
-    Raises:
-        InputError: If the folder is not that of a run; the message says what is missing.
-    """
-    config = _read_config(folder)
-    summary, summary_note = _read_summary(folder / SUMMARY)
+    """Return what the folder of a finished or unfinished run holds."""
+    config, summary = _read_config(folder), _read_json(folder / SUMMARY)
     rows = {row["epoch"]: row for row in read_json_lines(folder / METRICS)}
     # A resumed run may have written an epoch twice: the later line holds.
-    epochs = tuple(_read_epoch(rows[n]) for n in sorted(rows))
+    names = [each.name for each in fields(Epoch)]
+    epochs = tuple(
+        Epoch(**{name: rows[n][name] for name in names if rows[n].get(name) is not None})
+        for n in sorted(rows)
+    )
     finished = bool(summary)
     task = summary.get("task", "")
     regression = task == "regression" or any(e.validation_error is not None for e in epochs)
@@ -158,7 +157,7 @@ def read_run(folder: Path) -> RunRecord:
         merged=tuple(summary.get("merged", ())),
         config=config,
         summary=summary,
-        notes=(*_notes(folder, epochs, finished=finished), *summary_note),
+        notes=tuple(_notes(folder, epochs, finished=finished)),
     )
 
 
@@ -234,12 +233,6 @@ def _read_config(folder: Path) -> JsonTable:
         ) from error
 
 
-def _read_summary(path: Path) -> tuple[JsonTable, tuple[str, ...]]:
-    summary = _read_json(path)
-    is_torn = path.is_file() and not summary
-    return summary, (f"{SUMMARY} could not be read and is left out.",) if is_torn else ()
-
-
 def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterator[str]:
     if not finished:
         last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
@@ -249,11 +242,8 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
             yield f"{name} is missing, so its figures are left out."
-
-
-def _read_epoch(row: JsonTable) -> Epoch:
-    names = [each.name for each in fields(Epoch)]
-    return Epoch(**{name: row[name] for name in names if row.get(name) is not None})
+    if (folder / SUMMARY).is_file() and not finished:
+        yield f"{SUMMARY} could not be read and is left out."
 
 
 def _read_state(summary: JsonTable, epoch: Epoch | None) -> NetworkState:
