@@ -285,8 +285,8 @@ def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
 
     With two rows of indices both gates must be open.
     """
-    acting = torch.cat([gates[0].new_ones(1), *gates])
-    return acting[index] if index.dim() == 1 else acting[index[0]] * acting[index[1]]
+    acting = torch.cat([gates[0].new_ones(1), *gates])[index]
+    return acting if index.dim() == 1 else torch.mul(*acting.unbind())
 
 
 def call_gated(
