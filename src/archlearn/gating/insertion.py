@@ -199,7 +199,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """
     blueprint = store.choice.blueprint
     graph, nodes = copy_with_marks(blueprint.traces, place)
-    standing = store.standing()
+    standing = store.standing
     leave_out_branches_(graph, nodes, store.choice, store.left_out(), place)
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.

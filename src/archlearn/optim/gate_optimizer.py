@@ -134,7 +134,7 @@ class GateOptimizer(torch.optim.Optimizer):
             )
         super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
         self._stood: Tensor | None = None
-        if self._store.standing():  # another one has let them
+        if self._store.standing:  # another one has let them
             self._stood = self._store.kept.get_buffer(STANDING)
             let_stand_(self._owner, self._store, torch.zeros_like(self._stood))
         if not all(gate.requires_grad for gate in gates):
