@@ -2,14 +2,15 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from archlearn.costs import COSTS
 from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
-from archlearn.errors import InputError
+from archlearn.errors import ArchlearnError, InputError
 
 JsonTable = Mapping[str, Any]
 """An object read from JSON or TOML."""
@@ -152,6 +153,25 @@ def read_run(folder: Path) -> RunRecord:
         summary=summary,
         notes=tuple(_notes(folder, epochs, finished=finished)),
     )
+
+
+@contextmanager
+def explaining_odd_files(folders: Sequence[Path]) -> Generator[None]:
+    """Say in one sentence that the files of runs hold what no run writes: a text for a number.
+
+    Raises:
+        InputError: Where reading or drawing them fails.
+    """
+    try:
+        yield
+    except ArchlearnError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"cannot report on {', '.join(map(str, folders))}: {METRICS}, {GATES}, {SUMMARY} or "
+            f"{SPEED} holds what no run writes ({type(error).__name__}: {error}); restore the "
+            "files as they were, or remove the line or file that was changed"
+        ) from error
 
 
 def read_json_lines(path: Path) -> Iterator[JsonTable]:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from archlearn.data.file_cache import CONFIG, METRICS, write_atomically
-from archlearn.errors import RunStoppedError, SettingsError, first_line
+from archlearn.errors import CheckpointError, RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
 
@@ -155,15 +155,25 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; a line cut short by a crash is left out."""
+    """Return the objects of a file of JSON lines; a line cut short by a crash is left out.
+
+    Raises:
+        CheckpointError: If a line is not about an epoch.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+            raise CheckpointError(
+                f"{path} has the line {line[:40]!r}, in which no epoch is a whole number; correct "
+                "the line, or remove it"
+            )
+        rows.append(row)
     return rows
 
 
