@@ -197,12 +197,20 @@ def _check_mode(stage: _Stage) -> None:
         ) from meant.error
     found = _find_difference(meant, traced)
     if found and not _find_difference(meant, stage.run_forward()):
+        why = (
+            "It does something that a trace does not hold, such as asking for type(x), catching an "
+            "error, or += on a view of another tensor. Move that into a submodule of its own and "
+            "name it in leaves=[...]: it is then called as it is. If another thread draws random "
+            "numbers meanwhile, call add_gates once more without it"
+        )
+        if has_hooks(stage.net):
+            why = (
+                "The model has forward hooks, which are around its forward and in no trace: remove "
+                "them before add_gates, and register them on the model that it returns"
+            )
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
-            f"trace {found}. It does something that a trace does not hold, such as asking for "
-            "type(x), catching an error, or += on a view of another tensor. Move that into a "
-            "submodule of its own and name it in leaves=[...]: it is then called as it is. If "
-            "another thread draws random numbers meanwhile, call add_gates once more without it"
+            f"trace {found}. {why}"
         )
 
 

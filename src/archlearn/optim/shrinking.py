@@ -43,7 +43,7 @@ from archlearn.surgery.compaction import apply_plan
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
-from archlearn.tracing.block_hooks import without_marks
+from archlearn.tracing.block_hooks import advise_on_difference, without_marks
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
@@ -305,7 +305,7 @@ def _prepare(
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
             f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
-            "float64; train on without shrink_, and report the model"
+            f"float64; {advise_on_difference(owner)}, or train on without shrink_"
         )
     set_modes_(small, modes)
     kept: dict[str, Kept] = {}

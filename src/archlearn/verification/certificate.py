@@ -13,6 +13,7 @@ from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
+from archlearn.tracing.block_hooks import advise_on_difference
 from archlearn.tracing.generated_forward import class_forwards, unwrap
 from archlearn.tracing.module_state import preserve_weights
 from archlearn.tracing.output_types import tensors_in
@@ -295,7 +296,8 @@ class Comparison:
             raise CertificateError(
                 f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
                 f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-                "not compute the same function: keep the first, and report the model"
+                "not compute the same function: keep the first, and "
+                f"{advise_on_difference(self.models[0])}"
             )
         return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
 
