@@ -29,6 +29,7 @@ from archlearn.tracing.module_state import ModuleState, capture_state, preserve_
 from archlearn.tracing.output_types import structure_of, tensors_in
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import Traces
+from archlearn.tracing.trace_context import ONE_THREAD
 
 
 @dataclass(slots=True)
@@ -283,7 +284,7 @@ def _run(
 @contextmanager
 def _same_chance(inputs: ExampleInputs) -> Generator[None]:
     """Let generators start at the same place, and be put back afterwards."""
-    with preserve_rng(inputs) as devices:
+    with ONE_THREAD, preserve_rng(inputs) as devices:  # or another that traces takes it for a draw
         random.seed(0)
         torch.default_generator.manual_seed(0)
         for device in devices:

@@ -339,7 +339,8 @@ class Comparison:
             raise CertificateError(
                 f"one of the two models, {type(model).__name__}, calls {called[0]!r} of the other, "
                 "so nothing is known of its own weights; something that is not copied holds that "
-                "module, such as a lambda or a hook made from it: remove it, and compact again"
+                "module, such as a lambda or a hook made from it, or another thread calls the "
+                "model now: remove it, or wait for it, and compact again"
             )
         return outputs
 
