@@ -1,7 +1,7 @@
 """Seconds of learning to a budget over seconds of plain training, with and without shrinking.
 
     python -m benchmarks.shrinking lenet vgg-small --out results/shrinking
-    python -m benchmarks.shrinking vgg resnet56 gpt --text FILE --out results/shrinking
+    python -m benchmarks.shrinking vgg resnet56 resnet50 gpt --text FILE --out results/shrinking
 
 Each case is three runs with the same epochs and seed, each in a process of its own: plain training,
 learning with `shrink_`, and without. They go one after the other, or all at once (`--together`).
@@ -23,11 +23,14 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from torch import nn
+
 from archlearn.training import Audience, RunSettings, learn, override
 from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import EpochEnd, SilentCallback
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
+from benchmarks.torchvision_import import import_models
 
 ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"] {also} shrink=true',
         "whole": 'budget=["{budget}"] {also} shrink=false'}  # fmt: skip
@@ -84,9 +87,21 @@ CASES = {
     ),
     "vgg": Case(f"{NETWORKS['vgg16-bn']} epochs=30", "multiply_adds=26%", 0.65, _EIGHTS),
     "resnet56": Case(f"{NETWORKS['resnet56']} epochs=30", "multiply_adds=50%", 0.9, _EIGHTS),
+    "resnet50": Case(
+        "model=benchmarks.shrinking:resnet50 data=cifar-10 resize=224 limit=5000 epochs=16 "
+        "batch_size=100 learning_rate=0.05 precision=bf16-mixed",
+        "multiply_adds=50%",
+        0.8,
+        _EIGHTS,
+    ),
     "gpt": Case(f"{NETWORKS['gpt']} epochs=8", "multiply_adds=50%", 0.75),
 }
-ON_GPU = ("vgg", "resnet56", "gpt")
+ON_GPU = ("vgg", "resnet56", "resnet50", "gpt")
+
+
+def resnet50(n_outputs: int) -> nn.Module:
+    """Return torchvision's ResNet-50 with fresh weights."""
+    return import_models().resnet50(num_classes=n_outputs)
 
 
 class Meter(SilentCallback):

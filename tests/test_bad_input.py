@@ -1,5 +1,6 @@
 """What is asked for wrongly is refused by a typed error that says what to do."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,30 @@ def make_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@pytest.mark.parametrize("net", ["net", nn.Linear, F.relu])
-def test_only_a_module_gets_gates(net: Any) -> None:
-    with pytest.raises(al.InputError, match=r"net is an? \w+; give an nn.Module, made already"):
-        al.add_gates(net, X)
+@pytest.mark.parametrize("wrong", [None, "net", [X], make_net().state_dict(), nn.Linear, F.relu])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net: al.add_gates(net, X),
+        lambda net: al.inspect(net, X),
+        lambda net: al.GateOptimizer(net, total_steps=10),
+        lambda net: al.penalty(net, al.Strengths.from_width_cost(1e-3)),
+        lambda net: al.certify(net, make_net(), X),
+        lambda net: al.save(net, "small.safetensors"),
+        al.branch_gates,
+        al.clip_gates_,
+        al.compact,
+        al.count_costs,
+        al.depth_gates,
+        al.plan,
+        al.read_architecture,
+        al.weights,
+        al.width_gates,
+    ],
+)
+def test_what_is_no_module_is_named(function: Callable[[Any], object], wrong: Any) -> None:
+    with pytest.raises(al.InputError, match=r"the model is an? \w+; give an nn.Module, made alrea"):
+        function(wrong)
 
 
 @pytest.mark.parametrize(

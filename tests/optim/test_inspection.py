@@ -284,6 +284,26 @@ def test_a_layer_without_a_site_that_keeps_its_channels_is_named_with_the_reason
         assert "\nnot learnt: second: read by cummax() at test_inspection.py:" in str(found)
 
 
+class Reader(nn.Module):
+    """Reads tokens by a recurrent layer, which keeps its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.reader = nn.Embedding(9, 4), nn.GRU(4, 6, batch_first=True)
+        self.hidden, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.reader(self.words(x))
+        return self.last(F.relu(self.hidden(states[:, -1])))
+
+
+def test_a_recurrent_layer_is_said_to_keep_its_size() -> None:
+    found = al.inspect(Reader(), torch.randint(9, (2, 5)))
+    assert [row.name for row in found.rows if row.width] == ["hidden"]
+    assert list(found.kept) == ["reader"]
+    assert "\nnot learnt: reader: it keeps its size, for how it mixes channels is" in str(found)
+
+
 def test_no_layer_is_named_where_all_are_learnt() -> None:
     assert al.inspect(al.models.LeNet(), DIGITS).kept == {}
 

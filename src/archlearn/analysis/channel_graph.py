@@ -28,7 +28,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 from archlearn.analysis.propagation_rules.pooling import mean, variance
 from archlearn.analysis.propagation_rules.reshape import embedding
 from archlearn.analysis.rule_api import OUTPUT
-from archlearn.module_utils import evaluating
+from archlearn.module_utils import evaluating, find_module
 from archlearn.tracing.fx_utils import source_of
 from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.rng import preserve_rng
@@ -131,6 +131,10 @@ NO_GRADIENT = Reason(
 ONE_CHANNEL = Reason("it has one channel, which must stay", "nothing is needed")
 AS_ONE = Reason(
     "its channels are tied to one another, so that they could only go all at once",
+    "nothing is needed if the other layers are learnt",
+)
+NO_RULE = Reason(
+    "it keeps its size, for how it mixes channels is not known",
     "nothing is needed if the other layers are learnt",
 )
 TIED_TO_FIXED = Reason("tied to the model's input or to a fixed tensor", "nothing is needed")
@@ -666,7 +670,20 @@ def _find_kept(found: _Findings, group_of: Tensor, listed: set[str]) -> dict[str
         and not bool(is_listed[parents[:, ids]].any())
     }
     reasons = _reasons_of_atoms(constraints, torch.tensor(list(first.values()), dtype=torch.long))
-    return {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}
+    kept = {layer: reasons[atom] for layer, atom in first.items() if reasons[atom] != OUTPUT}
+    return kept | dict.fromkeys(_unknown_layers(found), NO_RULE)
+
+
+def _unknown_layers(found: _Findings) -> list[str]:
+    """Return the layers with parameters, none of which has a dimension of channels: nn.GRU."""
+    known = {name for name, _ in found.constraints.dims}
+    layers: list[str] = []
+    for call in found.traces.evaluation.find_nodes(op="call_module"):
+        own = dict(find_module(found.net, layer := layer_of(call)).named_parameters(layer))
+        names = set(map(found.constraints.canonical, own))
+        if names and not names & known and layer not in found.traces.opaque:
+            layers.append(layer)
+    return layers
 
 
 def _find_fixed(found: _Findings) -> dict[int, Reason]:

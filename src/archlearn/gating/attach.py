@@ -56,10 +56,6 @@ def check_net(net: Any) -> None:
     Raises:
         InputError: If it is no module, is wrapped, or has gates.
     """
-    if not isinstance(net, nn.Module):
-        raise InputError(
-            f"net is {with_article(type(net).__name__)}; give an nn.Module, made already"
-        )
     if unwrap(net) is not net:
         raise InputError(
             f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "

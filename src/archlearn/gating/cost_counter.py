@@ -13,7 +13,7 @@ from archlearn.gating.gate_container import STORE, GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
-from archlearn.tracing.generated_forward import class_forwards
+from archlearn.tracing.generated_forward import class_forwards, unwrap
 from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
@@ -32,6 +32,7 @@ def count_costs(model: nn.Module, example_inputs: object = None) -> Costs:
         model: Any model.
         example_inputs: Arguments for one call; a gated or compact model knows its own.
     """
+    model = unwrap(model)
     check_made(model)
     inputs = known_inputs(model, example_inputs)
     with class_forwards(model):

@@ -40,6 +40,7 @@ from archlearn.nn.norms import (
     masked_unit_length,
     masked_variance,
     rescale_mean,
+    weigh_channels,
 )
 from archlearn.nn.tristate_activation import gate_branch, gate_channels, gate_heads, mix_linear
 from archlearn.op_table import out_of_place
@@ -456,11 +457,12 @@ class _Writer:
             return
         x, call = node.all_input_nodes[0], self.graph.call_function
         with self.graph.inserting_before(node):
-            width = self._assemble(groups, index)
             function, arguments = self._read_norm(node)
+            n_groups = arguments[-1] if function is masked_group_norm else 1
+            opened = self._weigh(self._assemble(groups, index), n_groups)
             if node.op == "call_module":  # it is not called any more, but its hooks are
                 call(begin_block, (node.name, str(node.target), (x,), {}, ()))
-            made = call(function, (x, width, *arguments))
+            made = call(function, (x, opened, *arguments))
             if node.op == "call_module":
                 call(end_block, (node.name, str(node.target), made, ()))
         node.replace_all_uses_with(made)
@@ -570,6 +572,13 @@ class _Writer:
             with self.graph.inserting_after(self.last):
                 self.last = self.graph.get_attr(self.store.keep_index(index))
             self.assembled[key] = self._prepare(assemble_gates, (opened, self.last))
+        return self.assembled[key]
+
+    def _weigh(self, width: fx.Node, n_groups: int) -> fx.Node:
+        """Return what norms need of gates, which all norms of the same channels share."""
+        key = weigh_channels, width, n_groups
+        if key not in self.assembled:
+            self.assembled[key] = self._prepare(weigh_channels, (width, n_groups))
         return self.assembled[key]
 
     def _prepare(self, function: Any, arguments: tuple[Any, ...]) -> fx.Node:

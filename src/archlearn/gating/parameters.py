@@ -10,6 +10,7 @@ from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
 from archlearn.gating.gate_container import GateContainer
 from archlearn.nn.tristate_activation import TriState
+from archlearn.tracing.generated_forward import unwrap
 
 _NO_MOMENTUM: dict[str, Any] = {"momentum": 0.0}
 _ADAPTIVE = ("eps", "betas", "etas")
@@ -114,7 +115,7 @@ def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
         InputError: If there are none.
     """
     found: list[GateContainer | TriState] = []
-    waiting: list[nn.Module | None] = [model]
+    waiting: list[nn.Module | None] = [unwrap(model)]
     seen: set[nn.Module | None] = set()
     for module in waiting:
         if module is None or module in seen:
@@ -140,7 +141,7 @@ def _all_gates(model: nn.Module) -> list[Tensor]:
 
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, module in model.named_modules():
+    for name, module in unwrap(model).named_modules():
         if isinstance(module, GateContainer):
             yield from getattr(module, f"{kind}_gates")().items()
         elif isinstance(module, TriState) and getattr(module, kind, None) is not None:

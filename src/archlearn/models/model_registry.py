@@ -62,8 +62,9 @@ class NetworkRequest:
         if len(shape) != 3 or shape[1] != shape[2] or shape[1] < smallest:
             raise InputError(
                 f"the model {self.name!r} takes square images of at least {smallest} x {smallest} "
-                f"pixels, but one example has shape {shape}; use --model mlp, or data that fit "
-                "(digits:28 enlarges the digits), or enlarge them batch by batch (--resize 227)"
+                f"pixels, but one example has shape {shape}; take the model mlp, or examples that "
+                "fit: the data digits:28 are enlarged digits, and archlearn learn --resize 227 "
+                "enlarges any images"
             )
         return shape[0], shape[1]
 
@@ -72,8 +73,8 @@ class NetworkRequest:
         if len(self.input_shape) != 1:
             raise InputError(
                 f"the model {self.name!r} reads rows of tokens, but one example has shape "
-                f"{self.input_shape}; use text (--data tiny-shakespeare:FILE), or a model for "
-                "images (--model vit)"
+                f"{self.input_shape}; take the data tiny-shakespeare:FILE, or the model vit for "
+                "images"
             )
         return self.input_shape[0]
 

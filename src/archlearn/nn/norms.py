@@ -9,63 +9,109 @@ its distance from others when those between them are gone. It is a product with 
 pads and averages in three dimensions, which costs more than the convolutions around it on a GPU.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 
+class OpenChannels(NamedTuple):
+    """What norms over the open channels need of the gates; norms of the same channels share it.
+
+    Channels are scaled so that the variance over all of them, closed ones being zero, is that over
+    the open ones: torch's own norms do the rest.
+
+    Attributes:
+        gate: The gates, in single precision at least.
+        scale: What each channel is multiplied by.
+        share: What of the sum of all scaled channels each of them is to lose.
+        weight: What undoes the scale.
+        is_closed: 1 for closed channels.
+    """
+
+    gate: Float[Tensor, " channels"]
+    scale: Float[Tensor, " channels"]
+    share: Float[Tensor, " channels"]
+    weight: Float[Tensor, " channels"]
+    is_closed: Float[Tensor, " channels"]
+
+
+def weigh_channels(gate: Float[Tensor, " channels"], n_groups: int = 1) -> OpenChannels:
+    """Return what norms need of gates, for so many groups of channels with a norm each."""
+    gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+    grouped = gate.view(n_groups, -1)
+    n_open = grouped.sum(-1, keepdim=True)
+    root = (n_open / grouped.shape[1]).sqrt()
+    return OpenChannels(
+        gate,
+        (grouped / root).view(-1),
+        (grouped / -n_open).view(-1),
+        root.expand_as(grouped).reshape(-1),
+        (gate.detach() == 0).to(gate.dtype),
+    )
+
+
 def masked_layer_norm(
     x: Float[Tensor, "*shape channels"],
-    gate: Float[Tensor, " channels"],
+    opened: OpenChannels,
     weight: Float[Tensor, " channels"] | None = None,
     bias: Float[Tensor, " channels"] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*shape channels"]:
     """Normalise the last dimension over the channels whose gates are 1."""
-    wide, gate = _widen(x, gate)
-    out = _normalise(wide, gate, gate.sum(), eps)
-    if weight is not None:
-        out = out * weight
-    if bias is not None:
-        out = torch.addcmul(out, gate, bias.to(gate.dtype))
-    return out.to(x.dtype)
+    scaled = x * opened.scale
+    centred = torch.addcmul(scaled, scaled.sum(-1, keepdim=True), opened.share)
+    affine = _affine(opened, weight, bias, centred.dtype)
+    out = F.layer_norm(centred, centred.shape[-1:], *affine, eps)
+    return _without_rests(out, opened.is_closed).to(x.dtype)
 
 
 def masked_group_norm(
     x: Float[Tensor, "batch channels *space"],
-    gate: Float[Tensor, " channels"],
+    opened: OpenChannels,
     weight: Float[Tensor, " channels"] | None = None,
     bias: Float[Tensor, " channels"] | None = None,
     eps: float = 1e-5,
     n_groups: int = 1,
 ) -> Float[Tensor, "batch channels *space"]:
     """Normalise each group of channels over those whose gates are 1."""
-    wide, gate = _widen(x, gate)
-    along_channels = (-1, *[1] * (x.dim() - 2))
-    opened = gate.view(along_channels).expand(x.shape[1:]).reshape(n_groups, -1)
-    grouped = wide.reshape(len(x), n_groups, -1)
-    out = _normalise(grouped, opened, opened.sum(-1, keepdim=True), eps).reshape(x.shape)
-    if weight is not None:
-        out = out * weight.view(along_channels)
-    if bias is not None:
-        out = out + (gate * bias).view(along_channels)
-    return out.to(x.dtype)
+    grouped = x.reshape(len(x), n_groups, x.shape[1] // n_groups, -1)
+    scale, share = (each.view(n_groups, -1, 1) for each in (opened.scale, opened.share))
+    scaled = grouped * scale
+    sums = scaled.sum((-2, -1), keepdim=True)
+    centred = torch.addcmul(scaled, sums, share, value=1 / grouped.shape[-1])
+    affine = _affine(opened, weight, bias, centred.dtype)
+    out = F.group_norm(centred.reshape(x.shape), n_groups, *affine, eps)
+    is_closed = opened.is_closed.view(-1, *[1] * (x.dim() - 2))
+    return _without_rests(out, is_closed).to(x.dtype)
 
 
 def masked_rms_norm(
     x: Float[Tensor, "*shape channels"],
-    gate: Float[Tensor, " channels"],
+    opened: OpenChannels,
     weight: Float[Tensor, " channels"] | None = None,
     eps: float | None = None,
 ) -> Float[Tensor, "*shape channels"]:
     """Divide the last dimension by the root mean square of the channels whose gates are 1."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    wide, gate = _widen(x, gate)
-    opened = wide * gate
-    square = opened.square().sum(-1, keepdim=True) / gate.sum()
-    out = opened * torch.rsqrt(square + eps)
-    return (out if weight is None else out * weight).to(x.dtype)
+    scaled = x * opened.scale
+    factor, _ = _affine(opened, weight, None, scaled.dtype)
+    return F.rms_norm(scaled, scaled.shape[-1:], factor, eps).to(x.dtype)
+
+
+def _affine(
+    opened: OpenChannels, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a norm of scaled channels."""
+    weight = opened.weight if weight is None else opened.weight * weight
+    return weight.to(dtype), None if bias is None else (opened.gate * bias).to(dtype)
+
+
+def _without_rests(x: Tensor, is_closed: Tensor) -> Tensor:
+    """Clear what rounding leaves in closed channels, with the gradient of the identity."""
+    return torch.addcmul(x, x.detach(), is_closed, value=-1)
 
 
 def masked_variance(
@@ -107,13 +153,6 @@ def rescale_mean(
     """Turn a mean over all channels, closed ones being zero, into that over the open ones."""
     wide, gate = _widen(mean, gate)
     return (wide * (len(gate) / gate.sum())).to(mean.dtype)
-
-
-def _normalise(x: Tensor, opened: Tensor, n_open: Tensor, eps: float) -> Tensor:
-    """Give what is open along the last dimension a mean of 0 and a variance of 1."""
-    centred = (x - (x * opened).sum(-1, keepdim=True) / n_open) * opened
-    variance = centred.square().sum(-1, keepdim=True) / n_open
-    return centred * torch.rsqrt(variance + eps)
 
 
 def _widen(x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:

@@ -118,13 +118,7 @@ def find_gated(model: nn.Module) -> nn.Module:
     Raises:
         InputError: If there is not just one, or its gates are drawn at random.
     """
-    given: Any = unwrap(model)
-    if not isinstance(given, nn.Module):  # parameters, as other optimisers take them
-        raise InputError(
-            f"model is a {type(model).__name__}; give the model that add_gates returned, not its "
-            "parameters"
-        )
-    found = [module for module in given.modules() if STORE in module._modules]
+    found = [module for module in unwrap(model).modules() if STORE in module._modules]
     if len(found) != 1:
         raise InputError(
             f"the model has {len(found)} sets of gates from add_gates; GateOptimizer learns those "

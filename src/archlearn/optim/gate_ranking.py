@@ -233,7 +233,7 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, T
         counts = low + (((high - low) * steps + _AT_ONCE - 1) // _AT_ONCE)
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
-        fits[-1] = True
+        fits[-1:] = True  # not `fits[-1]`: a copy for which a GPU would be waited for
         place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         high, landed = counts[place], costs[place][0]
         low = torch.where(place > 0, counts[place - 1], low)

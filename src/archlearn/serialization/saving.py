@@ -30,7 +30,7 @@ from archlearn.serialization.layer_registry import (
 from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
-from archlearn.tracing.generated_forward import check_forwards, generated_graphs
+from archlearn.tracing.generated_forward import check_forwards, generated_graphs, unwrap
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 from archlearn.tracing.transformer_blocks import BLOCKS
@@ -259,7 +259,7 @@ def save(
         FileError: If a layer or a call cannot be written; nothing is written then.
         TracingError: If the model's `forward` cannot be followed.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = unwrap(model)
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
     if hasattr(model, "archlearn_gates"):
         raise FileError(
@@ -299,7 +299,7 @@ def describe_model(
     Raises:
         FileError: If a layer or a call cannot be written.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = unwrap(model)
     check_forwards(model, "save")
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
 
