@@ -165,3 +165,14 @@ def test_decay_that_the_optimiser_is_given_is_that_of_the_weights() -> None:
     for name, parameter in model.named_parameters():
         shrunk = 1.0 if "archlearn_gates" in name else 1 - 0.1 * 0.2
         torch.testing.assert_close(parameter.detach(), before[name] * shrunk)
+
+
+def test_gates_of_several_parts_are_all_gates() -> None:
+    """Their groups have the same names."""
+    model = nn.Sequential(gated(), gated())
+    first, second = (gates_of(part) for part in model.children())
+    assert list(al.width_gates(model)) == ["0.0", "0.2", "1.0", "1.2"]
+    weights, gates = al.parameter_groups(model, lr=0.1)
+    assert {id(gate) for gate in gates["params"]} == {id(gate) for gate in [*first, *second]}
+    assert not {id(weight) for weight in weights["params"]} & {id(gate) for gate in first}
+    assert list(al.width_gates(nn.Sequential(gated()))) == ["0", "2"]

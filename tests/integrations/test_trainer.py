@@ -52,6 +52,16 @@ def test_a_folder_is_written_as_its_sizes_allow_and_said(
     )
 
 
+def test_gradient_checkpointing_does_not_stop_the_file(tmp_path: Path) -> None:
+    """It registers a hook on the embedding, which asks for gradients and changes nothing."""
+    callback = TrainerGateCallback(budget=BUDGET, save_to=tmp_path / "small.safetensors")
+    make_trainer(tmp_path, callback, max_steps=8, gradient_checkpointing=True).train()
+    small = al.load(tmp_path / "small.safetensors").eval()
+    torch.testing.assert_close(
+        small(**example()).logits, callback.compact().eval()(**example()).logits
+    )
+
+
 def test_a_loss_outside_of_the_model_needs_no_labels_to_predict(tmp_path: Path) -> None:
     inputs = example()
     labels = inputs.pop("labels")

@@ -332,3 +332,13 @@ def test_a_network_without_any_site_is_said_to_have_none() -> None:
     assert said.startswith(
         "nothing can be learnt: it calls no activation that archlearn knows; use"
     )
+
+
+def test_looking_at_a_model_in_training_moves_no_spectral_norm() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).train()
+    torch.nn.utils.parametrizations.spectral_norm(net[2])
+    model = al.add_gates(net, torch.randn(2, 4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    al.inspect(model)
+    al.GateOptimizer(model, total_steps=100)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -464,12 +464,29 @@ def test_gates_and_their_optimiser_resume_behind_a_cut() -> None:
 
     go(model, *rules[0], 45)
     state = copy.deepcopy((model.state_dict(), *(rule.state_dict() for rule in rules[0])))
+    with pytest.raises(InputError, match=r"the state is of \d+ gates where the model has \d+"):
+        rules[1][1].load_state_dict(state[2])
+    with pytest.raises(InputError, match="a GateOptimizer learns the gates of another model"):
+        al.shrink_(start, rules[1][0], rules[0][1])
     al.shrink_(start, *rules[1], like=state[0])
     start.load_state_dict(state[0])
     for rule, saved in zip(rules[1], state[1:], strict=True):
         rule.load_state_dict(saved)
     assert go(model, *rules[0], 15) == go(start, *rules[1], 15)
     assert al.plan(model) == al.plan(start)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_shrunk_model_that_was_on_the_meta_device_takes_its_state(assign: bool) -> None:
+    model, x, _ = make("residual")
+    close(model)
+    al.shrink_(model)
+    empty = copy.deepcopy(model).to("meta")
+    if not assign:
+        empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict(), assign=assign)
+    torch.testing.assert_close(empty.eval()(x), model.eval()(x), rtol=0, atol=0)
+    assert al.plan(empty) == al.plan(model)
 
 
 def test_a_compiled_model_goes_on_behind_all_cuts_of_a_run_and_validates_after_each() -> None:

@@ -97,6 +97,31 @@ class CallsUnknown(nn.Module):
         return torch.special.bessel_j0(x)
 
 
+class Bent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def hooked_whole() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 3))
+    net.register_forward_hook(lambda module, args, y: 2 * y)
+    return net
+
+
+def hooked_block() -> nn.Module:
+    """One whose `forward` is generated, so that a hook on a block fires there."""
+    model = al.add_gates(nn.Sequential(Bent()), torch.randn(2, 3))
+    al.depth_gates(model)["0.first"].data.fill_(1.0)
+    small = al.compact(model)
+    assert type(small).__name__ == "CompactSequential"
+    small.get_submodule("0").register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    return small
+
+
 UNSAVABLE: dict[str, tuple[Callable[[], nn.Module], dict[str, type[nn.Module]], str]] = {
     "leaf": (choosing, {}, r"the layer '1' of class Choosing.*pass modules=\{'Choosing': Choosing"),
     "leaf in a leaf": (
@@ -110,6 +135,8 @@ UNSAVABLE: dict[str, tuple[Callable[[], nn.Module], dict[str, type[nn.Module]], 
         "the attribute '1.note' is a object, which a file cannot hold; keep numbers",
     ),
     "hooks": (hooked, {}, "'0' has forward hooks, which are code.*remove them first"),
+    "hooks of all": (hooked_whole, {}, "the model has forward hooks.*remove them first"),
+    "hooks of a block": (hooked_block, {}, "the module '0' has forward hooks"),
     "parametrised": (parametrised, {}, "'0.weight' is parametrised by Twice"),
     "meta": (on_meta, {}, "'0.weight' is torch.float32 on meta"),
     "shape": (narrowed_by_hand, {}, r"'0.weight' has shape \[2, 3\], but its layer takes \[3, 3\]"),
@@ -208,6 +235,8 @@ def test_a_loaded_model_can_be_gated_and_compacted_again(tmp_path: Path) -> None
 def test_a_gated_model_is_not_saved(gated: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(al.FileError, match=r"it still has gates; save archlearn.compact\(model\)"):
         al.save(gated, tmp_path / "gated.safetensors")
+    with pytest.raises(al.FileError, match=r"'0' still has gates; put what archlearn.compact"):
+        al.save(nn.Sequential(gated), tmp_path / "gated.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import astuple
 from itertools import pairwise
 
@@ -270,3 +271,45 @@ def test_a_plan_of_a_later_version_is_refused() -> None:
 def test_a_model_without_gates_is_refused() -> None:
     with pytest.raises(al.InputError, match="has no gates; call add_gates on it first"):
         al.plan(chain(4, 6, 3), X)
+
+
+def tied_chain() -> nn.Module:
+    net = chain(4, 6, 6, 6, 3)
+    net.get_submodule("4").weight = net.get_submodule("2").weight
+    return net
+
+
+def tie_(model: nn.Module) -> None:
+    model.get_submodule("4").weight = model.get_submodule("2").weight
+
+
+def untie_(model: nn.Module) -> None:
+    model.load_state_dict(model.state_dict(), assign=True)
+
+
+def take_away_(model: nn.Module) -> None:
+    model.get_submodule("2").bias = None
+
+
+@pytest.mark.parametrize(
+    ("net", "change_", "message"),
+    [
+        (chain(4, 6, 6, 6, 3), tie_, "'2.weight' was tied to another layer, or untied from it"),
+        (tied_chain(), untie_, r"'2.weight' was tied.*assign=True\) unties weights"),
+        (chain(4, 6, 6, 6, 3), take_away_, "'2.bias' is gone since gates were added"),
+    ],
+    ids=["tied", "untied", "gone"],
+)
+def test_tensors_that_are_other_ones_since_are_refused_before_anything_is_cut(
+    net: nn.Module, change_: Callable[[nn.Module], None], message: str
+) -> None:
+    model = al.add_gates(net, X).eval()
+    with torch.no_grad():
+        for gates in al.width_gates(model).values():
+            gates[3:] = 0.1
+    change_(model)
+    expected = model(X)
+    for call in (al.plan, al.compact, al.shrink_):
+        with pytest.raises(al.InputError, match=message):
+            call(model)
+    torch.testing.assert_close(model(X), expected, rtol=0, atol=0)

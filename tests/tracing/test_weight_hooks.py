@@ -133,3 +133,17 @@ def test_a_hook_of_the_users_is_still_in_the_way() -> None:
     net.first.register_forward_pre_hook(lambda module, args: (2 * args[0],))  # pyright: ignore
     gated = al.add_gates(net, x)
     assert set(al.width_gates(gated)) == {"second"}
+
+
+@each_way
+def test_gates_act_on_a_layer_that_got_its_hook_since(way: Way) -> None:
+    net, x = build(lambda layer: layer)
+    gated = al.add_gates(net, x)
+    close_half_(gated)
+    way(gated.get_submodule("classifier"))
+    plain = gated.get_submodule("second")
+    with torch.no_grad():
+        expected = gated(x)
+        plain.get_parameter("weight")[::2] *= 2.0  # of channels that are closed
+    torch.testing.assert_close(gated(x), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(al.compact(gated)(x), expected, rtol=0, atol=1e-10)

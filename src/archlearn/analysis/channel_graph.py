@@ -319,6 +319,9 @@ def build_channel_graph(
         _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
     by_name = [(site.name, channels) for _, site, channels in at_sites]
     groups, group_of = _find_groups(found, by_name)
+    reached = [site.ids for each in followed for site in each.sites.values()]
+    atoms = torch.cat([root[:0], *reached])
+    fixed = torch.unique(atoms[root[atoms] == FIXED])
     return ChannelGraph(
         inputs=inputs,
         traces=traces,
@@ -334,7 +337,7 @@ def build_channel_graph(
         groups=groups,
         group_of=group_of,
         reasons=reasons,
-        fixed=_find_fixed(found),
+        fixed=_reasons_of_atoms(found.constraints, fixed),
         kept=_find_kept(found, group_of, {site.name for each in sites for site in each}),
         sharing=found.constraints.sharing,
         whole_groups=found.constraints.whole_groups,
@@ -463,7 +466,11 @@ def _find_groups(
     homes = [*different.values(), *found.elements.values(), *parts]
     homes = [join_parents(found.parents, channels) for channels in homes]
     homes += [channels for _, _, channels in _find_reads(found)]
-    normed = _find_normed(found)
+    # Whether a norm, or a mean in one by hand, is taken over each channel.
+    graphs = zip(found.traces.graphs, found.followed, strict=True)
+    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
+    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
+    normed = _mark(found.parents, over)
     groups = tuple(
         replace(group, least=2 if bool(normed[group.channels].any()) else 1)
         for group in find_groups(found.root, found.reasons, homes, at_sites)
@@ -476,14 +483,6 @@ def _find_groups(
 
 
 _OVER_CHANNELS = (across_channels, group_norm, mean, variance)
-
-
-def _find_normed(found: _Findings) -> Tensor:
-    """Return whether a norm, or a mean in one by hand, is taken over each channel."""
-    graphs = zip(found.traces.graphs, found.followed, strict=True)
-    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
-    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
-    return _mark(found.parents, over)
 
 
 def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
@@ -555,17 +554,13 @@ def _find_first_writers(
         for graph, each in zip(traces.graphs, followed, strict=True)
         for node in graph.nodes
     ]
-    of_layers = [(n, labels) for n, labels in pairs if _is_layer(n, net)]
+    of_layers = [p for p in pairs if is_linear_op(p[0], net) or rule_for(p[0], net) is embedding]
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
             names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[parents[:, without_repeats(labels.ids)]] = len(names) - 1
     return names, first
-
-
-def _is_layer(node: fx.Node, net: nn.Module) -> bool:
-    return is_linear_op(node, net) or rule_for(node, net) is embedding
 
 
 def _find_superseded(found: _Findings, gated: Gated) -> Gated:
@@ -684,14 +679,6 @@ def _unknown_layers(found: _Findings) -> list[str]:
         if names and not names & known and layer not in found.traces.opaque:
             layers.append(layer)
     return layers
-
-
-def _find_fixed(found: _Findings) -> dict[int, Reason]:
-    """Return why each atom at a site stays that is tied to something fixed."""
-    sites = [site.ids for each in found.followed for site in each.sites.values()]
-    atoms = torch.cat([found.root[:0], *sites])
-    fixed = torch.unique(atoms[found.root[atoms] == FIXED])
-    return _reasons_of_atoms(found.constraints, fixed)
 
 
 def _reasons_of_atoms(constraints: ChannelConstraints, atoms: Tensor) -> dict[int, Reason]:

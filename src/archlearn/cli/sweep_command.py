@@ -54,7 +54,10 @@ def sweep(
     asked = given(options)
     budgets = _split_budgets(asked.pop("budget", ()))
     settings = override(read_settings(config) if config else RunSettings(), asked)
-    runs = list_runs(out, settings, budgets, _parse_seeds(seeds), with_plain=lose is not None)
+    if not all(part.strip().isdigit() for part in seeds.split(",")):
+        raise SettingsError(f"--seeds {seeds!r} are no seeds; write 0,1,2")
+    numbers = [int(part) for part in seeds.split(",")]
+    runs = list_runs(out, settings, budgets, numbers, with_plain=lose is not None)
     done: list[SweepRun] = []
 
     def say(run: "SweepRun") -> None:
@@ -88,12 +91,6 @@ def _split_budgets(words: tuple[str, ...]) -> list[str]:
             raise SettingsError(f"budget is {word!r}; write it as --budget multiply_adds=75%,50%")
         found += [f"{name.strip()}={value.strip()}" for value in values.split(",")]
     return found
-
-
-def _parse_seeds(text: str) -> list[int]:
-    if not all(part.strip().isdigit() for part in text.split(",")):
-        raise SettingsError(f"--seeds {text!r} are no seeds; write 0,1,2")
-    return [int(part) for part in text.split(",")]
 
 
 def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:

@@ -39,6 +39,7 @@ class GateContainer(nn.Module):
         n_loads: How often a `state_dict` was loaded.
         kept: Where the gates that are left stood at first, once some have been cut out, which
             branches have been left out, and which gates `forward` passes over.
+        places: The same, where `to_empty` does not lose it.
         original_costs: What the network cost with all its gates, once some have been cut out.
         original_sizes: How many gates each group had at first.
         original_widths: How wide each layer was at first.
@@ -102,6 +103,7 @@ class GateContainer(nn.Module):
         self.budget: dict[str, float] | None = None
         self.n_loads = 0
         self.kept = nn.Module()
+        self.places: dict[str, Tensor] = {}
         self.original_costs: dict[str, float] | None = None
         self.original_sizes = {group.name: len(group.channels) for group in groups}
         self.original_widths = {layer: len(channels) for layer, channels in choice.rows}
@@ -153,6 +155,9 @@ class GateContainer(nn.Module):
             buffer: Tensor = getattr(self, name)
             if not buffer.is_meta:
                 buffer.copy_(numbers)
+        for name, place in self.places.items():
+            if not self.kept.get_buffer(name).is_meta:
+                self.kept.get_buffer(name).copy_(place)
 
     def numbers(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers that were kept: "prices", "freed_neurons", or a part of a cost table."""
@@ -256,7 +261,7 @@ class GateContainer(nn.Module):
         """Take down which branches the `forward` to be bound leaves out, for good."""
         if names:
             flags = torch.tensor([int(name in names) for name in self.choice.branches])
-            self.kept.register_buffer(LEFT_OUT, flags)
+            self._keep_place(LEFT_OUT, flags)
 
     def standing(self) -> frozenset[int]:
         """Return where gates stand in `gates` that `forward` passes over."""
@@ -265,7 +270,7 @@ class GateContainer(nn.Module):
     def stand_still_(self, flags: Tensor) -> None:
         """Take down which gates the `forward` to be bound passes over; none gets gradients."""
         self.requires_grad_(False)
-        self.kept.register_buffer(STANDING, flags.clone())
+        self._keep_place(STANDING, flags.clone())
         self._standing = frozenset(torch.nonzero(flags).flatten().tolist())
 
     def check_standing(self) -> None:
@@ -292,8 +297,12 @@ class GateContainer(nn.Module):
         A `state_dict` holds it, so that another model can be cut in the same way.
         """
         for name, place in places.items():
-            self.kept.register_buffer(gate_key(name), place)
+            self._keep_place(gate_key(name), place)
         self.register_buffer("shrinks", n_shrinks)
+
+    def _keep_place(self, key: str, place: Tensor) -> None:
+        self.kept.register_buffer(key, place)
+        self.places[key] = place.cpu().clone()
 
     def set_cost_table(self, table: CostTable) -> None:
         """Keep a cost table, so that it moves with the model."""
@@ -407,19 +416,22 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     if isinstance(store, GateContainer):
         _check_places(store, state, f"{prefix}{STORE}.kept.")
         if any(key.startswith(f"{prefix}{STORE}.") for key in state):  # older ones have no orders
-            for key, value in store.state_dict(prefix=f"{prefix}{STORE}.").items():
-                if key.startswith((f"{prefix}{STORE}.order.", f"{prefix}{STORE}.probe.")):
-                    state.setdefault(key, value)
+            for name, probe in store.probes().items():
+                first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
+                state.setdefault(f"{prefix}{STORE}.order.{gate_key(name)}", first)
+                state.setdefault(
+                    f"{prefix}{STORE}.probe.{gate_key(name)}", torch.zeros(probe.shape)
+                )
         store.restore_constants_()
 
 
 def _check_places(store: GateContainer, state: dict[str, Any], prefix: str) -> None:
     """Refuse the `state_dict` of a model that other channels have been cut out of."""
-    own = {f"{prefix}{key}": place for key, place in store.kept.named_buffers()}
+    own = {f"{prefix}{key}": place for key, place in store.places.items()}
     saved = {key: place for key, place in state.items() if key.startswith(prefix)}
     has_gates = any(key.startswith(prefix.removesuffix("kept.")) for key in state)
     if has_gates and (own.keys() != saved.keys() or any(
-        own[key].shape != place.shape or not torch.equal(own[key].cpu(), place.cpu().long())
+        own[key].shape != place.shape or not torch.equal(own[key], place.cpu().long())
         for key, place in saved.items()
     )):  # fmt: skip
         raise InputError(

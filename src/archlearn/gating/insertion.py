@@ -31,7 +31,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 )
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module
+from archlearn.module_utils import find_module, is_weight_hook
 from archlearn.nn.functional import gates_of_heads
 from archlearn.nn.norms import (
     masked_group_norm,
@@ -316,6 +316,9 @@ def call_gated(
         return gate_branch(layer(x) if width is None else call_gated(layer, x, width, dim), branch)
     weight, bias = owner.weight, owner.bias
     if width is not None:
+        if any(map(is_weight_hook, owner._forward_pre_hooks.values())):
+            # It was put there since (`prune`), and computes the weight anew.
+            return layer(gate_channels(x, width, 1 - weight.dim()))
         weight = gate_channels(weight, width, dim)
     if branch is not None and weight.dim() == 1:  # of a norm: few kernels, for they are small
         weight, bias = gate_branch(torch.stack([weight, bias]), branch).unbind()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archlearn.errors import InputError
 from archlearn.gating.attach import check_rates
-from archlearn.gating.gate_container import GateContainer
+from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import unwrap
 
@@ -132,17 +132,22 @@ def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
 
 
 def _all_gates(model: nn.Module) -> list[Tensor]:
-    gates: list[Tensor] = [
-        gate for find in (width_gates, depth_gates, branch_gates) for gate in find(model).values()
-    ]
+    gates: list[Tensor] = []
+    for kind in ("width", "depth", "branch"):
+        gates += [gate for _, gate in _gates(model, kind)]
     if not gates:
         raise InputError("the model has no gates; call add_gates on it first")
     return gates
 
 
 def _gates(model: nn.Module, kind: str) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, module in unwrap(model).named_modules():
+    """Yield gates by name; where several parts have some, with the name of the part in front."""
+    found = list(unwrap(model).named_modules())
+    n_parts = sum(isinstance(module, GateContainer) for _, module in found)
+    for name, module in found:
         if isinstance(module, GateContainer):
-            yield from getattr(module, f"{kind}_gates")().items()
+            part = name.removesuffix(STORE) if n_parts > 1 else ""
+            for own, gate in getattr(module, f"{kind}_gates")().items():
+                yield part + own, gate
         elif isinstance(module, TriState) and getattr(module, kind, None) is not None:
             yield name, getattr(module, kind)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from archlearn.analysis.mergeable_layers import MergeablePair
 from archlearn.costs import COSTS, LATENCY, combine_costs, unit_of
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module
+from archlearn.module_utils import evaluating, find_module
 from archlearn.nn.functional import is_concrete
 from archlearn.optim.cost_terms import CostTerms, as_indices, as_numbers
 from archlearn.optim.latency import LatencyTable
@@ -241,9 +241,10 @@ class CostFunction:
         self._least = torch.tensor([g.least for g in choice.blueprint.groups], dtype=torch.long)
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         self._tables: dict[torch.device, dict[str, Tensor]] = {}
-        terms = CostTerms(model, choice, None if latency is None else latency.calls)
-        merges = merge_tables(terms) if choice.links else {}
-        self._own = terms.tables() | merges
+        with evaluating(model):  # in training, to read a weight under spectral_norm moves buffers
+            terms = CostTerms(model, choice, None if latency is None else latency.calls)
+            merges = merge_tables(terms) if choice.links else {}
+            self._own = terms.tables() | merges
         self._n_presences = int(self._own.pop("n_presences"))
 
     def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:

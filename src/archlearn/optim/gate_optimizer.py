@@ -397,6 +397,10 @@ class GateOptimizer(torch.optim.Optimizer):
         limited = self._limits.isfinite()
         return bool((pays & limited).any() if bool(limited.any()) else pays.any())
 
+    def learns(self, model: nn.Module) -> bool:
+        """Return whether the gates are those of this model."""
+        return self._owner is model
+
     def stop_shrinking(self) -> None:
         """Let `can_shrink` say no from here on."""
         self._shrinks = False
@@ -457,7 +461,21 @@ class GateOptimizer(torch.optim.Optimizer):
         return name_costs(self._cost(opened[None], gone[None])[0], self._n_examples)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; numbers stay in the precision they were kept in."""
+        """Load a state; numbers stay in the precision they were kept in.
+
+        Raises:
+            InputError: If it is of a model that other channels have been cut out of.
+        """
+        gates: list[Tensor] = self.param_groups[0]["params"]
+        for gate, state in zip(gates, map(state_dict["state"].get, range(len(gates))), strict=True):
+            mean = (state or {}).get("mean", gate)
+            if mean.shape != gate.shape:
+                raise InputError(
+                    f"the state is of {mean.numel()} gates where the model has {gate.numel()}: "
+                    "other channels have been cut out of one than of the other; first bring the "
+                    "model to where it was by archlearn.shrink_(model, optimizer, gates, like=...) "
+                    "with the model's own state_dict"
+                )
         super().load_state_dict(state_dict)
         for number, state in state_dict["state"].items():
             gate = self.param_groups[0]["params"][number]

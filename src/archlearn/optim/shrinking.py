@@ -96,6 +96,11 @@ def shrink_(
         "DistributedDataParallel in place of fully_shard",
     )
     inner = [_unwrap_optimizer(optimizer) for optimizer in optimizers]
+    if any(isinstance(each, GateOptimizer) and not each.learns(owner) for each in inner):
+        raise InputError(
+            f"a GateOptimizer learns the gates of another model than this {type(owner).__name__}; "
+            "give shrink_ the one that was made for this model"
+        )
     followers = [find_gated(_unwrap_copy(each)) for each in copies]
     store: GateContainer = getattr(owner, STORE)
     if like is None:

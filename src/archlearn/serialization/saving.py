@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from archlearn.analysis.original_channels import write_kept
 from archlearn.errors import FileError
+from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
     CONTAINERS,
@@ -30,7 +31,13 @@ from archlearn.serialization.layer_registry import (
 from archlearn.serialization.loading import check_nesting, rebuild
 from archlearn.serialization.schema import Description, ModuleEntry, NodeEntry, TensorEntry
 from archlearn.serialization.values import MODEL_OUTPUTS, encode, name_operation
-from archlearn.tracing.generated_forward import check_forwards, generated_graphs, unwrap
+from archlearn.tracing.block_hooks import find_hooked, list_hooks
+from archlearn.tracing.generated_forward import (
+    check_forwards,
+    forward_graphs,
+    generated_graphs,
+    unwrap,
+)
 from archlearn.tracing.output_types import is_construction
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces, trace
 from archlearn.tracing.transformer_blocks import BLOCKS
@@ -47,6 +54,9 @@ def describe(
         FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
     """
     check_nesting(model)
+    hooked = find_hooked(model, forward_graphs(model))
+    if hooked is not None:
+        _refuse_hooks(f"the module {hooked!r}" if hooked else "the model")
     nodes = [node for graph in traces.graphs for node in graph.nodes if node.op == "call_module"]
     called = {id(model.get_submodule(str(node.target))) for node in nodes}
     entries, shared_modules = _describe_modules(model, called, modules)
@@ -107,21 +117,20 @@ def _describe_module(
         kind = None  # what it computes is written out: it could not hold fewer heads
     if kind is None or kind in CONTAINERS:
         return ModuleEntry(name, kind or "container", {}, {}, module.training)
-    if called:
-        _refuse_hooks(name, module)
+    if called and list_hooks(module):
+        _refuse_hooks(f"the layer {name!r}")
     if kind in modules:
         return ModuleEntry(name, kind, read_attributes(name, module, modules), {}, module.training)
     arguments = read_arguments(name, module, plain_class(module))
     return ModuleEntry(name, kind, arguments, read_parametrisations(name, module), module.training)
 
 
-def _refuse_hooks(name: str, module: nn.Module) -> None:
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise FileError(
-            f"the layer {name!r} has forward hooks, which are code and cannot be written into a "
-            "file; remove them first (an old-style weight_norm or spectral_norm: use the one in "
-            "torch.nn.utils.parametrizations)"
-        )
+def _refuse_hooks(who: str) -> NoReturn:
+    raise FileError(
+        f"{who} has forward hooks, which are code and cannot be written into a file; remove them "
+        "first (an old-style weight_norm or spectral_norm: use the one in "
+        "torch.nn.utils.parametrizations)"
+    )
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -261,12 +270,7 @@ def save(
     """
     model = unwrap(model)
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
-    if hasattr(model, "archlearn_gates"):
-        raise FileError(
-            f"cannot save {type(model).__name__} to {str(path)!r}: it still has gates; save "
-            "archlearn.compact(model), or keep model.state_dict() as a checkpoint"
-        )
-    check_forwards(model, "save")
+    _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
     traces = _find_traces(model, example_inputs, leaves)
     if not path.parent.is_dir():
@@ -300,8 +304,23 @@ def describe_model(
         FileError: If a layer or a call cannot be written.
     """
     model = unwrap(model)
-    check_forwards(model, "save")
+    _check_model(model)
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))
+
+
+def _check_model(model: nn.Module, to: str = "") -> None:
+    """Refuse gates, and a `forward` that a file would lose."""
+    for name, module in model.named_modules():
+        if isinstance(module, GateContainer):
+            part = name.removesuffix(STORE).removesuffix(".")
+            said = "it still has gates; save archlearn.compact(model)"
+            if part:
+                said = f"{part!r} still has gates; put what archlearn.compact makes of it there"
+            raise FileError(
+                f"cannot save {type(model).__name__}{to}: {said}, or keep model.state_dict() as a "
+                "checkpoint"
+            )
+    check_forwards(model, "save")
 
 
 def _find_traces(

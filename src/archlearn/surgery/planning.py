@@ -22,6 +22,7 @@ from archlearn.module_utils import (
     evaluating,
     find_module,
     find_tensor,
+    sharing_layers,
     weight_sources,
 )
 from archlearn.nn.functional import is_open, open_gates
@@ -57,11 +58,7 @@ class Decision:
 
 
 def check_gates(model: nn.Module) -> None:
-    """Raise if a model has no gates, neither of ours nor placed by hand.
-
-    Raises:
-        InputError: If so.
-    """
+    """Raise if a model has no gates, neither of ours nor placed by hand."""
     if not any(isinstance(module, GateContainer | TriState) for module in model.modules()):
         raise InputError("the model has no gates; call add_gates on it first")
 
@@ -187,6 +184,7 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
     blueprint, dropped = decision.choice.blueprint, decision.dropped
     gone = decision.gone_tensors()
     narrowings = tuple(n for n in _narrowings(blueprint, dropped) if n.name not in gone)
+    _check_tensors(model, blueprint, narrowings)
     folds = tuple(_folds(model, decision))
     sizes = PlannedSizes(model, blueprint, narrowings, folds, decision.gone_calls(0), dropped)
     before = Costs.of(count_parameters(model), _count_multiply_adds(model, blueprint))
@@ -206,6 +204,23 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
         removed=tuple(name for name in dict.fromkeys(sizes.names.values()) if name in gone),
     )
     return replace(made, after=_predict(model, decision, made, sizes))
+
+
+def _check_tensors(
+    model: nn.Module, blueprint: ChannelGraph, narrowings: Iterable[Narrowing]
+) -> None:
+    """Refuse a model whose tensors were tied, untied or taken away since gates were added."""
+    retied = sharing_layers(model) ^ blueprint.sharing
+    for name in [each.name for each in narrowings]:
+        owner, _, key = name.rpartition(".")
+        is_gone = getattr(find_module(model, owner), key, None) is None
+        if is_gone or owner in retied:
+            what = "is gone" if is_gone else "was tied to another layer, or untied from it,"
+            raise InputError(
+                f"{name!r} {what} since gates were added, so it cannot be cut as was found then; "
+                "make it as it was (load_state_dict(..., assign=True) unties weights), or change "
+                "the model before add_gates"
+            )
 
 
 def _narrowings(blueprint: ChannelGraph, dropped: Tensor) -> list[Narrowing]:

@@ -43,11 +43,7 @@ class BlockCall:
 
 
 def name_nodes(value: Any) -> Any:
-    """Return a value with the names of nodes for what is traced in it.
-
-    Raises:
-        TypeError: If something in it is neither traced nor plain.
-    """
+    """Return a value with the names of nodes for what is traced in it."""
     if isinstance(value, fx.Proxy):
         node: Any = vars(value).get("node") or vars(value).get("_node")
         if node is None:
@@ -122,6 +118,27 @@ def erase_marks_of_(node: fx.Node) -> None:
             node.graph.erase_node(other)
 
 
+def list_hooks(module: nn.Module) -> list[int]:
+    """Return the keys of a module's forward hooks, but for those that transformers registers.
+
+    They note what layers return, or ask for its gradient, and change nothing.
+    """
+    hooks = [*module._forward_hooks.items(), *module._forward_pre_hooks.items()]
+    homes = {key: str(getattr(hook, "__module__", "")).split(".")[0] for key, hook in hooks}
+    return [key for key, home in homes.items() if home != "transformers"]
+
+
+def find_hooked(net: nn.Module, graphs: Iterable[fx.Graph]) -> str | None:
+    """Return a module with forward hooks that fire and are in no graph, "" for the whole model."""
+    if list_hooks(net):
+        return ""
+    for mark in [node for graph in graphs for node in graph.nodes if node.target in MARKS]:
+        path, traced = str(mark.args[1]), mark.args[-1]
+        if set(list_hooks(net.get_submodule(path))) - set(traced):
+            return path
+    return None
+
+
 def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
     """Return a copy of a graph in which marks are calls of hooks, whose results are read on."""
     made, _ = copy_graph(graph)
@@ -146,11 +163,7 @@ def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
 def call_pre_hooks(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], traced: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call a block's forward pre-hooks, as torch does; return what the block is given then.
-
-    Raises:
-        InputError: If a hook changes more than tensors: the rest is part of the trace.
-    """
+    """Call a block's forward pre-hooks, as torch does; return what the block is given then."""
     if block._forward_pre_hooks:
         before = (args, kwargs)
         for key, hook in list(block._forward_pre_hooks.items()):
@@ -173,11 +186,7 @@ def call_hooks(
     output: Any,
     traced: tuple[int, ...],
 ) -> Any:
-    """Call a block's forward hooks, as torch does; return what the block returns then.
-
-    Raises:
-        InputError: If a hook changes more than tensors.
-    """
+    """Call a block's forward hooks, as torch does; return what the block returns then."""
     if block._forward_hooks:
         before, (args, kwargs) = output, given
         for key, hook in list(block._forward_hooks.items()):
@@ -241,10 +250,7 @@ def silence_hooks_(net: nn.Module, graphs: Iterable[fx.Graph], calls: Iterable[B
 def warn_of_traced_hooks(calls: Iterable[BlockCall], net: nn.Module) -> None:
     """Say which hooks ran while a model was traced, and so do not fire again."""
     for path in dict.fromkeys(call.path for call in calls if call.traced_hooks):
-        block = net.get_submodule(path)
-        hooks = [*block._forward_hooks.values(), *block._forward_pre_hooks.values()]
-        homes = {str(getattr(hook, "__module__", "")).split(".")[0] for hook in hooks}
-        if homes != {"transformers"}:  # its own, by which outputs of layers are returned
+        if list_hooks(net.get_submodule(path)):
             _log.warning(
                 "%r has a forward hook, which ran while the model was traced and will not fire "
                 "again; remove it before add_gates, and register it on the model that add_gates "
