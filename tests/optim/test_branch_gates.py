@@ -164,6 +164,23 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
     assert filled[-110:].all()
 
 
+def test_a_channel_of_a_stream_costs_its_places_in_a_table_of_positions() -> None:
+    """A table of 5 positions is priced like the other parameters, whether it is open or closed."""
+    model = al.add_gates(
+        al.models.GPT(n_tokens=7, length=5, dim=12, n_blocks=1), torch.zeros(1, 5).long()
+    )
+    store = find_store(model)
+    assert store is not None
+    cost = CostFunction(model, store.choice)
+    is_open = torch.ones(2, cost.n_width, dtype=torch.float64)
+    channel = (cost.group == [*al.width_gates(model)].index("tokens")).nonzero()[0]
+    is_open[1, channel] = 0.0
+    is_open.requires_grad_()
+    costs = cost(is_open, torch.zeros(2, cost.n_depth + cost.n_branches, dtype=torch.float64))
+    (prices,) = torch.autograd.grad(costs[:, 0].sum(), is_open)
+    assert prices[:, channel].flatten().tolist() == [(costs[0] - costs[1])[0].item()] * 2
+
+
 @pytest.mark.parametrize("share", ["30%", "10%"])
 def test_small_budgets_are_reached_by_leaving_out_branches(share: str) -> None:
     model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])

@@ -40,6 +40,7 @@ class GateContainer(nn.Module):
         kept: Where the gates that are left stood at first, once some have been cut out, which
             branches have been left out, and which gates `forward` passes over.
         places: The same, where `to_empty` does not lose it.
+        standing: Where those gates stand in `gates`.
         original_costs: What the network cost with all its gates, once some have been cut out.
         original_sizes: How many gates each group had at first.
         original_widths: How wide each layer was at first.
@@ -56,7 +57,7 @@ class GateContainer(nn.Module):
     rows: Tensor
     pairs: Tensor
     group_of_gate: Tensor
-    _standing: frozenset[int] = frozenset()
+    standing: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -263,15 +264,11 @@ class GateContainer(nn.Module):
             flags = torch.tensor([int(name in names) for name in self.choice.branches])
             self._keep_place(LEFT_OUT, flags)
 
-    def standing(self) -> frozenset[int]:
-        """Return where gates stand in `gates` that `forward` passes over."""
-        return self._standing
-
     def stand_still_(self, flags: Tensor) -> None:
         """Take down which gates the `forward` to be bound passes over; none gets gradients."""
         self.requires_grad_(False)
         self._keep_place(STANDING, flags.clone())
-        self._standing = frozenset(torch.nonzero(flags).flatten().tolist())
+        self.standing = frozenset(torch.nonzero(flags).flatten().tolist())
 
     def check_standing(self) -> None:
         """Raise if a gate has changed that `forward` passes over.
@@ -279,12 +276,12 @@ class GateContainer(nn.Module):
         Raises:
             InputError: Naming the gate, and what to do.
         """
-        standing, n_groups = self.standing(), len(self._width_keys)
+        n_groups = len(self._width_keys)
         names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
         for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
             is_depth = n_groups <= place < n_groups + self.n_depth
             is_changed = (gate.detach() < THRESHOLD).any() != is_depth
-            if place in standing and bool(is_changed):
+            if place in self.standing and bool(is_changed):
                 raise InputError(
                     f"gate {name!r} was moved behind the last cut, from where on gates stand still "
                     "and do not act any more; move it back or, to learn on, make another "
@@ -321,8 +318,8 @@ class GateContainer(nn.Module):
         with either of two.
         """
         blueprint = self.choice.blueprint
-        standing = self.standing()
-        groups = [p for p in blueprint.groups_among(channels) if p >= 0 and p not in standing]
+        known = blueprint.groups_among(channels)
+        groups = [place for place in known if place >= 0 and place not in self.standing]
         members = [blueprint.groups[place] for place in groups]
         if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None

@@ -201,7 +201,7 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     """
     blueprint = store.choice.blueprint
     graph, nodes = copy_with_marks(blueprint.traces, place)
-    standing = store.standing()
+    standing = store.standing
     leave_out_branches_(graph, nodes, store.choice, store.left_out(), place)
     writer = _Writer(graph, net, store)
     # A real gate on the next weights would pass over what is not linear in between.
@@ -297,8 +297,8 @@ def assemble_gates(gates: list[Tensor], index: Tensor) -> Tensor:
 
     With two rows of indices both gates must be open.
     """
-    acting = torch.cat([gates[0].new_ones(1), *gates])
-    return acting[index] if index.dim() == 1 else acting[index[0]] * acting[index[1]]
+    acting = torch.cat([gates[0].new_ones(1), *gates])[index]
+    return acting if index.dim() == 1 else torch.mul(*acting.unbind())
 
 
 def call_gated(

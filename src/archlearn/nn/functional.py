@@ -68,11 +68,7 @@ def act_together(
 ) -> tuple[Tensor, ...]:
     """Do the same in a few operations, however many gates there are."""
     flat = join_gates(gates)
-    acting = _set(flat, open_flat(flat, rows, pairs)).split([gate.numel() for gate in gates])
-    return tuple(
-        piece if gate.dim() == 1 else piece.view(gate.shape)
-        for piece, gate in zip(acting, gates, strict=True)
-    )
+    return tuple(split_gates(_set(flat, open_flat(flat, rows, pairs)), gates))
 
 
 def gates_of_heads(
@@ -135,6 +131,13 @@ def open_flat(
 def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
     """Return gates of any shape one behind the other."""
     return torch.cat([gate if gate.dim() == 1 else gate.view(-1) for gate in gates])
+
+
+def split_gates(flat: Float[Tensor, " gates"], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `join_gates` has joined in the shapes of these."""
+    pieces = flat.split([gate.numel() for gate in like])
+    pairs = zip(pieces, like, strict=True)
+    return [piece if gate.dim() == 1 else piece.view(gate.shape) for piece, gate in pairs]
 
 
 def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

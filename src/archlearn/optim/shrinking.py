@@ -111,7 +111,7 @@ def shrink_(
     if kept.is_all_of(store):
         for follower in followers:
             own: GateContainer = getattr(follower, STORE)
-            if own.standing() and not store.standing():
+            if own.standing and not store.standing:
                 let_stand_(follower, own, torch.zeros_like(own.kept.get_buffer(STANDING)))
             _copy_gates_(store, own)
         return
