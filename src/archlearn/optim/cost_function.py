@@ -37,9 +37,13 @@ def merge_savings(
 
     `made_plain` is what a merge saves beside by making the computed weights of a layer plain.
     """
-    folded = F.pad(new_bias, (0, 1))[:, t["layer_fold"]]
-    bias = torch.maximum(t["layer_bias"], folded)
-    of_segment = t["layers_of_segment"]
+    bias, of_segment = t["layer_bias"].expand(len(dims), -1), t["layers_of_segment"]
+    # All between the layers must be linear, and none of the bare ones may get a bias.
+    bars = (1.0 - is_linear[:, t["link_site"]]) @ t["links_of_segment"]
+    if new_bias.shape[1]:
+        folded = F.pad(new_bias, (0, 1))[:, t["layer_fold"]]
+        bias = torch.maximum(bias, folded)
+        bars = bars + folded @ t["bare_of_segment"]
     has_bias = torch.addmm(t["seg_has_norm"], bias, of_segment) > 0
     n_in, n_out, beside = dims[:, t["apart_and_whole"]].unbind(1)
     known = t["kernels"], torch.cat([bias, has_bias], 1), t["applied"] * beside
@@ -48,13 +52,13 @@ def merge_savings(
     change = whole - apart @ of_segment
     if len(t["norm_dims"]):
         change[:, 0] -= dims[:, t["norm_dims"]] @ t["norms_of_segment"]
-    # All between the layers must be linear, and none of the bare ones may get a bias.
-    bars = torch.cat([1.0 - is_linear[:, t["link_site"]], folded], 1) @ t["bars_of_segment"]
     raises = (torch.stack(combine_costs(*change.unbind(1)), 1) > 0).any(1)
-    change = torch.where(((bars > 0) | raises)[:, None], _IMPOSSIBLE, change)
-    plain = F.pad(made_plain, (0, 1))[:, t["layer_computed"]] @ of_segment
-    best = _best_partition(torch.cat([change, plain[:, None]], 1), t["seg_table"])
-    return torch.stack([best[:, 0] + best[:, 2], best[:, 1]], 1)
+    change = change.masked_fill(((bars > 0) | raises)[:, None], _IMPOSSIBLE)
+    if made_plain.shape[1]:
+        plain = F.pad(made_plain, (0, 1))[:, t["layer_computed"]] @ of_segment
+        change = torch.cat([change, plain[:, None]], 1)
+    best = _best_partition(change, t["seg_table"])
+    return torch.stack([best[:, 0] + best[:, 2:].sum(1), best[:, 1]], 1)
 
 
 def _best_partition(change: Tensor, table: Tensor) -> Tensor:
@@ -63,7 +67,7 @@ def _best_partition(change: Tensor, table: Tensor) -> Tensor:
     The number of parameters decides, then fewer merges, as in `plan_merges`.
 
     Args:
-        change: What each segment changes, `(states, 3, segments)`; the first number decides.
+        change: What each segment changes, `(states, numbers, segments)`; the first number decides.
         table: The segment of each end, chain and start: a place in `change`, one behind its end
             for a single layer, two behind for none.
     """
@@ -145,7 +149,8 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         "applied": as_numbers([applied[names[-1]][1] for names in runs]),
         "link_site": torch.tensor([site_of[link.site] if link else 0 for link in links]),
         "layers_of_segment": ((first <= place) & (place <= last)).double(),
-        "bars_of_segment": torch.cat([is_inside, (first <= place) & (place <= bare)]).double(),
+        "links_of_segment": is_inside.double(),
+        "bare_of_segment": ((first <= place) & (place <= bare)).double(),
         "seg_has_norm": as_numbers([s.has_norm for s in segments]),
         "seg_table": table,
     }
