@@ -12,6 +12,7 @@ import archlearn as al
 from archlearn.costs import COSTS, Costs, PriceName
 from archlearn.gating.cost_counter import count_layer_costs
 from archlearn.models import LeNet
+from archlearn.tracing.transformer_blocks import count_flops
 
 DIGITS = torch.zeros(1, 1, 28, 28)
 
@@ -91,6 +92,9 @@ def test_multiply_adds_of_a_compact_lenet_worked_by_hand(lenet: nn.Module) -> No
         (nn.ConvTranspose2d(4, 6, 2, stride=2), (1, 4, 5, 5), 4 * 6 * 4 + 6, 25 * 96),
         (nn.ConvTranspose2d(4, 6, 3, groups=2), (1, 4, 5, 5), 4 * 3 * 9 + 6, 25 * 108),
         (nn.Conv3d(2, 3, 2), (1, 2, 3, 3, 3), 2 * 3 * 8 + 3, 8 * 48),
+        (nn.LSTM(5, 6), (7, 2, 5), 4 * 6 * 13, 7 * 2 * 4 * 6 * 11),
+        (nn.LSTM(5, 6, 2, bidirectional=True), (7, 2, 5), 2 * 24 * 33, 14 * 2 * 24 * 29),
+        (nn.GRU(5, 6), (7, 2, 5), 3 * 6 * 13, 7 * 2 * 3 * 6 * 11),
     ],
     ids=lambda value: str(value) if isinstance(value, nn.Module) else "",
 )
@@ -99,6 +103,15 @@ def test_layers_worked_by_hand(
 ) -> None:
     costs = al.count_costs(layer, torch.zeros(shape))
     assert costs == al.Costs(parameters, multiply_adds)
+
+
+def test_a_recurrent_layer_of_cudnn_is_counted_by_its_matrices() -> None:
+    x, state = torch.zeros(7, 2, 5, device="meta"), torch.zeros(1, 2, 6, device="meta")
+    weights = [torch.zeros(*size, device="meta") for size in ((24, 5), (24, 6), (24,), (24,))]
+    lstm = (2, 6, 0, 1, False, 0.0, False, False, [], None)  # as torch calls it for an nn.LSTM
+    with count_flops() as counter:
+        torch.ops.aten._cudnn_rnn(x, weights, 4, None, state, state, *lstm)
+    assert counter.get_total_flops() == 2 * 7 * 2 * 24 * 11
 
 
 class Twice(nn.Module):

@@ -38,15 +38,9 @@ class FileError(ArchlearnError, ValueError):
 
 
 def check_installed(what: str, extra: str, *packages: str) -> None:
-    """Raise if something needs packages that are not installed.
+    """Raise if something needs packages, by the names they are imported by, that are not installed.
 
-    Args:
-        what: What needs them, for the message.
-        extra: The extra of archlearn that has them.
-        packages: As they are imported.
-
-    Raises:
-        InputError: If one is missing.
+    The error says what needs them, and which extra of archlearn has them.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:

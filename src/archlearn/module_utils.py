@@ -202,11 +202,7 @@ def sharing_layers(net: nn.Module) -> frozenset[str]:
 
 
 def check_made(net: nn.Module) -> None:
-    """Refuse a model whose weights are made at its first call.
-
-    Raises:
-        InputError: If a parameter or buffer has no shape yet.
-    """
+    """Refuse a model whose weights are made at its first call."""
     for name, tensor in list_tensors(net):
         if is_lazy(tensor):
             raise InputError(
@@ -231,11 +227,7 @@ def check_numbers(net: nn.Module) -> None:
 
 
 def check_unsharded(net: nn.Module, advice: str) -> None:
-    """Refuse a model with parameters that `fully_shard` has spread over processes.
-
-    Raises:
-        InputError: With the first of them, and the advice.
-    """
+    """Refuse a model with parameters that `fully_shard` has spread over processes."""
     for name, parameter in net.named_parameters():
         if hasattr(parameter, "full_tensor"):
             raise InputError(f"{name!r} is spread over processes by fully_shard, {advice}")

@@ -32,16 +32,10 @@ RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOptions:
-    """What was typed of the experiments that are to be made.
+    """What was typed of the experiments that are to be made: see `archlearn paper --help`.
 
-    Attributes:
-        out: Results go here; None chooses, and never puts a quick version in a full one's place.
-        command: As it was typed, for the record.
-        seeds: As typed; None takes as many as the experiment says.
-        draw: Whether pages are drawn from the results, without runs.
-        join: Folders whose rows a page that is drawn has too.
-        rows: Patterns of the rows to be made now, with semicolons between them; None makes all.
-        until: Time of `time.monotonic` after which no run begins.
+    Without `out`, a quick version is never put in a full one's place. `until` is a time of
+    `time.monotonic`.
     """
 
     out: Path | None
@@ -66,9 +60,6 @@ def make_page(asked: PageOptions, name: str) -> bool:
     """Make the missing runs of an experiment and its page, or draw the page from the results.
 
     Returns whether the page is there: there may be no time for all runs, or only some be asked for.
-
-    Raises:
-        SettingsError: If the seeds are no numbers.
     """
     experiment = find_experiment(name)
     if asked.draw:
@@ -105,14 +96,8 @@ def make_comparison(asked: PageOptions, setup: ComparisonSetup, methods: Sequenc
 def make_all(asked: PageOptions, images: str | None) -> None:
     """Make every page, one after the other; what is there already is not made again.
 
-    Once the time is up, no further page is begun.
-
-    Args:
-        asked: What holds for all.
-        images: The data of table 4; None leaves it out.
-
-    Raises:
-        SettingsError: At the end, if one or more pages could not be made.
+    Once the time is up, no further page is begun. Without `images`, table 4 is left out. Pages that
+    could not be made are named at the end, in an error.
     """
     found = find_results(asked.folder) if asked.draw else []
     drawn = {
@@ -137,18 +122,15 @@ def make_all(asked: PageOptions, images: str | None) -> None:
         raise SettingsError(f"{', '.join(failed)} could not be made; the reasons are above")
 
 
-Pages = dict[str, Callable[[], bool]]
-"""What makes each page, by its name; it returns whether the page is there."""
-
-
 def find_results(folder: Path) -> list[ResultsFound]:
     """Return all experiments with what is there of their results, and the finished comparisons."""
     named = [(find_experiment(name), read_results(folder, name)) for name in TITLES]
     return [*named, *find_comparisons(folder)]
 
 
-def _list_pages(asked: PageOptions, images: str | None) -> Pages:
-    pages: Pages = {}
+def _list_pages(asked: PageOptions, images: str | None) -> dict[str, Callable[[], bool]]:
+    """Return what makes each page, by its name."""
+    pages: dict[str, Callable[[], bool]] = {}
     for name in TITLES:
         own = asked if name != "table-4" else replace(asked, data=images or "", seeds=None)
         if own.data:
@@ -194,11 +176,7 @@ def _run(request: RunRequest) -> bool:
 
 
 def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> bool:
-    """Write numbers, tables and figure of an experiment anew from its runs.
-
-    Raises:
-        SettingsError: If there are no finished results.
-    """
+    """Write numbers, tables and figure of an experiment anew from its runs."""
     if results is None or not results.complete:
         raise SettingsError(
             f"there are no finished results of {experiment.name} in {folder}; run: archlearn paper "
@@ -212,12 +190,7 @@ def draw_anew(experiment: Experiment, results: Results | None, folder: Path) -> 
 def request_comparison(
     asked: PageOptions, setup: ComparisonSetup, methods: Sequence[Method]
 ) -> RunRequest:
-    """Return what a comparison of some methods asks for.
-
-    Raises:
-        SettingsError: If a budget is out of reach.
-        DataError: If the data have no classes.
-    """
+    """Return what a comparison of some methods asks for."""
     check_setup(setup)
     names = {each.name for each in methods} | {UNTUNED, SCRATCH}
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.data.dataset import Dataset, Split
+from archlearn.data.dataset import Dataset
 from archlearn.data.file_cache import no_progress
 from archlearn.errors import DataError
 from archlearn.training.metrics import costs_of, evaluate
@@ -47,14 +47,12 @@ def _load(settings: RunSettings, device: torch.device) -> Dataset:
     dataset = load_dataset(settings, no_progress)
     if settings.limit is not None:
         most = max(settings.limit, _FEWEST_SCORED)
-        validation, test = (_space(part, most) for part in (dataset.validation, dataset.test))
+        validation, test = (
+            part.every(max(1, math.ceil(len(part) / most)), 0)
+            for part in (dataset.validation, dataset.test)
+        )
         dataset = replace(dataset, validation=validation, test=test)
     return dataset.to(device) if dataset.train.n_bytes <= _MOST_BYTES_ON_DEVICE else dataset
-
-
-def _space(part: Split, most: int) -> Split:
-    """Return evenly spaced examples, so many at most."""
-    return part.every(max(1, math.ceil(len(part) / most)), 0)
 
 
 def evaluate_work(work: Evaluation) -> Row:
@@ -74,13 +72,12 @@ def evaluate_work(work: Evaluation) -> Row:
 
 
 def measure_scores(network: nn.Module, dataset: Dataset, objective: Objective) -> dict[str, Any]:
-    """Return losses and accuracies on all parts, as a row has them, on the objective's device.
-
-    Raises:
-        DataError: If the data have no classes.
-    """
+    """Return losses and accuracies on all parts, as a row has them, on the objective's device."""
     refuse_regression(dataset)
-    train = evaluate(network, _some(dataset), objective)
+    # Evenly spaced train examples where scoring all would take long.
+    n_numbers = len(dataset.train) * math.prod(dataset.input_shape)
+    some = dataset.train.every(1 + (n_numbers - 1) // _MOST_NUMBERS, 0)
+    train = evaluate(network, some, objective)
     aside = dataset.validation
     validation = evaluate(network, aside, objective) if len(aside) else None
     test = evaluate(network, dataset.test, objective)
@@ -94,22 +91,12 @@ def measure_scores(network: nn.Module, dataset: Dataset, objective: Objective) -
 
 
 def refuse_regression(dataset: Dataset) -> None:
-    """Refuse data without classes: results state accuracies.
-
-    Raises:
-        DataError: If that is what they are.
-    """
+    """Refuse data without classes: results state accuracies."""
     if dataset.task == "regression":
         raise DataError(
             f"{dataset.name!r} is a regression, but results state an accuracy; choose data with "
             "classes (archlearn data lists them)"
         )
-
-
-def _some(dataset: Dataset) -> Split:
-    """Return the train part, or evenly spaced examples where scoring all would take long."""
-    n_numbers = len(dataset.train) * math.prod(dataset.input_shape)
-    return dataset.train.every(1 + (n_numbers - 1) // _MOST_NUMBERS, 0)
 
 
 def measure_sizes(network: nn.Module, example: Tensor) -> dict[str, Any]:

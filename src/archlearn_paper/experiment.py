@@ -10,7 +10,7 @@ from torch import nn
 from archlearn.errors import SettingsError
 from archlearn.serialization import load
 from archlearn.training.settings import RunSettings
-from archlearn_paper.statistics import Spread, measure_spread
+from archlearn_paper.statistics import measure_spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,10 +20,7 @@ class Row:
     Attributes:
         row: Which row or point of the experiment, as "AL1".
         asked: What was asked for, in short; a run of the same is not made again.
-        settings: Every setting of the run.
         widths: Channels and neurons by layer, the outputs among them.
-        n_layers: Layers with weights.
-        parameters: Of the compact model.
         train_loss: Of the final model on all that it learnt from.
         seconds: Wall-clock time of the team the run was in.
         commit: Of the code that made it; empty where that was not recorded.
@@ -88,7 +85,7 @@ def group(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> Spread:
+def spread_of(rows: Sequence[Row], number: Callable[[Row], float]) -> dict[str, Any]:
     """Return the spread of one number over rows."""
     return measure_spread([number(row) for row in rows])
 
@@ -98,12 +95,12 @@ def summarise_rows(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "seeds": [row.seed for row in rows],
         "architectures": [row.architecture for row in rows],
-        "parameters": spread_of(rows, lambda row: row.parameters).to_json(),
-        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds).to_json(),
-        "neurons": spread_of(rows, lambda row: row.n_neurons).to_json(),
-        "layers": spread_of(rows, lambda row: row.n_layers).to_json(),
-        "accuracy": spread_of(rows, lambda row: row.accuracy).to_json(),
-        "train_loss": spread_of(rows, lambda row: row.train_loss).to_json(),
+        "parameters": spread_of(rows, lambda row: row.parameters),
+        "multiply_adds": spread_of(rows, lambda row: row.multiply_adds),
+        "neurons": spread_of(rows, lambda row: row.n_neurons),
+        "layers": spread_of(rows, lambda row: row.n_layers),
+        "accuracy": spread_of(rows, lambda row: row.accuracy),
+        "train_loss": spread_of(rows, lambda row: row.train_loss),
     }
 
 
@@ -116,13 +113,9 @@ class Scale:
 
     Attributes:
         name: "full", or "quick" for a small version that says it is one.
-        seeds: Every row is run once for each.
-        epochs: Passes over the train data.
         limit: Train examples used, and about as many are scored; None uses all.
-        validation: Part of the train data set apart; 0 learns from all of them.
         points: Most points of a sweep that are run; None runs all.
         probes: Train examples on which the loss without single neurons is measured.
-        data: The data set.
         batch_size: Examples a step; the rate of the weights is in proportion.
     """
 
@@ -165,11 +158,7 @@ QUICK = Scale(
 
 
 def parse_numbers(text: str, option: str, advice: str) -> tuple[int, ...]:
-    """Return the numbers that were typed with commas between them.
-
-    Raises:
-        SettingsError: If they are no different whole numbers.
-    """
+    """Return the numbers that were typed with commas between them; each may stand there once."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
         raise SettingsError(f"{option} {text!r}: write different numbers {advice}")
@@ -186,8 +175,6 @@ class Run:
     """One run of an experiment.
 
     Attributes:
-        row: The row or point of the experiment that it belongs to.
-        settings: How it goes; the seed is in them.
         network: A plain network to start from, instead of a fresh `settings.model`.
         after_epoch: Called with the model and the epochs done, between two epochs; it may
             change tensors in place. To read them makes the runs beside it wait, so it is for
@@ -207,12 +194,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A network that is measured as it is, without training.
-
-    Attributes:
-        row: Which row of the experiment it is.
-        settings: The data and the seed; nothing else of them is used.
-    """
+    """A network that is measured as it is, without training; settings say the data and the seed."""
 
     row: str
     settings: RunSettings
@@ -235,11 +217,7 @@ class FinishedRun:
     path: Path
 
     def load_model(self) -> nn.Module:
-        """Return the compact model.
-
-        Raises:
-            MissingModelError: If its file is not there; the runner then makes the run again.
-        """
+        """Return the compact model; where its file is gone, the runner makes the run again."""
         if not self.path.is_file():
             raise MissingModelError(self.row.asked)
         return load(self.path)
@@ -247,13 +225,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that an experiment must show.
-
-    Attributes:
-        what: In words.
-        measured: What was found, with its unit.
-        bound: What was to be found.
-    """
+    """One thing that an experiment must show: what was to be found, and what was."""
 
     what: str
     measured: str
@@ -314,7 +286,6 @@ class Experiment:
 
     Attributes:
         name: As on the command line; `find_experiment` gives it, and the title.
-        title: One line that says what it is.
         stages: Later ones may need the models that earlier ones learnt.
         derive: Returns the numbers that the table states, as plain data.
         check: Returns what must be shown, and whether it was, from the derived numbers.

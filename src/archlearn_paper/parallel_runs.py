@@ -67,11 +67,10 @@ def train_side_by_side(
 
     Args:
         runs: What to do.
-        on_epoch: Told, at each epoch's end, of the epochs done by all runs, and of how many.
+        on_epoch: Told of the epochs done by all runs, and of how many.
         on_end: Told of every run that has ended, in order.
         side_by_side: How many runs share a GPU at a time.
-        until: Time of `time.monotonic` by which the last runs should have ended: none begins that
-            would take longer, judged by those before it.
+        until: Time of `time.monotonic` after which no run is to end, judged by those before it.
     """
     if not runs:
         return []
@@ -176,15 +175,11 @@ class _ActiveRun:
                     step = epoch * session.steps_per_epoch + place
                     place += session.stepper.advance(place, step)
                 yield False
-            with self.stream:
-                self._end_epoch(epoch + 1)
+            with self.stream, torch.no_grad():
+                if self.run.after_epoch is not None:
+                    self.run.after_epoch(session.work.model, epoch + 1)
+                self.note_gates(epoch + 1)
             yield True
-
-    @torch.no_grad()
-    def _end_epoch(self, n_done: int) -> None:
-        if self.run.after_epoch is not None:
-            self.run.after_epoch(self.session.work.model, n_done)
-        self.note_gates(n_done)
 
     @torch.no_grad()
     def note_gates(self, n_done: int) -> None:
@@ -246,17 +241,13 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
     """Return the outcome of a run whose training has ended.
 
     Scores are those of the trained model on its device; the compact model computes the same, as
-    its certificate says.
-
-    Args:
-        active: The run.
-        last: The session that trained the compact network to the end; where there was no such
-            part, the run's own.
-        seconds: Time of training, shared by the runs side by side.
+    its certificate says. `last` trained the compact network to the end, or is the run's own.
     """
-    session = active.session
-    architecture = _describe_architecture(session)
-    small = _compact_trained(last)
+    session, small = active.session, _compact_trained(last)
+    architecture = "-".join(map(str, widths_of(session.work.model).values()))
+    if has_gates(session.work.model):
+        gated = copy.deepcopy(session.work.model).cpu()
+        architecture = str(read_architecture(gated, pay=session.settings.strengths.pay))
     row = Row(
         row=active.run.row,
         seed=session.settings.seed,
@@ -269,14 +260,6 @@ def _summarise(active: _ActiveRun, last: Session, seconds: float) -> Outcome:
         **measure_sizes(small, session.example),
     )
     return Outcome(row=row, model=small)
-
-
-def _describe_architecture(session: Session) -> str:
-    model = session.work.model
-    if has_gates(model):
-        pay = session.settings.strengths.pay
-        return str(read_architecture(copy.deepcopy(model).cpu(), pay=pay))
-    return "-".join(map(str, widths_of(model).values()))
 
 
 def _compact_trained(session: Session) -> nn.Module:

@@ -159,12 +159,8 @@ def _draw_pairs(axes: Axes, pairs: Sequence[Mapping[str, Any]], name: str, stren
     axes.set_yscale("log")
     tick_logarithmic_(axes.yaxis, [max(1, width) for pair in pairs for width in pair["least"]])
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(_write_count))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: format_short_count(count)))
     add_legend(axes)
-
-
-def _write_count(value: float, _: int | None) -> str:
-    return format_short_count(value)
 
 
 def draw_figure_3b(derived: FigureNumbers) -> Figure:
@@ -416,8 +412,8 @@ def _draw_searches(axes: Axes, panel: Mapping[str, Any]) -> None:
     name_axes(axes, "trainings", "loss + λ x neurons", title)
 
 
-_LEADING = ("archlearn",)
-"""Methods whose line is thick."""
+_LEADING = "archlearn"
+"""The method whose line is thick."""
 _LEAST_ERROR = 0.01
 _MOST_TIMES = 3
 """Errors above so many times the least are not shown: the table has them."""
@@ -434,7 +430,9 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
     every = [_find_error(point) for points in curves.values() for point in points]
     most = _MOST_TIMES * min(every)
     for place, (method, points) in enumerate(curves.items()):
-        thick, errors = method in _LEADING, [_find_error(point) for point in points]
+        thick, errors = method == _LEADING, [_find_error(point) for point in points]
+        # From the seventh line on, colours come with other dashes and markers.
+        style = style_of(place + place // 6) | {"color": style_of(place)["color"]}
         axes.errorbar(
             [point["parameters"]["mean"] for point in points],
             errors,
@@ -445,7 +443,7 @@ def draw_comparison(derived: FigureNumbers) -> Figure:
             markersize=6 if thick else 4,
             zorder=4 if thick else 3,
             label=method if min(errors) <= most else f"{method} (above)",
-            **_style(place),
+            **style,
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -473,12 +471,6 @@ def _find_bars(points: Sequence[FigureNumbers], most: float) -> tuple[list[float
     return [min(b, e - _LEAST_ERROR) for b, e in zip(bars, errors, strict=True)], bars
 
 
-def _style(place: int) -> dict[str, Any]:
-    """Return a style; from the seventh line on, colours come with other dashes and markers."""
-    second = style_of(place + place // 6)
-    return style_of(place) | {"linestyle": second["linestyle"], "marker": second["marker"]}
-
-
 DRAWINGS = {
     "table-1": draw_table_1,
     "table-2": draw_table_2,
@@ -492,22 +484,16 @@ DRAWINGS = {
 }
 
 
-_DOTS_PER_INCH = 200
-
-
 def write_figure(name: str, derived: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw the figure of an experiment from its derived numbers; return the files written.
 
-    An experiment without a drawing has none.
+    An experiment without a drawing has none. The same figure always gives the same SVG.
     """
     draw = draw_comparison if name.startswith("compare-") else DRAWINGS.get(name)
-    return [] if draw is None else save_figure(draw(derived), name, folder)
-
-
-def save_figure(figure: Figure, name: str, folder: Path) -> list[Path]:
-    """Write a figure; return the files written. The same figure always gives the same SVG."""
-    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    if draw is None:
+        return []
+    figure, paths = draw(derived), [folder / f"{name}.svg", folder / f"{name}.png"]
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
         figure.savefig(paths[0], metadata={"Date": None, "Creator": None})
-    figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    figure.savefig(paths[1], dpi=200, metadata={"Software": None})
     return paths

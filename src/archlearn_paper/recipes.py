@@ -100,13 +100,8 @@ def learn_architecture(
 ) -> RunSettings:
     """Return the settings of training that learns the architecture by the paper's penalty.
 
-    Args:
-        scale: How large the experiment is.
-        seed: Of the run.
-        cost: The paper's lambda 3.
-        model: The network.
-        rate: Of the weights, by example in a batch.
-        changed: Settings that are not the recipe's, by their names.
+    `cost` is its lambda 3, `rate` that of the weights by example in a batch; `changed` are settings
+    that are not the recipe's.
     """
     recipe = {
         "learn": "width",
@@ -230,13 +225,6 @@ def reinitialise(model: nn.Module, seed: int) -> nn.Module:
 
     Every layer's own `reset_parameters` is called, in the order of the modules, with torch's
     generators seeded and afterwards as they were.
-
-    Args:
-        model: A compact or any other plain model; it is left alone.
-        seed: Decides the weights.
-
-    Raises:
-        InputError: If a layer with parameters of its own does not say how they start.
     """
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))

@@ -18,14 +18,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All that is known of an experiment.
-
-    Attributes:
-        experiment: Its name.
-        quick: Whether this is the small version.
-        derived: The numbers that the table states; empty until all runs are there.
-        seconds: Wall-clock time of training, all sittings together.
-    """
+    """All that is known of an experiment: `derived` numbers are there once all runs are."""
 
     experiment: str
     command: str
@@ -78,11 +71,7 @@ def model_path(folder: Path, name: str, row: str, seed: int) -> Path:
 
 
 def read_results(folder: Path, name: str, *, unfinished: bool = False) -> Results | None:
-    """Return the results of an experiment, or None where there are none yet.
-
-    Raises:
-        DataError: If the file is not such a file.
-    """
+    """Return the results of an experiment, or None where there are none yet."""
     path = results_path(folder, name, unfinished=unfinished)
     if not path.is_file():
         return None
@@ -129,14 +118,11 @@ def write_results(folder: Path, results: Results) -> None:
     path = results_path(folder, results.experiment, unfinished=not results.complete)
     names = [item.name for item in fields(results) if item.name != "rows"]
     table = {"format": _FORMAT} | {name: getattr(results, name) for name in names}
-    write_atomically(path, _write_lines(table, results.rows).encode())
-
-
-def _write_lines(table: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return JSON with one line for each entry and for each row, so that changes can be seen."""
+    # One line for each entry and for each row, so that changes can be seen.
     lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in table.items()]
-    dumped = ",\n".join(_dump(row.to_json()) for row in rows)
-    return "{\n" + ",\n".join([*lines, f'"rows": [\n{dumped}\n]']) + "\n}\n"
+    rows = ",\n".join(_dump(row.to_json()) for row in results.rows)
+    text = "{\n" + ",\n".join([*lines, f'"rows": [\n{rows}\n]']) + "\n}\n"
+    write_atomically(path, text.encode())
 
 
 def _dump(value: object) -> str:

@@ -64,26 +64,12 @@ def run_key(work: RunTask) -> str:
     if isinstance(work, Run):
         asked += [repr(work.after_epoch), work.finish_compact]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
-    if work.network is not None:
-        _add_network(digest, work.network)
-    kind = "measured" if isinstance(work, Evaluation) else "trained"
-    return f"{kind}-{digest.hexdigest()[:_LENGTH]}"
-
-
-def _add_network(digest: "hashlib._Hash", network: nn.Module) -> None:
-    for name, tensor in network.state_dict().items():
+    tensors = {} if work.network is None else work.network.state_dict()
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-
-
-def check_data(scale: Scale) -> None:
-    """Refuse to call results MNIST's that are those of the digits that stand in for it."""
-    if scale.data == "mnist" and load_examples("mnist").name != "mnist":
-        raise DataError(
-            "MNIST could not be had, and results on other digits would not be those of the paper; "
-            "put its four files into the cache or a folder and say --data idx:DIR, or say "
-            "--data digits:28 to run on scikit-learn's"
-        )
+    kind = "measured" if isinstance(work, Evaluation) else "trained"
+    return f"{kind}-{digest.hexdigest()[:_LENGTH]}"
 
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -127,13 +113,9 @@ class ProgressLines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What is to be carried out, and where to.
+    """What is to be carried out, and where to: results into a folder, models below it.
 
     Attributes:
-        folder: Results go here, models below it.
-        command: As it was typed, for the record.
-        side_by_side: How many runs share a GPU at a time.
-        force: Whether earlier results may be replaced by fewer ones.
         includes: Whether rows of a name are among those that are asked for.
         rows: Patterns of the rows that are made now, as "AL*"; others are left for another time.
         until: Time of `time.monotonic` after which no run begins.
@@ -153,11 +135,8 @@ class RunRequest:
 def check_earlier(request: RunRequest) -> None:
     """Refuse to replace earlier results by fewer ones, unless that is asked for.
 
-    The full version may take the place of a quick one.
-
-    Raises:
-        SettingsError: If earlier ones are of the full version and a quick one is asked for, or of
-            other data or epochs, or of seeds or rows besides.
+    Those of the full version, of other data or epochs, and of seeds or rows besides would be lost;
+    the full version may take the place of a quick one.
     """
     name = request.experiment.name
     lost: list[str] = []
@@ -167,8 +146,8 @@ def check_earlier(request: RunRequest) -> None:
             lost += _list_lost(before, request)
     if lost:
         raise SettingsError(
-            f"{results_path(request.folder, request.experiment.name)} holds results that would be "
-            f"lost ({', '.join(dict.fromkeys(lost))}); ask for them too, choose another folder "
+            f"{results_path(request.folder, name)} holds results that would be lost "
+            f"({', '.join(dict.fromkeys(lost))}); ask for them too, choose another folder "
             "with --out, or replace them with --force"
         )
 
@@ -198,14 +177,14 @@ def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
     Every finished run is written down at once, so that an interrupted experiment goes on where
     it was. A run whose settings have changed since is made again. None is returned where the time
     was up before all runs were there, or some of them were not to be made.
-
-    Raises:
-        DataError: If MNIST was asked for and cannot be had: nothing stands in for it here.
-        SettingsError: If nothing can be written into the folder, or what is there would be lost.
-        RunInterruptedError: If Ctrl-C was pressed; what had ended by then is kept.
     """
     check_earlier(request)
-    check_data(request.scale)
+    if request.scale.data == "mnist" and load_examples("mnist").name != "mnist":
+        raise DataError(
+            "MNIST could not be had, and results on other digits would not be those of the paper; "
+            "put its four files into the cache or a folder and say --data idx:DIR, or say "
+            "--data digits:28 to run on scikit-learn's"
+        )
     check_writable(results_path(request.folder, request.experiment.name))
     try:
         return _StageRunner(request, callback).run()
@@ -229,7 +208,9 @@ class _StageRunner:
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
         self._unfinished = {row.asked: row for row in (before.rows if before else ())}
-        self._hardware = _describe_hardware()
+        settings = HardwareSettings()
+        # Asked once: it takes longer than writing results does.
+        self._hardware = describe_hardware(start_fabric(settings), settings.precision)
 
     def run(self) -> Results | None:
         """Carry out all stages; None if some runs are left for another time."""
@@ -256,7 +237,8 @@ class _StageRunner:
         """Make the runs of a stage that are missing; return whether all of them are there."""
         works = {run_key(work): work for work in stage(self._request.scale, self._done)}
         missing = [work for key, work in works.items() if key not in self._known]
-        wanted = [work for work in missing if self._is_wanted(work.row)]
+        patterns = self._request.rows
+        wanted = [work for work in missing if any(fnmatchcase(work.row, p) for p in patterns)]
         self._without_model.append(
             {
                 k: w
@@ -280,9 +262,6 @@ class _StageRunner:
             return False
         self._done = [self._known[done.row.asked] for done in self._done]
         return True
-
-    def _is_wanted(self, row: str) -> bool:
-        return any(fnmatchcase(row, pattern) for pattern in self._request.rows)
 
     def _make(self, works: Sequence[RunTask]) -> bool:
         """Make runs, and return whether there was time for all of them."""
@@ -359,9 +338,3 @@ def _read_known(request: RunRequest) -> dict[str, FinishedRun]:
                 path = known[row.asked].path
             known[row.asked] = FinishedRun(row=row, path=path)
     return known
-
-
-def _describe_hardware() -> dict[str, object]:
-    """Return what runs are computed on. Asked once: it takes longer than writing results does."""
-    settings = HardwareSettings()
-    return describe_hardware(start_fabric(settings), settings.precision)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,32 +10,10 @@ _SLICES = 2000
 """Of the integral that a tail of Student's distribution is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """Numbers of several seeds.
+def measure_spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean, sample standard deviation, error of the mean and range, as plain data.
 
-    Attributes:
-        deviation: Sample standard deviation; 0 for a single number.
-        error: Standard error of the mean; None for a single number, of which it is unknown.
-    """
-
-    mean: float
-    deviation: float
-    error: float | None
-    least: float
-    most: float
-    n: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-
-def measure_spread(values: Sequence[float]) -> Spread:
-    """Return mean, sample standard deviation, error of the mean and range.
-
-    Raises:
-        ValueError: If there are no values.
+    For a single number the deviation is 0, and the error None, as it is unknown.
     """
     n = len(values)
     if not n:
@@ -44,14 +21,14 @@ def measure_spread(values: Sequence[float]) -> Spread:
     mean = math.fsum(values) / n
     squares = math.fsum((value - mean) ** 2 for value in values)
     deviation = math.sqrt(squares / (n - 1)) if n > 1 else 0.0
-    return Spread(
-        mean=mean,
-        deviation=deviation,
-        error=deviation / math.sqrt(n) if n > 1 else None,
-        least=min(values),
-        most=max(values),
-        n=n,
-    )
+    return {
+        "mean": mean,
+        "deviation": deviation,
+        "error": deviation / math.sqrt(n) if n > 1 else None,
+        "least": min(values),
+        "most": max(values),
+        "n": n,
+    }
 
 
 def pair_by_seed(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> list[float]:
@@ -64,13 +41,13 @@ def paired_p_value(differences: Sequence[float]) -> float:
 
     By the substitution t = sqrt(n) tan(a) the tail is an integral of a power of the cosine.
     """
-    spread = measure_spread(differences) if len(differences) > 1 else None
-    if spread is None or spread.error is None:
+    if len(differences) < 2:
         return 1.0
-    if spread.error == 0:
-        return 1.0 if spread.mean == 0 else 0.0
-    freedom = spread.n - 1
-    angle = math.atan(abs(spread.mean) / spread.error / math.sqrt(freedom))
+    spread = measure_spread(differences)
+    mean, error, freedom = spread["mean"], spread["error"], len(differences) - 1
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    angle = math.atan(abs(mean) / error / math.sqrt(freedom))
     width = (math.pi / 2 - angle) / _SLICES
     heights = [math.cos(angle + (i + 0.5) * width) ** (freedom - 1) for i in range(_SLICES)]
     whole = math.sqrt(math.pi) * math.gamma(freedom / 2) / math.gamma((freedom + 1) / 2) / 2
@@ -94,11 +71,7 @@ def rank(values: Sequence[float]) -> list[float]:
 
 
 def correlate_ranks(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Spearman's correlation: that of the ranks. NaN where either never varies.
-
-    Raises:
-        ValueError: If there are fewer than two pairs, or one side is longer.
-    """
+    """Return Spearman's correlation: that of the ranks. NaN where either never varies."""
     if len(x) != len(y) or len(x) < 2:
         raise ValueError(
             f"{len(x)} and {len(y)} values were given; give as many of both, 2 or more"

@@ -80,13 +80,6 @@ def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
     return ResultTable(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
 
 
-_QUICK_NOTICE = (
-    "This is the quick version: {limit} train examples, {epochs} epochs, {seeds} seed(s), a part "
-    "of the points and of the test examples. It shows that everything works, not what the method "
-    "reaches: the bounds below are those of the full run."
-)
-
-
 def describe_results(experiment: Experiment, results: Results) -> str:
     """Return tables and checks for a terminal."""
     parts = [format_text(table) for table in experiment.tabulate(results.derived)]
@@ -100,15 +93,13 @@ def describe_results(experiment: Experiment, results: Results) -> str:
 
 def describe_scale(results: Results) -> str:
     """Return what is small about a quick version."""
-    scale = results.scale
-    return _QUICK_NOTICE.format(
-        limit=f"{scale['limit']:,}" if scale["limit"] else "all",
-        epochs=scale["epochs"],
-        seeds=len(results.seeds),
+    limit, epochs = results.scale["limit"], results.scale["epochs"]
+    return (
+        f"This is the quick version: {f'{limit:,}' if limit else 'all'} train examples, {epochs} "
+        f"epochs, {len(results.seeds)} seed(s), a part of the points and of the test examples. It "
+        "shows that everything works, not what the method reaches: the bounds below are those of "
+        "the full run."
     )
-
-
-_DIGESTS = " The JSON beside holds the SHA-256 digest of the file of every network."
 
 
 def describe_circumstances(results: Results) -> str:
@@ -117,13 +108,14 @@ def describe_circumstances(results: Results) -> str:
     epochs = sorted({row.epochs for row in results.rows if row.epochs}) or [0]
     length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
+    digests = " The JSON beside holds the SHA-256 digest of the file of every network."
     return (
         f"Made by {_name_command(results)} on {results.date}; "
         f"{results.hardware['name']}, {versions}; commit {', '.join(results.commits)}; "
         f"seeds {seeds}; {length} epochs a run; {len(results.rows)} runs in "
         f"{results.seconds:,.0f} s of training. Means ± standard deviation over the seeds, in "
         "brackets the error of the mean; of whole numbers the range. A bound is met if the mean "
-        "less one error of it meets it." + _DIGESTS * all(row.digest for row in results.rows)
+        "less one error of it meets it." + digests * all(row.digest for row in results.rows)
     )
 
 
@@ -140,22 +132,13 @@ def _name_command(results: Results) -> str:
     return f"an earlier command line (today `archlearn {today}`)"
 
 
-def compose_page(experiment: Experiment, results: Results, folder: Path) -> str:
-    """Return the page of an experiment in Markdown.
-
-    What a person has to say of it, `NAME.notes.md` beside the results, comes last.
-    """
-    parts = [f"# {experiment.name}: {experiment.title}"]
-    if results.quick:
-        parts.append(describe_scale(results))
-    parts += compose_body(experiment, results, folder, figure=f"{experiment.name}.svg")
-    return "\n\n".join(parts) + "\n"
-
-
 def compose_body(
     experiment: Experiment, results: Results, folder: Path, *, figure: str
 ) -> list[str]:
-    """Return figure, tables, checks, circumstances and notes, each as Markdown."""
+    """Return figure, tables, checks, circumstances and notes, each as Markdown.
+
+    What a person has to say of it, `NAME.notes.md` beside the results, comes last.
+    """
     parts: list[str] = []
     if (folder / f"{experiment.name}.svg").is_file():
         parts.append(f"![{experiment.title}]({figure})")
@@ -172,8 +155,12 @@ def compose_body(
 
 def write_page(experiment: Experiment, results: Results, folder: Path) -> Path:
     """Write the page of an experiment beside its results, and return where."""
+    parts = [f"# {experiment.name}: {experiment.title}"]
+    if results.quick:
+        parts.append(describe_scale(results))
+    parts += compose_body(experiment, results, folder, figure=f"{experiment.name}.svg")
     path = folder / f"{experiment.name}.md"
-    path.write_text(compose_page(experiment, results, folder), encoding="utf-8")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
 
 
@@ -193,16 +180,7 @@ _BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)
 
 
 def write_documentation(found: Sequence[ResultsFound], folder: Path, docs: Path) -> Path:
-    """Write the documentation's page of results and copy its figures; return where the page is.
-
-    Args:
-        found: All experiments with their results, None where there are none.
-        folder: Where the results are.
-        docs: The documentation's folder.
-
-    Raises:
-        SettingsError: If there is no such folder.
-    """
+    """Write the documentation's page of results and copy its figures; return where the page is."""
     if not docs.is_dir():
         raise SettingsError(
             f"there is no folder {docs} here to write the page into; go to the root of the "

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.hostile_files import build_checkpoint, nest
 from tests.cli.commands import assert_refused
 from tests.run_files import CONFIG, LATEST
@@ -19,3 +21,13 @@ def test_a_run_whose_position_is_nested_very_deep_is_refused(tmp_path: Path) -> 
     (run / LATEST).write_bytes(build_checkpoint(nest(100_000)).content)
     for command in ("compact a", "learn --resume a"):
         assert_refused(command, "is torn (it has no position)", tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", '{"epoch": "three"}', '{"train_loss": 1.0}'])
+def test_a_line_without_an_epoch_is_named_when_a_run_goes_on(line: str, tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    run.mkdir()
+    (run / CONFIG).write_text('data = "digits"\nmodel = "mlp:4"\n')
+    (run / "metrics.jsonl").write_text(f"{line}\n")
+    assert_refused("learn --resume a", "in which no epoch is a whole number; correct", tmp_path)
+    assert (run / "metrics.jsonl").read_text() == f"{line}\n"

@@ -13,7 +13,7 @@ from archlearn.gating import insertion
 from archlearn.gating.gate_container import find_store
 from archlearn.nn.tristate_activation import gate_branch
 from archlearn.optim.cost_function import CostFunction
-from archlearn.optim.gate_ranking import Holds, fill_up, rank_gates
+from archlearn.optim.gate_ranking import Holds, fill_up, find_savings, rank_gates
 from archlearn.tracing.generated_forward import forward_graphs
 
 N_BLOCKS, WIDTH = 4, 8
@@ -162,6 +162,52 @@ def test_room_that_a_branch_left_is_filled_up_whole() -> None:
     filled = fill_up(ranking, earned, (opened, gone), cost, limits)
     assert filled.sum() == 120
     assert filled[-110:].all()
+
+
+def test_what_is_saved_together_is_what_is_saved_one_by_one() -> None:
+    """Of channels the gradient of the cost, of layers and branches the difference."""
+    model = al.add_gates(Net(1.0, 1.0, 1.0, 1.0), draw(0)[0])
+    store = find_store(model)
+    assert store is not None
+    cost = CostFunction(model, store.choice)
+    n_others = cost.n_depth + cost.n_branches
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        opened = (torch.rand(cost.n_width, generator=generator) > 0.4).double()
+        opened[cost.group.diff(prepend=torch.tensor([-1])) > 0] = 1.0  # the first of each group
+        gone = (torch.rand(n_others, generator=generator) > 0.5).double()
+        limits = torch.tensor([torch.inf, 1.0], dtype=torch.float64)
+        found, overshoots = find_savings(cost, opened, gone, limits)
+        meant: list[Tensor] = []
+        for open_branches in (False, True):
+            state = gone.clone()
+            state[cost.n_depth :] *= 1.0 - open_branches
+            leaf = opened.clone().requires_grad_()
+            meant += torch.autograd.grad(cost(leaf[None], state[None])[0, 1], leaf)
+        assert torch.equal(found[: cost.n_width], torch.where(meant[0] > 0, *meant))
+        for place in range(n_others):
+            both = gone.repeat(2, 1)
+            both[:, place] = torch.tensor([0.0, 1.0])
+            there, without = cost(opened.repeat(2, 1), both)[:, 1]
+            assert found[cost.n_width + place] == there - without
+        assert not overshoots.any()
+
+
+def test_a_channel_of_a_stream_costs_its_places_in_a_table_of_positions() -> None:
+    """A table of 5 positions is priced like the other parameters, whether it is open or closed."""
+    model = al.add_gates(
+        al.models.GPT(n_tokens=7, length=5, dim=12, n_blocks=1), torch.zeros(1, 5).long()
+    )
+    store = find_store(model)
+    assert store is not None
+    cost = CostFunction(model, store.choice)
+    is_open = torch.ones(2, cost.n_width, dtype=torch.float64)
+    channel = (cost.group == [*al.width_gates(model)].index("tokens")).nonzero()[0]
+    is_open[1, channel] = 0.0
+    is_open.requires_grad_()
+    costs = cost(is_open, torch.zeros(2, cost.n_depth + cost.n_branches, dtype=torch.float64))
+    (prices,) = torch.autograd.grad(costs[:, 0].sum(), is_open)
+    assert prices[:, channel].flatten().tolist() == [(costs[0] - costs[1])[0].item()] * 2
 
 
 @pytest.mark.parametrize("share", ["30%", "10%"])

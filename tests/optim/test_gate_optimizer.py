@@ -239,6 +239,7 @@ def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
         ({"least_width": 0}, "a layer keeps 1 channel or more"),
         ({"largest_cut": 2.0}, "give a part between 0 and 1"),
         ({"total_steps": 0}, "give the number of steps"),
+        ({"total_steps": float("inf")}, "give the number of steps"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(

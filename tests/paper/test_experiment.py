@@ -39,15 +39,15 @@ def test_full_runs_have_five_seeds_and_all_points() -> None:
 
 def test_spread_of_three_numbers() -> None:
     spread = measure_spread([1.0, 2.0, 6.0])
-    assert spread.mean == 3
-    assert spread.deviation == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
-    assert (spread.least, spread.most, spread.n) == (1, 6, 3)
+    assert spread["mean"] == 3
+    assert spread["deviation"] == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert (spread["least"], spread["most"], spread["n"]) == (1, 6, 3)
 
 
 def test_spread_of_one_number_has_no_deviation_and_its_error_is_unknown() -> None:
-    assert measure_spread([4.0]).deviation == 0
-    assert measure_spread([4.0]).error is None
-    assert measure_spread([1.0, 2.0, 6.0]).error == pytest.approx(math.sqrt(7 / 3))
+    assert measure_spread([4.0])["deviation"] == 0
+    assert measure_spread([4.0])["error"] is None
+    assert measure_spread([1.0, 2.0, 6.0])["error"] == pytest.approx(math.sqrt(7 / 3))
 
 
 @pytest.mark.parametrize(

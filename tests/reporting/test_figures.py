@@ -121,7 +121,7 @@ STORY = replace(
 
 def test_a_merged_layer_has_no_channels_after(tmp_path: Path) -> None:
     numbers = read_diagram(read_run(write_run(tmp_path / "a", STORY)))
-    changes = [(layer.name, layer.before, layer.after) for layer in numbers.layers]
+    changes = [(layer.name, layer.before, layer.after) for layer in numbers]
     assert changes == [("a", 16, 4), ("b", 100, None), ("c", 64, 64), ("out", 9, 9)]
     assert describe_diagram(numbers) == "a: 16 → 4; b: 100 → merged; c: 64; out: 9"
 
@@ -129,7 +129,7 @@ def test_a_merged_layer_has_no_channels_after(tmp_path: Path) -> None:
 def test_a_layer_named_as_merged_is_gone_whatever_the_widths_say(tmp_path: Path) -> None:
     story = replace(STORY, after=STORY.before)
     numbers = read_diagram(read_run(write_run(tmp_path / "a", story)))
-    assert [layer.after for layer in numbers.layers] == [16, None, 64, 9]
+    assert [layer.after for layer in numbers] == [16, None, 64, 9]
 
 
 def test_bars_are_as_long_as_the_root_of_their_channels(tmp_path: Path) -> None:

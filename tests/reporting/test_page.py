@@ -235,6 +235,32 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
         al.reporting.write_report([], tmp_path / "report.html")
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics.jsonl", {"epoch": "three"}),
+        ("metrics.jsonl", {"train_loss": 1.0}),
+        ("metrics.jsonl", {"epoch": 1, "train_loss": "low"}),
+        ("metrics.jsonl", {"epoch": 1, "widths": [8, 8]}),
+        ("gates.jsonl", {"epoch": 1}),
+        ("summary.json", {"before": 3}),
+        ("summary.json", {"test_accuracy": "high"}),
+        ("speed.json", {"rows": [{}]}),
+    ],
+)
+def test_files_that_hold_what_no_run_writes_are_refused(
+    tmp_path: Path, name: str, line: dict[str, object]
+) -> None:
+    folder = write_run(tmp_path / "a")
+    with (folder / name).open("a" if name == "metrics.jsonl" else "w") as file:
+        file.write(f"{json.dumps(line)}\n")
+    with pytest.raises(
+        InputError, match=r"cannot report on .*a: metrics.jsonl, .* what no run wri"
+    ):
+        al.reporting.write_report([folder], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_a_folder_is_refused_as_the_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="that is a folder"):
         al.reporting.write_report([write_run(tmp_path / "a")], tmp_path)

@@ -136,9 +136,7 @@ def test_regression_shows_the_error(tmp_path: Path) -> None:
 
 
 def test_map_has_a_row_for_each_line_and_a_column_for_each_epoch(run: RunRecord) -> None:
-    numbers = width_map(width_lines(run))
-    assert (numbers.layers, numbers.epochs) == (("a",), (0, 1, 2))
-    assert numbers.shares == ((1.0, 0.75, 0.25),)
+    assert width_map(width_lines(run)) == ([0, 1, 2], [[1.0, 0.75, 0.25]])
 
 
 def test_each_gate_falls_into_its_twentieth() -> None:

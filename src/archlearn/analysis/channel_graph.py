@@ -44,11 +44,14 @@ class Group:
         channels: The smallest atom of each, in the order of that site.
         least: How many of them stay, whatever their gates say: two where a norm reads them, for of
             one it would return a constant.
+        heads: Where the channels are places within heads, and each head may keep others, the
+            channels of those heads. Else None.
     """
 
     name: str
     channels: Tensor
     least: int = 1
+    heads: Tensor | None = None
 
 
 def find_groups(
@@ -219,12 +222,43 @@ class ChannelGraph:
         """Return whether each of some channels may go."""
         return (self.group_of[self.parents[:, channels]] >= 0).any(0)
 
-    def find_dropped(self, gone: Iterable[Tensor]) -> Tensor:
-        """Return whether each channel goes, if these of each group do."""
+    def find_dropped(
+        self, gone: Iterable[Tensor], ranks: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return whether each channel goes, if these of each group do.
+
+        `ranks` say for groups within heads which of the group each head has at each place; left
+        out, every head has the first at its first place.
+        """
         dropped = torch.zeros(len(self.root), dtype=torch.bool)
         for group, is_gone in zip(self.groups, gone, strict=True):
             dropped[group.channels] = is_gone
-        return dropped[self.parents].any(0)
+        rows, columns = self.parents
+        for group in self.groups:
+            if ranks and group.name in ranks:
+                place = self.places_in_heads(group, torch.arange(len(self.root)))
+                own = group.channels[ranks[group.name].cpu().reshape(-1)[place]]
+                columns = torch.where(place >= 0, own, columns)
+        return dropped[rows] | dropped[columns]
+
+    def in_free_heads(self) -> Tensor:
+        """Return for each atom whether it is a place within heads each of which may keep others."""
+        ids = torch.arange(len(self.root))
+        found = torch.zeros(len(self.root), dtype=torch.bool)
+        for group in self.groups:
+            if group.heads is not None:
+                found |= self.places_in_heads(group, ids) >= 0
+        return found
+
+    def places_in_heads(self, group: Group, ids: Tensor) -> Tensor:
+        """Return where atoms stand among all places within a group's heads, head by head; or -1."""
+        assert group.heads is not None
+        head_of, place_of = torch.full((2, len(self.root)), -1)
+        head_of[group.heads] = torch.arange(len(group.heads))
+        place_of[group.channels] = torch.arange(len(group.channels))
+        rows, columns = self.parents[:, ids]
+        is_within = (rows != columns) & (place_of[columns] >= 0)
+        return torch.where(is_within, head_of[rows] * len(group.channels) + place_of[columns], -1)
 
     def coarse_groups(self) -> Tensor:
         """Return whether gates of each group take much of a layer.
@@ -285,6 +319,9 @@ def build_channel_graph(
         _keep_untrained_(reasons, root, traces, gates + _find_reads(found))
     by_name = [(site.name, channels) for _, site, channels in at_sites]
     groups, group_of = _find_groups(found, by_name)
+    reached = [site.ids for each in followed for site in each.sites.values()]
+    atoms = torch.cat([root[:0], *reached])
+    fixed = torch.unique(atoms[root[atoms] == FIXED])
     return ChannelGraph(
         inputs=inputs,
         traces=traces,
@@ -300,7 +337,7 @@ def build_channel_graph(
         groups=groups,
         group_of=group_of,
         reasons=reasons,
-        fixed=_find_fixed(found),
+        fixed=_reasons_of_atoms(found.constraints, fixed),
         kept=_find_kept(found, group_of, {site.name for each in sites for site in each}),
         sharing=found.constraints.sharing,
         whole_groups=found.constraints.whole_groups,
@@ -429,7 +466,11 @@ def _find_groups(
     homes = [*different.values(), *found.elements.values(), *parts]
     homes = [join_parents(found.parents, channels) for channels in homes]
     homes += [channels for _, _, channels in _find_reads(found)]
-    normed = _find_normed(found)
+    # Whether a norm, or a mean in one by hand, is taken over each channel.
+    graphs = zip(found.traces.graphs, found.followed, strict=True)
+    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
+    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
+    normed = _mark(found.parents, over)
     groups = tuple(
         replace(group, least=2 if bool(normed[group.channels].any()) else 1)
         for group in find_groups(found.root, found.reasons, homes, at_sites)
@@ -442,14 +483,6 @@ def _find_groups(
 
 
 _OVER_CHANNELS = (across_channels, group_norm, mean, variance)
-
-
-def _find_normed(found: _Findings) -> Tensor:
-    """Return whether a norm, or a mean in one by hand, is taken over each channel."""
-    graphs = zip(found.traces.graphs, found.followed, strict=True)
-    reads = [(node, each.reads.get(node.name)) for graph, each in graphs for node in graph.nodes]
-    over = (read.ids for n, read in reads if read and rule_for(n, found.net) in _OVER_CHANNELS)
-    return _mark(found.parents, over)
 
 
 def _mark(parents: Tensor, parts: Iterable[Tensor]) -> Tensor:
@@ -521,17 +554,13 @@ def _find_first_writers(
         for graph, each in zip(traces.graphs, followed, strict=True)
         for node in graph.nodes
     ]
-    of_layers = [(n, labels) for n, labels in pairs if _is_layer(n, net)]
+    of_layers = [p for p in pairs if is_linear_op(p[0], net) or rule_for(p[0], net) is embedding]
     of_parameters = [(n, labels) for n, labels in pairs if n.op == "get_attr"]
     for node, labels in [*reversed(of_parameters), *reversed(of_layers)]:
         if isinstance(labels, Labels):
             names.append(str(node.target) if node.op == "get_attr" else layer_of(node))
             first[parents[:, without_repeats(labels.ids)]] = len(names) - 1
     return names, first
-
-
-def _is_layer(node: fx.Node, net: nn.Module) -> bool:
-    return is_linear_op(node, net) or rule_for(node, net) is embedding
 
 
 def _find_superseded(found: _Findings, gated: Gated) -> Gated:
@@ -650,14 +679,6 @@ def _unknown_layers(found: _Findings) -> list[str]:
         if names and not names & known and layer not in found.traces.opaque:
             layers.append(layer)
     return layers
-
-
-def _find_fixed(found: _Findings) -> dict[int, Reason]:
-    """Return why each atom at a site stays that is tied to something fixed."""
-    sites = [site.ids for each in found.followed for site in each.sites.values()]
-    atoms = torch.cat([found.root[:0], *sites])
-    fixed = torch.unique(atoms[found.root[atoms] == FIXED])
-    return _reasons_of_atoms(found.constraints, fixed)
 
 
 def _reasons_of_atoms(constraints: ChannelConstraints, atoms: Tensor) -> dict[int, Reason]:

@@ -230,11 +230,7 @@ class ChannelConstraints:
         return found[:, root]
 
     def roots(self, *, with_fixed: bool = True) -> Tensor:
-        """Return for each atom the smallest atom that it is tied to.
-
-        Args:
-            with_fixed: Whether being tied to something that must stay ties atoms to one another.
-        """
+        """Return for each atom the smallest that it is tied to, if need be by what must stay."""
         root = torch.arange(self.n_atoms)
         if not self.ties:
             return root

@@ -5,14 +5,13 @@ import math
 import operator
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import Labels
-from archlearn.analysis.linear_ops import LinearOp, find_linear_ops
+from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.module_utils import compute_weights, computes_weights, first_names, weight_sources
 from archlearn.op_table import TRANSPOSED
 
@@ -124,14 +123,10 @@ def count_positions_by_call(blueprint: ChannelGraph, net: nn.Module) -> dict[str
     for node, op in find_linear_ops(blueprint.traces.evaluation, net):
         side = node.all_input_nodes[0].name if op.kind == TRANSPOSED else node.name
         labels = blueprint.followed[0].values[side]
-        found[node.name] = names.get(op.weight, op.weight), _places(op, labels)
+        shape = labels.shape if isinstance(labels, Labels) else ()
+        others = (n for dim, n in enumerate(shape) if dim != len(shape) + op.channel_dim)
+        found[node.name] = names.get(op.weight, op.weight), math.prod(others)
     return found
-
-
-def _places(op: LinearOp, labels: Any) -> int:
-    shape = labels.shape if isinstance(labels, Labels) else ()
-    channel = len(shape) + op.channel_dim
-    return math.prod(size for dim, size in enumerate(shape) if dim != channel)
 
 
 def _count_indices(blueprint: ChannelGraph, channels: Tensor | None, size: int) -> list[Factor]:

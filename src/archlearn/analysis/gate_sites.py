@@ -38,9 +38,7 @@ class Site:
 class Stream:
     """Channels that are gated where they are read: linear bottlenecks, residual streams.
 
-    Attributes:
-        site: The first call that reads them, named by the layer that writes them first.
-        channels: Which they are.
+    The site is the first call that reads them, named by the layer that writes them first.
     """
 
     site: Site
@@ -70,16 +68,12 @@ def find_trained(graph: fx.Graph) -> frozenset[str]:
     found: set[fx.Node] = set()
     while waiting:
         node = waiting.pop()
-        if node not in found and not _is_detached(node):
+        is_detached = node.target in ("detach", "detach_", torch.detach, torch.detach_)
+        is_detached |= node.target is getattr and node.args[1] == "data"
+        if node not in found and not is_detached:
             found.add(node)
             waiting.extend(node.all_input_nodes)
     return frozenset(node.name for node in found)
-
-
-def _is_detached(node: fx.Node) -> bool:
-    if node.target is getattr:
-        return node.args[1] == "data"
-    return node.target in ("detach", "detach_", torch.detach, torch.detach_)
 
 
 def _layer_in_front(node: fx.Node, net: nn.Module, order: dict[fx.Node, int]) -> str | None:

@@ -21,8 +21,6 @@ class LinearOp:
 
     Attributes:
         layer: Name of the module, or of the weight's owner for a functional call.
-        weight: Name of the weight.
-        bias: Name of the bias, or None.
         n_space: Number of spatial dimensions.
         padded: Whether zeros are put around the input.
         is_module: Whether the layer is a module of torch (and not a functional call).

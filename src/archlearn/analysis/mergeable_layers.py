@@ -8,7 +8,6 @@ from torch import fx, nn
 
 from archlearn.analysis.gate_sites import Site
 from archlearn.analysis.linear_ops import (
-    LinearOp,
     is_called_again,
     is_linear_op,
     read_linear_op,
@@ -24,8 +23,6 @@ class MergeablePair:
     """Two layers that merge exactly if the activation between them is linear.
 
     Attributes:
-        first: The layer in front.
-        second: The layer behind.
         norms: BatchNorms between the two, in order.
         nodes: The calls that a merge removes from each graph: all behind the first, the second
             included.
@@ -149,29 +146,22 @@ def _check(net: nn.Module, first: fx.Node, second: fx.Node, between: list[fx.Nod
     named = [first, second, *[n for n in between if _is_norm(n, net)]]
     if any(is_called_again(n) for n in named) or first.target == second.target:
         return "a layer beside it is called more than once"
-    if any(_is_read_directly(n) for n in named):
+    read = [str(n.target) for n in first.graph.find_nodes(op="get_attr", sort=False)]
+    if any(name.startswith(f"{n.target}.") for n in named for name in read):
         return "the weights of a layer beside it are also read on their own"
-    return _check_kinds(net, one, two, has_norm=len(named) > 2)
-
-
-def _check_kinds(net: nn.Module, one: LinearOp, two: LinearOp, has_norm: bool) -> str:
     if one.kind == TRANSPOSED or two.kind == TRANSPOSED or one.kind != two.kind:
         return f"a {one.kind} does not merge with a {two.kind}"
     if one.kind == LINEAR:
         return ""
-    first, second = find_module(net, one.layer), find_module(net, two.layer)
-    has_bias = has_norm or one.bias is not None
-    return refuse_convolutions(first, second, repr(two.layer), has_bias=has_bias)
+    pair = find_module(net, one.layer), find_module(net, two.layer)
+    has_bias = len(named) > 2 or one.bias is not None
+    return refuse_convolutions(*pair, repr(two.layer), has_bias=has_bias)
 
 
 def refuse_convolutions(first: Any, second: Any, name: str, *, has_bias: bool) -> str:
-    """Return why two convolutions do not merge exactly, or ''.
+    """Return why two convolutions do not merge exactly, or ''; the second has a name.
 
-    Args:
-        first: The convolution in front.
-        second: The one behind.
-        name: What the second is called.
-        has_bias: Whether the first adds a bias, its own or that of a norm behind it.
+    The first may add a bias of its own, or that of a norm behind it.
     """
     if len(first.kernel_size) != len(second.kernel_size) or first.groups * second.groups > 1:
         return "a grouped convolution does not merge"
@@ -188,8 +178,3 @@ def refuse_convolutions(first: Any, second: Any, name: str, *, has_bias: bool) -
         f"{name} pads by {second.padding}, so the merged layer would differ at the border; use "
         "padding=0 there"
     )
-
-
-def _is_read_directly(node: fx.Node) -> bool:
-    read = node.graph.find_nodes(op="get_attr", sort=False)
-    return any(str(n.target).startswith(f"{node.target}.") for n in read)

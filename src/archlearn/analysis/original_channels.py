@@ -59,20 +59,19 @@ def write_kept(model: nn.Module) -> str | None:
     if kept is None:
         return None
     present = {name for name, _ in list_tensors(model)}
-    bits = {
-        name: {str(dim): f"{_to_bits(indices):x}" for dim, indices in by_dim.items()}
-        for name, by_dim in kept.items()
-        if name in present
-    }
+    bits: dict[str, dict[str, str]] = {}
+    for name in kept.keys() & present:
+        bits[name] = {}
+        for dim, indices in kept[name].items():
+            digits = bytearray(b"0" * (max(indices, default=0) + 1))
+            for index in indices:
+                digits[-1 - index] = ord("1")
+            bits[name][str(dim)] = f"{int(digits, 2):x}"
     return json.dumps(bits, sort_keys=True, separators=(",", ":"))
 
 
 def read_kept(data: object, model: nn.Module) -> KeptChannels:
-    """Return what `write_kept` wrote, as read from JSON.
-
-    Raises:
-        FileError: If it names a tensor or a size that the model does not have.
-    """
+    """Return what `write_kept` wrote, as read from JSON."""
     sizes = {
         (name, str(dim)): size
         for name, tensor in list_tensors(model)
@@ -82,10 +81,12 @@ def read_kept(data: object, model: nn.Module) -> KeptChannels:
     kept: KeptChannels = {}
     for name, by_dim in _items(data):
         for dim, text in _items(by_dim):
-            bits = _read_bits(text)
-            if bits is None or bits.bit_count() != sizes.get((name, dim)):
+            is_number = isinstance(text, str) and _HEXADECIMAL.fullmatch(text)
+            bits = f"{int(cast(str, text), 16):b}" if is_number else ""
+            if not is_number or bits.count("1") != sizes.get((name, dim)):
                 raise FileError("its kept channels do not fit its tensors")
-            kept.setdefault(name, {})[int(dim)] = _from_bits(bits)
+            indices = tuple(i for i, bit in enumerate(reversed(bits)) if bit == "1")
+            kept.setdefault(name, {})[int(dim)] = indices
     return kept
 
 
@@ -93,20 +94,3 @@ def _items(data: object) -> list[tuple[str, object]]:
     if not isinstance(data, dict):
         raise FileError("its kept channels are not told by tensor and dimension")
     return list(cast(dict[str, object], data).items())
-
-
-def _read_bits(text: object) -> int | None:
-    if not isinstance(text, str) or not _HEXADECIMAL.fullmatch(text):
-        return None
-    return int(text, 16)
-
-
-def _to_bits(indices: tuple[int, ...]) -> int:
-    digits = bytearray(b"0" * (max(indices, default=0) + 1))
-    for index in indices:
-        digits[-1 - index] = ord("1")
-    return int(digits, 2)
-
-
-def _from_bits(bits: int) -> tuple[int, ...]:
-    return tuple(i for i, digit in enumerate(reversed(f"{bits:b}")) if digit == "1")

@@ -103,12 +103,6 @@ def run_graph(net: nn.Module, graph: fx.Graph, inputs: ExampleInputs) -> Any:
     return _Interpreter(net, graph).run(*values_for(graph, inputs))
 
 
-def _how(error: Exception) -> str:
-    if "more than 1 value per channel" in str(error):
-        return "also in training mode: two rows or more, for its norms need a batch then"
-    return "on the device and in the dtype of the model"
-
-
 def find_rules(net: nn.Module, graph: fx.Graph) -> dict[fx.Node, Rule]:
     """Return how labels pass each call."""
     return {node: rule_for(node, net) for node in graph.nodes if "call" in node.op}
@@ -141,10 +135,8 @@ def find_memory(
 ) -> set[fx.Node]:
     """Return the calls whose results may lie in the same memory as that of a node.
 
-    Args:
-        node: Any call.
-        is_there: Whether a call has been made, and returned tensors.
-        shares: Whether the result of a call may lie in the memory of what it reads.
+    A call `is_there` that has been made, and returned tensors. It `shares` if its result may lie in
+    the memory of what it reads.
     """
     found: set[fx.Node] = set()
     waiting = [node]
@@ -206,14 +198,10 @@ def _find_computed_weights(
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         readers = [u for u in node.users if u not in found]
-        is_weight = all(_computes_its_weight(u, rules, net) for u in readers)
+        is_weight = all(rules.get(u) is linear and read_linear_op(u, net) is None for u in readers)
         if node in own and node.users and is_weight:
             found.add(node)
     return found
-
-
-def _computes_its_weight(node: fx.Node, rules: Mapping[fx.Node, Rule], net: nn.Module) -> bool:
-    return rules.get(node) is linear and read_linear_op(node, net) is None
 
 
 class _Follower(_Interpreter):
@@ -261,7 +249,11 @@ class _Follower(_Interpreter):
         try:
             rule = self.rules.get(n)
             if rule in _PRODUCTS or _is_unknown(n, self.net, rule):
-                return self._run_counted(n)
+                with count_flops() as counter:
+                    out = super().run_node(n)
+                if counter.get_total_flops():
+                    self.found.other_multiply_adds[n.name] = counter.get_total_flops() // 2
+                return out
             if self.may_guess and n.op == "call_module" and rule is within_channel:
                 (x, *_), _ = self.fetch_args_kwargs_from_env(n)
                 if may_need_batch(find_module(self.net, str(n.target)), x):
@@ -269,17 +261,13 @@ class _Follower(_Interpreter):
             return super().run_node(n)
         except Exception as error:
             where = f"at {n.target!r}" if n.op == "call_module" else f"at {n.name}"
+            how = "on the device and in the dtype of the model"
+            if "more than 1 value per channel" in str(error):
+                how = "also in training mode: two rows or more, for its norms need a batch then"
             raise InputError(
                 f"the model does not run on the example inputs: {where}: {first_line(error)}. "
-                f"Give inputs that model(...) takes, {_how(error)}"
+                f"Give inputs that model(...) takes, {how}"
             ) from error
-
-    def _run_counted(self, n: fx.Node) -> Any:
-        with count_flops() as counter:
-            out = super().run_node(n)
-        if counter.get_total_flops():
-            self.found.other_multiply_adds[n.name] = counter.get_total_flops() // 2
-        return out
 
     def _note_hidden(self, n: fx.Node, n_blocks: int) -> None:
         """A call that keeps what it reads hides channels from all calls up to the next layer."""
@@ -322,10 +310,17 @@ class _Follower(_Interpreter):
             self.found.reads[n.name] = read
         for passing in step.passing:
             self.found.passing[n.name] = passing
-        self._note_products(n, step)
+        total = self.found.other_multiply_adds.get(n.name, 0)
+        shares = sum(w for w, _ in step.products)
+        found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
+        if total and found:
+            self.found.products[n.name] = found
         if self.rules[n] in (move, pick):
             self._note_split(n, step, made)
-            self._note_parts(step, made)
+            n_before = sum(labels.ids.numel() for labels in step.labels)
+            for labels in leaves_of(made):
+                if isinstance(labels, Labels) and labels.ids.numel() < n_before:
+                    self.found.parts.append(torch.unique(without_repeats(labels.ids)))
         if self.rules[n] is move:
             self._note_run(n, step, made)
         if isinstance(made, Labels) and len(varying(made.ids)) > 1:
@@ -455,21 +450,6 @@ class _Follower(_Interpreter):
         if self.rules[n] is pick or not isinstance(made, Labels):
             self.constraints.boxes += [(n.name, each) for each in split if isinstance(each, Labels)]
 
-    def _note_products(self, n: fx.Node, step: OpCall) -> None:
-        total, shares = (
-            self.found.other_multiply_adds.get(n.name, 0),
-            sum(w for w, _ in step.products),
-        )
-        found = [(total * w // shares, ids) for w, ids in step.products if ids is not None]
-        if total and found:
-            self.found.products[n.name] = found
-
-    def _note_parts(self, step: OpCall, made: Any) -> None:
-        n_before = sum(labels.ids.numel() for labels in step.labels)
-        for labels in leaves_of(made):
-            if isinstance(labels, Labels) and labels.ids.numel() < n_before:
-                self.found.parts.append(torch.unique(without_repeats(labels.ids)))
-
     def _note_run(self, n: fx.Node, step: OpCall, made: Any) -> None:
         """A run of moves through several dimensions must amount to a selection of channels."""
         if len(step.labels) != 1 or not isinstance(made, Labels):
@@ -564,9 +544,6 @@ def follow(
     The parameters of the graphs, and so their atoms, are the same. `gated` are the sites that are
     taken to be gated, by graph; with `gate_reads` layers may read through gates what no activation
     stands behind.
-
-    Raises:
-        InputError: If the network does not run on the inputs.
     """
     constraints = ChannelConstraints(net, whole_groups=dict(whole_groups or {}))
     followed: list[PropagationResult] = []

@@ -46,11 +46,9 @@ _NEVER: Closings = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The addition of a branch in one graph.
+    """The addition of a branch in one graph: its call, and which of its operands is the branch.
 
-    Attributes:
-        node: The name of its call.
-        operand: Which of its operands is the branch; the other one is left once it is closed.
+    The other one is left once the branch is closed.
     """
 
     node: str
@@ -59,12 +57,9 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A residual branch that can be closed.
+    """A residual branch that can be closed, named by the innermost module that holds its layers.
 
-    Attributes:
-        name: The innermost module that holds all its layers.
-        layers: The layers that nothing else needs.
-        additions: Its addition in each graph.
+    Those are layers that nothing else needs; it has an addition in each graph.
     """
 
     name: str
@@ -144,7 +139,10 @@ class _BranchFinder:
                 continue
             inside = self._find_inside(node, chosen)
             layers = self._find_layers(inside)
-            name = _common_name(layers)
+            # The innermost module that holds all layers; where that is the model, the first layer.
+            paths = zip(*(layer.split(".") for layer in layers), strict=False)
+            shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, paths)
+            name = ".".join(parts[0] for parts in shared) or layers[0]
             used[name] = used.get(name, 0) + 1
             reason = self._refuse(node, chosen, inside)
             found[name if used[name] == 1 else f"{name}#{used[name]}"] = reason or (
@@ -240,7 +238,10 @@ class _BranchFinder:
                     f"{call.name} inside it changes what is read elsewhere, too",
                     "set inplace=False there",
                 )
-        behind = self._find_behind(node)
+        behind = {node}
+        for call in self.graph.nodes:
+            if any(source in behind for source in call.all_input_nodes):
+                behind.add(call)
         later = [
             self.order[call]
             for call in self._find_memory(node, self.additions)
@@ -257,13 +258,6 @@ class _BranchFinder:
                     "set inplace=False behind the addition",
                 )
         return None
-
-    def _find_behind(self, node: fx.Node) -> set[fx.Node]:
-        found = {node}
-        for call in self.graph.nodes:
-            if any(source in found for source in call.all_input_nodes):
-                found.add(call)
-        return found
 
     def _find_memory(self, node: fx.Node, sums: Sequence[fx.Node] = ()) -> set[fx.Node]:
         """Return the calls whose results may lie in the same memory as that of a node.
@@ -284,26 +278,16 @@ def _operand_of(addition: fx.Node, operand: int) -> fx.Node:
     return found
 
 
-def _common_name(layers: tuple[str, ...]) -> str:
-    """Return the innermost module that holds all layers; where that is the model, the first."""
-    paths = [layer.split(".") for layer in layers]
-    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
-    return ".".join(parts[0] for parts in shared) or layers[0]
-
-
 def find_idle(graph: fx.Graph, rules: Mapping[fx.Node, Rule], net: nn.Module) -> set[fx.Node]:
     """Return calls whose results nobody reads, and which do nothing else."""
     idle: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        is_known = "call" in node.op and (rules[node] is not opaque or _is_operator(node))
+        # What only compares or computes, such as `y.shape[1] > 1`, has no rule.
+        is_operator = getattr(node.target, "__module__", "") in ("_operator", "math")
+        is_known = "call" in node.op and (rules[node] is not opaque or is_operator)
         if is_known and not is_in_place(node, net) and all(user in idle for user in node.users):
             idle.add(node)
     return idle
-
-
-def _is_operator(node: fx.Node) -> bool:
-    """Return whether a call only compares or computes, such as `y.shape[1] > 1`."""
-    return getattr(node.target, "__module__", "") in ("_operator", "math")
 
 
 def find_removals(

@@ -114,10 +114,6 @@ def check_trace(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
     """Run a model and its graphs on the example inputs, whatever the weights of its layers.
 
     The model is left as it was: its mode, its buffers, and random numbers still to be drawn.
-
-    Raises:
-        InputError: If the model does not run on the inputs.
-        TracingError: If a graph does something else.
     """
     with evaluating(net):
         _check_mode(_Stage(net, traces.evaluation, inputs))
@@ -131,9 +127,6 @@ def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs)
     No certificate says that: the inputs that it tries may end in closed units, and it compares
     models in evaluation mode. It is not known of a model that calls something unknown, which is not
     run at all. The model is left as it was.
-
-    Raises:
-        SurgeryError: If the graph for evaluation does not run.
     """
     with evaluating(net):
         stage = _Stage(net, traces.evaluation, inputs)
@@ -146,11 +139,7 @@ def forward_matches_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs)
 
 
 def try_graph(net: nn.Module, traces: Traces, inputs: ExampleInputs) -> None:
-    """Run a compact model's graph for evaluation, if nothing is unknown in it.
-
-    Raises:
-        SurgeryError: If it does not run: layers do not fit each other.
-    """
+    """Run a compact model's graph for evaluation, if nothing is unknown in it."""
     with evaluating(net):
         stage = _Stage(net, traces.evaluation, inputs)
         if stage.is_bare:
@@ -184,8 +173,18 @@ class _Stage:
         return self._run(lambda given: self.net(*given.args, **given.kwargs))
 
     def _run(self, call: Callable[[ExampleInputs], Any]) -> Notes:
+        notes = Notes()
+        layers = stub_layers(self.net, notes) if self.is_bare else evaluating()
         with preserve_state(self.net, self.before):
-            return _run(self.net, call, self.inputs, is_bare=self.is_bare)
+            try:
+                with torch.no_grad(), _same_chance(self.inputs), layers, warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # they are for whoever calls the model
+                    out = call(self.inputs.copy())
+                    notes.returned, notes.structure = tensors_in(out), structure_of(out)
+                    notes.numbers = [float(each) for each in notes.read]
+            except Exception as error:
+                notes.error = error
+        return notes
 
 
 def _check_mode(stage: _Stage) -> None:
@@ -263,22 +262,6 @@ def _is_near(one: float, two: float) -> bool:
     if one == two or (math.isnan(one) and math.isnan(two)):
         return True
     return math.isfinite(two) and abs(one - two) <= _ABSOLUTE + _RELATIVE * abs(two)
-
-
-def _run(
-    net: nn.Module, call: Callable[[ExampleInputs], Any], inputs: ExampleInputs, *, is_bare: bool
-) -> Notes:
-    notes = Notes()
-    layers = stub_layers(net, notes) if is_bare else evaluating()
-    try:
-        with torch.no_grad(), _same_chance(inputs), layers, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are for whoever calls the model
-            out = call(inputs.copy())
-            notes.returned, notes.structure = tensors_in(out), structure_of(out)
-            notes.numbers = [float(each) for each in notes.read]
-    except Exception as error:
-        notes.error = error
-    return notes
 
 
 @contextmanager

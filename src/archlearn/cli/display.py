@@ -125,7 +125,7 @@ class LiveDisplay(Callback):
         self._show()
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """Say what came out of it."""
+        """Leave the last picture on the screen, and say what came out of it."""
         self.close()
         self._console.print(describe_end(summary), highlight=False)
 
@@ -139,19 +139,16 @@ class LiveDisplay(Callback):
             return
         parts: list[Any] = [ProgressBar(total=self._start.n_steps, completed=self._step, width=60)]
         if self._end is not None:
-            parts += [_headline(self._end, self._start), _widths(self._end.row, self._start.widths)]
+            row, n_epochs = self._end.row, self._start.settings.epochs
+            headline = (
+                # Rich's bar does not end its line.
+                f"\nepoch {row['epoch']}/{n_epochs}   loss {_number(row['train_loss'])}   "
+                f"{describe_score(row)}   left {duration(self._end.seconds_left)}\n"
+                f"gates: {row['binarisation_gap']:.3f} from binary, "
+                f"{row['binarised_share']:.0%} settled   {_sizes(row)}"
+            )
+            parts += [Text(headline), _widths(row, self._start.widths)]
         self._live.update(Group(*parts), refresh=True)
-
-
-def _headline(end: EpochEnd, start: RunStart) -> Text:
-    row = end.row
-    return Text(
-        # Rich's bar does not end its line.
-        f"\nepoch {row['epoch']}/{start.settings.epochs}   loss {_number(row['train_loss'])}   "
-        f"{describe_score(row)}   left {duration(end.seconds_left)}\n"
-        f"gates: {row['binarisation_gap']:.3f} from binary, "
-        f"{row['binarised_share']:.0%} settled   {_sizes(row)}"
-    )
 
 
 def _sizes(row: Mapping[str, Any]) -> str:
@@ -225,13 +222,18 @@ def describe_end(summary: Mapping[str, Any]) -> str:
     """Return what came out of a run: before and after."""
     before, after = summary["before"], summary["after"]
     share = after["parameters"] / before["parameters"]
+    score = (
+        f"{summary['test_accuracy']:.2%} right, loss {summary['test_loss']:.4f},"
+        if summary["test_accuracy"] is not None
+        else f"mean squared error {summary['test_error']:.4g}"
+    )
     return "\n".join(
         [
             f"before   {in_a_line(before.get('architecture', ''))}  "
             f"{write_costs({name: before[name] for name in COSTS})}",
             f"after    {in_a_line(after.get('architecture', ''))}{_describe_merged(summary)}  "
             f"{write_costs({name: after[name] for name in COSTS}, share)}",
-            f"test     {_describe_test(summary)} on {summary['n_test']:,} examples, after "
+            f"test     {score} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]
     )
@@ -245,12 +247,6 @@ def _describe_merged(summary: Mapping[str, Any]) -> str:
     which = ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} layers"
     n_left = len(summary["after"]["widths"])
     return f" ({which} merged; {n_left} {'layer' if n_left == 1 else 'layers'} left)"
-
-
-def _describe_test(summary: Mapping[str, Any]) -> str:
-    if summary["test_accuracy"] is not None:
-        return f"{summary['test_accuracy']:.2%} right, loss {summary['test_loss']:.4f},"
-    return f"mean squared error {summary['test_error']:.4g}"
 
 
 def describe_score(row: Mapping[str, Any]) -> str:

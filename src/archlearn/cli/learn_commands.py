@@ -187,17 +187,18 @@ def report(
         raise SettingsError("say which runs: archlearn report runs/a runs/b")
     from archlearn.reporting import write_report
     from archlearn.reporting.paper_table import read_paper_table, write_paper_table
-    from archlearn.reporting.run_reader import read_run
+    from archlearn.reporting.run_reader import explaining_odd_files, read_run
     from archlearn.training.run_directory import writing
 
-    found = [read_run(run) for run in runs]  # refused before a folder is made
+    with explaining_odd_files(runs):
+        found = [read_run(run) for run in runs]  # refused before a folder is made
+        text = "" if to == "html" else write_paper_table(read_paper_table(found), to)
     if to == "html":
         target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
         with writing(target):
             write_report(list(runs), target)
         sys.stdout.write(f"{target}\n")
         return
-    text = write_paper_table(read_paper_table(found), to)
     if out is None:
         sys.stdout.write(text)
         return

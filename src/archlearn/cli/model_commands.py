@@ -18,7 +18,6 @@ from archlearn.training.settings import RunSettings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from archlearn.costs import Costs
     from archlearn.data.dataset import Dataset
     from archlearn.training.metrics import Score
 
@@ -182,11 +181,16 @@ def evaluate_command(
     if speed and target.is_dir() and data is None:
         from archlearn.training.finalize import measure_run
 
-        measured = measure_run(target, network, asked, dataset, split)
-        if measured.score_before is not None:
-            sys.stdout.write(f"before: {_say_score(measured.score_before)}\n")
-        sys.stdout.write(f"{_say_costs(*measured.costs)}\n")
-        sys.stdout.write("".join(f"{row}\n" for row in measured.speeds))
+        (before, after), speeds, first = measure_run(target, network, asked, dataset, split)
+        if first is not None:
+            sys.stdout.write(f"before: {_say_score(first)}\n")
+        pairs = {
+            "multiply-adds": (before.multiply_adds, after.multiply_adds),
+            "parameters": (before.parameters, after.parameters),
+        }
+        words = (f"{n} {a:,} -> {b:,} ({a / max(b, 1):.2f}×)" for n, (a, b) in pairs.items())
+        sys.stdout.write(f"{', '.join(words)}\n")
+        sys.stdout.write("".join(f"{row}\n" for row in speeds))
         if (target / REPORT).is_file():
             al.reporting.write_report([target], target / REPORT)
 
@@ -198,17 +202,6 @@ def _say_score(score: "Score") -> str:
         else f"mean squared error {score.error:.4g}"
     )
     return f"{measured}, loss {score.loss:.4f}, on {score.n_examples:,} examples"
-
-
-def _say_costs(before: "Costs", after: "Costs") -> str:
-    pairs = {
-        "multiply-adds": (before.multiply_adds, after.multiply_adds),
-        "parameters": (before.parameters, after.parameters),
-    }
-    return ", ".join(
-        f"{name} {old:,} -> {new:,} ({old / max(new, 1):.2f}×)"
-        for name, (old, new) in pairs.items()
-    )
 
 
 def _check_measurable(target: Path, data: str | None) -> None:
@@ -278,6 +271,7 @@ def export(
     """
     from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
+    from archlearn.training.initial_model import run_once
     from archlearn.training.run_directory import read_run_settings, writing
 
     if (target / FILE).is_file():
@@ -299,6 +293,7 @@ def export(
             example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
         else:
             dataset, example = None, _make_example(network, parse_shape(shape))
+            run_once(network, example, str(path))
         made = export_model(network, chosen, to, example)
     sys.stdout.write(f"{made}\n")
     if dataset is not None:

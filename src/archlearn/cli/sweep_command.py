@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 
 import archlearn as al
 from archlearn.cli.learn_commands import NONE_GIVEN, Options, given
+from archlearn.costs import COSTS, LATENCY
 from archlearn.errors import SettingsError
 from archlearn.training.settings import RunSettings, override, read_settings
 
@@ -54,7 +55,10 @@ def sweep(
     asked = given(options)
     budgets = _split_budgets(asked.pop("budget", ()))
     settings = override(read_settings(config) if config else RunSettings(), asked)
-    runs = list_runs(out, settings, budgets, _parse_seeds(seeds), with_plain=lose is not None)
+    if not all(part.strip().isdigit() for part in seeds.split(",")):
+        raise SettingsError(f"--seeds {seeds!r} are no seeds; write 0,1,2")
+    numbers = [int(part) for part in seeds.split(",")]
+    runs = list_runs(out, settings, budgets, numbers, with_plain=lose is not None)
     done: list[SweepRun] = []
 
     def say(run: "SweepRun") -> None:
@@ -80,20 +84,23 @@ def sweep(
 
 
 def _split_budgets(words: tuple[str, ...]) -> list[str]:
-    """Return one word for each budget: multiply_adds=75%,50% are two."""
+    """Return one word for each budget: multiply_adds=75%,50% are two.
+
+    Raises:
+        InputError: If one is no budget for any network.
+    """
+    from archlearn.optim.gate_limits import read_budget
+
+    start = dict.fromkeys((*COSTS, LATENCY), 1.0)
     found: list[str] = []
     for word in words:
         name, sign, values = word.partition("=")
         if not (name and sign and all(value.strip() for value in values.split(","))):
             raise SettingsError(f"budget is {word!r}; write it as --budget multiply_adds=75%,50%")
-        found += [f"{name.strip()}={value.strip()}" for value in values.split(",")]
+        for value in map(str.strip, values.split(",")):
+            read_budget({name.strip().replace("-", "_"): value}, start, 1)
+            found.append(f"{name.strip()}={value}")
     return found
-
-
-def _parse_seeds(text: str) -> list[int]:
-    if not all(part.strip().isdigit() for part in text.split(",")):
-        raise SettingsError(f"--seeds {text!r} are no seeds; write 0,1,2")
-    return [int(part) for part in text.split(",")]
 
 
 def _hand_back(points: "list[Point]", lose: float, out: Path) -> None:

@@ -140,24 +140,16 @@ def measure_channels(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """
     inputs = inputs[:: 1 + (len(inputs) - 1) // _MOST_TO_MEASURE]
     dims = [d for d in range(inputs.ndim) if d != 1]
-    mean, square = _moments(inputs, dims)
+    scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
+    total = torch.zeros(2, inputs.shape[1], dtype=torch.float64)
+    for piece in inputs.split(4096):
+        values = piece.double() / scale
+        total += torch.stack([values.sum(dims), values.square().sum(dims)])
+    mean, square = total / (inputs.numel() / inputs.shape[1])
     std = (square - mean**2).clamp_min(0).sqrt()
     std = torch.where(std < 1e-8, torch.ones_like(std), std)
     shape = [-1] + [1] * (inputs.ndim - 2)
     return mean.float().reshape(shape), std.float().reshape(shape)
-
-
-def _moments(inputs: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the means of the values and of their squares, in float64, piece by piece."""
-    scale = 255.0 if inputs.dtype == torch.uint8 else 1.0
-    total = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    total_square = torch.zeros_like(total)
-    for piece in inputs.split(4096):
-        values = piece.double() / scale
-        total += values.sum(dims)
-        total_square += values.square().sum(dims)
-    count = inputs.numel() / inputs.shape[1]
-    return total / count, total_square / count
 
 
 MOST_CLASSES = 1_000_000
@@ -165,11 +157,7 @@ MOST_CLASSES = 1_000_000
 
 
 def check_split(split: Split, part: str, name: str) -> None:
-    """Refuse examples that are none, of no shape, or hold what is no number.
-
-    Raises:
-        DataError: If so; the part and the first such example are named.
-    """
+    """Refuse examples that are none, of no shape, or hold what is no number."""
     if len(split.inputs) != len(split.targets) or len(split) == 0:
         raise DataError(
             f"the {part} part of {name!r} has {len(split.inputs)} inputs and "
@@ -187,11 +175,7 @@ def check_split(split: Split, part: str, name: str) -> None:
 
 
 def check_classes(split: Split, part: str, name: str) -> None:
-    """Refuse targets that are no classes, which are counted from 0, one for each example.
-
-    Raises:
-        DataError: If so.
-    """
+    """Refuse targets that are no classes, which are counted from 0, one for each example."""
     targets = split.targets
     if targets.is_floating_point():
         raise DataError(
@@ -216,11 +200,7 @@ def check_classes(split: Split, part: str, name: str) -> None:
 
 
 def check_tokens(split: Split, part: str, name: str) -> None:
-    """Refuse a text that is no rows of tokens, counted from 0, with one target for each.
-
-    Raises:
-        DataError: If so.
-    """
+    """Refuse a text that is no rows of tokens, counted from 0, with one target for each."""
     inputs, targets = split.inputs, split.targets
     if inputs.dtype != torch.long or targets.dtype != torch.long or inputs.shape != targets.shape:
         raise DataError(
@@ -289,7 +269,8 @@ def build_dataset(
     _check_framing(examples, framing)
     if classes is not None:
         examples = _keep_classes(examples, classes)
-    examples = _number_classes(examples)
+    if examples.task == "classification":
+        examples = examples.change_parts(_number_classes)
     train, validation = examples.train, examples.validation
     if validation is None:
         train, validation = carve_validation(train, validation_share)
@@ -324,16 +305,10 @@ def build_dataset(
     )
 
 
-def _number_classes(examples: Examples) -> Examples:
+def _number_classes(part: Split) -> Split:
     """Return examples whose classes are of a type that torch takes for a target."""
-    if examples.task != "classification":
-        return examples
-
-    def number(part: Split) -> Split:
-        fits = part.targets.dtype in (torch.uint8, torch.int64)
-        return part if fits else replace(part, targets=part.targets.long())
-
-    return examples.change_parts(number)
+    fits = part.targets.dtype in (torch.uint8, torch.int64)
+    return part if fits else replace(part, targets=part.targets.long())
 
 
 def _check_framing(examples: Examples, framing: ImageTransform) -> None:

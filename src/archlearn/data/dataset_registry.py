@@ -66,7 +66,15 @@ def load_examples(
     """
     kind, _, rest = name.partition(":")
     if name == "mnist":
-        return _mnist_or_digits(progress)
+        try:
+            return load_idx_source(MNIST, progress)
+        except DataError as error:
+            logger.warning(
+                "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged "
+                "to 28 x 28. Results are not those of MNIST. %s",
+                error,
+            )
+            return load_digits(MNIST_SIDE)
     if name == "fashion-mnist":
         return load_idx_source(FASHION_MNIST, progress)
     if name == "cifar-10":
@@ -97,18 +105,6 @@ def _path_and_number(rest: str) -> tuple[Path, int | None]:
     if colon and number.isdigit() and int(number) > 0:
         return Path(path).expanduser(), int(number)
     return Path(rest).expanduser(), None
-
-
-def _mnist_or_digits(progress: DownloadProgress) -> Examples:
-    try:
-        return load_idx_source(MNIST, progress)
-    except DataError as error:
-        logger.warning(
-            "MNIST could not be had, so scikit-learn's 1,797 digits stand in for it, enlarged to "
-            "28 x 28. Results are not those of MNIST. %s",
-            error,
-        )
-        return load_digits(MNIST_SIDE)
 
 
 def _name_types(made: object) -> str:

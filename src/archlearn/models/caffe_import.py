@@ -30,14 +30,7 @@ _FIXED = {FIXED64: 8, FIXED32: 4}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message.
-
-    Attributes:
-        number: What the schema calls it by.
-        kind: How it is written: VARINT, FIXED64, BYTES or FIXED32.
-        value: The number of a VARINT, else 0.
-        content: The bytes of any other kind.
-    """
+    """One field of a message: a VARINT has a value, any other kind the bytes of its content."""
 
     number: int
     kind: int
@@ -48,12 +41,7 @@ class Field:
 def read_fields(message: memoryview, count: Iterator[int]) -> Iterator[Field]:
     """Yield the fields of a message in the order they are written in.
 
-    Args:
-        message: The message.
-        count: Counts the fields of all messages inside one another, which are at most MAX_FIELDS.
-
-    Raises:
-        FileError: If the bytes are no message, end inside a field, or have too many.
+    `count` counts those of all messages inside one another, which are at most MAX_FIELDS.
     """
     place = 0
     while place < len(message):
@@ -98,11 +86,7 @@ def read_varint(message: memoryview, place: int) -> tuple[int, int]:
 
 
 def read_packed(field: Field, n_most: int) -> list[int]:
-    """Return the numbers of a repeated field, packed into one or one by one.
-
-    Raises:
-        FileError: If there are more than `n_most`.
-    """
+    """Return the numbers of a repeated field, packed into one or one by one."""
     if field.kind == VARINT:
         return [field.value]
     numbers: list[int] = []
@@ -130,16 +114,21 @@ def read_caffemodel(path: Path) -> Blobs:
 
     Values are copied into memory of their own, in float32 or float64 as they are in the file. A
     blob of the old form has four dimensions, leading ones included.
-
-    Raises:
-        FileError: If the file is not there, truncated, or no Caffe model.
     """
     try:
         content = memoryview(path.read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}; give a .caffemodel file") from error
+    blobs: Blobs = {}
+    count = itertools.count(1)
     try:
-        blobs = _read_network(content)
+        for part in read_fields(content, count):
+            if part.number in _FORMS and part.kind == BYTES:
+                name, found = _read_layer(count, part.content, _FORMS[part.number])
+                if name in blobs and found:
+                    raise FileError(f"two layers have the name {name!r}")
+                if found:
+                    blobs[name] = found
     except FileError as error:
         raise FileError(
             f"{path} is no Caffe model, or truncated: {error}; fetch it again"
@@ -149,19 +138,6 @@ def read_caffemodel(path: Path) -> Blobs:
             f"{path} holds no layer with weights; give the .caffemodel, not a .prototxt or a "
             "solver's state"
         )
-    return blobs
-
-
-def _read_network(content: memoryview) -> Blobs:
-    blobs: Blobs = {}
-    count = itertools.count(1)
-    for part in read_fields(content, count):
-        if part.number in _FORMS and part.kind == BYTES:
-            name, found = _read_layer(count, part.content, _FORMS[part.number])
-            if name in blobs and found:
-                raise FileError(f"two layers have the name {name!r}")
-            if found:
-                blobs[name] = found
     return blobs
 
 

@@ -92,24 +92,12 @@ def _deep_lenet(asked: NetworkRequest) -> nn.Module:
     return DeepLeNet(asked.numbers("6")[0], *images, asked.n_outputs)
 
 
-def _mlp(asked: NetworkRequest) -> nn.Module:
-    return MLP(math.prod(asked.input_shape), asked.n_outputs, asked.numbers("300-100"))
-
-
-def _convnet(asked: NetworkRequest) -> nn.Module:
-    return ConvNet(asked.images(8)[0], asked.n_outputs)
-
-
 def _caffenet(asked: NetworkRequest) -> nn.Module:
     channels, side = asked.images(caffenet.CAFFENET_SMALLEST_SIDE)
     sizes = caffenet.CaffeNetSizes(
         n_channels=channels, side=side, n_outputs=asked.n_outputs, factor=asked.factor
     )
     return caffenet.CaffeNet(sizes)
-
-
-def _alexnet(asked: NetworkRequest) -> nn.Module:
-    return caffenet.AlexNet(asked.images(caffenet.ALEXNET_SMALLEST_SIDE)[0], asked.n_outputs)
 
 
 def _residual(
@@ -171,13 +159,24 @@ _BUILT_IN: dict[str, tuple[str, Callable[[NetworkRequest], nn.Module]]] = {
         _lenet,
     ),
     "deep-lenet": ("20-50-(75 x 6)-10; deep-lenet:12 chooses how many", _deep_lenet),
-    "mlp": ("300-100 hidden; mlp:500-200-100 chooses others", _mlp),
-    "convnet": ("32-32-64-64-128-128 convolutions with BatchNorm", _convnet),
+    "mlp": (
+        "300-100 hidden; mlp:500-200-100 chooses others",
+        lambda asked: MLP(math.prod(asked.input_shape), asked.n_outputs, asked.numbers("300-100")),
+    ),
+    "convnet": (
+        "32-32-64-64-128-128 convolutions with BatchNorm",
+        lambda asked: ConvNet(asked.images(8)[0], asked.n_outputs),
+    ),
     "caffenet": (
         "the paper's network for ImageNet; caffenet:0.5 has half of each width",
         _caffenet,
     ),
-    "alexnet": ("torchvision's AlexNet: one tower, no normalisation", _alexnet),
+    "alexnet": (
+        "torchvision's AlexNet: one tower, no normalisation",
+        lambda asked: caffenet.AlexNet(
+            asked.images(caffenet.ALEXNET_SMALLEST_SIDE)[0], asked.n_outputs
+        ),
+    ),
     "resnet20": (
         "CIFAR's ResNet-20; resnet20:0.5 has half of each width",
         _residual(cifar_networks.ResNet, 3),

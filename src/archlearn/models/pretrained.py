@@ -52,9 +52,6 @@ def from_caffe(blobs: Blobs) -> Pretrained:
 
     The first layer that reads three channels has them turned round, to red, green, blue. Leading
     dimensions of size one, which the old form has, go from biases and matrices.
-
-    Raises:
-        FileError: If a layer has something else than a weight and a bias.
     """
     state: dict[str, Tensor] = {}
     turned = False
@@ -90,26 +87,15 @@ def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stripped
 
 
-def _find_state(whole: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the state_dict of a checkpoint, which may hold an optimiser and more besides."""
-    for key in _STATE_KEYS:
-        inner = whole.get(key)
-        if isinstance(inner, Mapping):
-            return cast(Mapping[str, object], inner)
-    return whole
-
-
 def from_state(state: Mapping[str, object]) -> Pretrained:
     """Return a `state_dict` with torchvision's normalisation where it is of its AlexNet.
 
     A checkpoint that holds it under "state_dict", "model_state_dict" or "model", as training
     scripts write it, will do, and names may have the prefixes of wrappers.
-
-    Raises:
-        FileError: If it holds anything but tensors, or tensors that are no plain numbers.
     """
     tensors: dict[str, Tensor] = {}
-    for name, value in _find_state(state).items():
+    inner = next((state[key] for key in _STATE_KEYS if isinstance(state.get(key), Mapping)), state)
+    for name, value in cast(Mapping[str, object], inner).items():
         if not isinstance(value, torch.Tensor):
             raise FileError(
                 f"{name!r} is a {type(value).__name__} and not a tensor; give a plain state_dict, "
@@ -134,11 +120,7 @@ _SUFFIXES = (".caffemodel", ".safetensors", *_PICKLED)
 
 
 def read_pretrained(path: Path) -> Pretrained | nn.Module:
-    """Return weights by name, or the network itself where `archlearn.save` wrote the file.
-
-    Raises:
-        FileError: If the file is missing, truncated, foreign, or would have to be executed.
-    """
+    """Return weights by name, or the network itself where `archlearn.save` wrote the file."""
     if not path.is_file():
         raise FileError(f"cannot start from {path}: there is no such file")
     if path.suffix == ".caffemodel":
@@ -203,23 +185,31 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
 
     The last layer stays as it is, with a warning, where only its number of outputs differs. The
     numbers of batches that norms have seen may be missing, as in files of old versions of torch.
-
-    Raises:
-        InputError: If names or shapes differ elsewhere; the first ones are named.
     """
     made = copy.deepcopy(network)
     own, given = strip_prefixes(made.state_dict()), strip_prefixes(pretrained.state)
     missing = [name for name in own if name not in given and not _is_counter(name)]
     unexpected = [name for name in given if name not in own and not _is_counter(name)]
     if missing or unexpected:
-        found = [("lacks", missing), ("has besides", unexpected)]
-        told = " and ".join(f"{verb} {_list_names(names)}" for verb, names in found if names)
+        told = " and ".join(
+            f"{verb} {', '.join(map(repr, names[:_FEW_NAMES]))}"
+            + (f" and {len(names) - _FEW_NAMES} more" if len(names) > _FEW_NAMES else "")
+            for verb, names in (("lacks", missing), ("has besides", unexpected))
+            if names
+        )
         raise InputError(
             f"the pretrained weights are of another network: the file {told} "
             f"({len(missing) + len(unexpected)} names differ); choose the model that they are of "
             "(--model caffenet for BVLC's, --model alexnet for torchvision's)"
         )
-    fresh = _of_last_layer(own, given, n_outputs)
+    fresh = {  # of the last layer, which differs only in the number of outputs
+        name
+        for name in own.keys() & given.keys()
+        if own[name].shape != given[name].shape
+        and own[name].ndim == given[name].ndim
+        and own[name].shape[0] == n_outputs
+        and own[name].shape[1:] == given[name].shape[1:]
+    }
     for name, value in own.items():
         if name in fresh or name not in given:
             continue
@@ -239,20 +229,3 @@ def with_weights(network: nn.Module, pretrained: Pretrained, n_outputs: int) -> 
 
 def _is_counter(name: str) -> bool:
     return name.endswith("num_batches_tracked")
-
-
-def _list_names(names: list[str]) -> str:
-    few = ", ".join(repr(name) for name in names[:_FEW_NAMES])
-    return few if len(names) <= _FEW_NAMES else f"{few} and {len(names) - _FEW_NAMES} more"
-
-
-def _of_last_layer(own: Any, given: Any, n_outputs: int) -> set[str]:
-    """Return the names of tensors that differ only in the number of outputs."""
-    return {
-        name
-        for name in own.keys() & given.keys()
-        if own[name].shape != given[name].shape
-        and own[name].ndim == given[name].ndim
-        and own[name].shape[0] == n_outputs
-        and own[name].shape[1:] == given[name].shape[1:]
-    }

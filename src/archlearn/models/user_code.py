@@ -5,8 +5,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from archlearn.errors import ArchlearnError, InputError, did_you_mean
@@ -19,16 +18,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def call_users_code(name: str, kind: str, known: Iterable[str], **offered: object) -> object:
     """Return what the function that `package.module:function` names returns.
 
-    The working directory is looked in first, as `python -m` does.
-
-    Args:
-        name: The function.
-        kind: What it is to make, for messages: a model or a data set.
-        known: The built-in names.
-        offered: Arguments that it is given if it has parameters of those names.
-
-    Raises:
-        InputError: If there is no such function, or it raises anything that is not ours.
+    The working directory is looked in first, as `python -m` does. `kind` and the built-in names
+    that are `known` are for messages; arguments `offered` are given if it has such parameters.
     """
     _refuse_file(name)
     module_name, colon, attribute = name.partition(":")
@@ -38,7 +29,7 @@ def call_users_code(name: str, kind: str, known: Iterable[str], **offered: objec
         raise InputError(f"there is no {kind} {name!r}; {hint}choose one of {', '.join(known)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with _explaining(name):
+    try:
         function = getattr(importlib.import_module(module_name), attribute, None)
         if not callable(function):
             raise InputError(
@@ -46,6 +37,12 @@ def call_users_code(name: str, kind: str, known: Iterable[str], **offered: objec
             )
         wanted = inspect.signature(function).parameters
         return function(**{key: value for key, value in offered.items() if key in wanted})
+    except ArchlearnError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InputError(_explain_missing(name, error)) from error
+    except Exception as error:
+        raise InputError(_explain(name, error)) from error
 
 
 def _refuse_file(name: str) -> None:
@@ -61,19 +58,6 @@ def _refuse_file(name: str) -> None:
         f"{name!r} is a file; {where}name the module and what is in it, with dots and without .py: "
         f"{dotted}:{function or 'build'}"
     )
-
-
-@contextmanager
-def _explaining(reference: str) -> Generator[None]:
-    """Say what a user's module or function stumbled over, and at which line of theirs."""
-    try:
-        yield
-    except ArchlearnError:
-        raise
-    except ModuleNotFoundError as error:
-        raise InputError(_explain_missing(reference, error)) from error
-    except Exception as error:
-        raise InputError(_explain(reference, error)) from error
 
 
 def _explain_missing(reference: str, error: ModuleNotFoundError) -> str:

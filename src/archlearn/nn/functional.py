@@ -68,11 +68,21 @@ def act_together(
 ) -> tuple[Tensor, ...]:
     """Do the same in a few operations, however many gates there are."""
     flat = join_gates(gates)
-    acting = _set(flat, open_flat(flat, rows, pairs)).split([gate.numel() for gate in gates])
-    return tuple(
-        piece if gate.dim() == 1 else piece.view(gate.shape)
-        for piece, gate in zip(acting, gates, strict=True)
-    )
+    return tuple(split_gates(_set(flat, open_flat(flat, rows, pairs)), gates))
+
+
+def gates_of_heads(
+    acting: Float[Tensor, " size"], order: Tensor, probe: Float[Tensor, "heads size"]
+) -> Float[Tensor, " heads_times_size"]:
+    """Return a gate for each channel of each head, head by head, from one for each rank.
+
+    Args:
+        acting: The gates of the ranks, as they act.
+        order: For each head and rank the number of the channel that has it: `(heads, size)`.
+        probe: Adds nothing, and gets the gradient of each head's own channel, by rank.
+    """
+    rank = order.argsort(dim=1, stable=True)
+    return (acting[rank] + (probe - probe.detach()).gather(1, rank)).flatten()
 
 
 def is_concrete(numbers: Tensor) -> bool:
@@ -121,6 +131,13 @@ def open_flat(
 def join_gates(gates: Sequence[Tensor]) -> Float[Tensor, " gates"]:
     """Return gates of any shape one behind the other."""
     return torch.cat([gate if gate.dim() == 1 else gate.view(-1) for gate in gates])
+
+
+def split_gates(flat: Float[Tensor, " gates"], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `join_gates` has joined in the shapes of these."""
+    pieces = flat.split([gate.numel() for gate in like])
+    pairs = zip(pieces, like, strict=True)
+    return [piece if gate.dim() == 1 else piece.view(gate.shape) for piece, gate in pairs]
 
 
 def linear_by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -5,10 +5,12 @@ new, activations that go, layers that merge, and branches that are left out with
 need. Nothing is read back, so no device is waited for.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archlearn.analysis.mergeable_layers import MergeablePair
@@ -35,32 +37,28 @@ def merge_savings(
 
     `made_plain` is what a merge saves beside by making the computed weights of a layer plain.
     """
-    padded = torch.cat([new_bias, new_bias.new_zeros(len(dims), 1)], 1)
-    bias = torch.maximum(t["layer_bias"], padded[:, t["layer_fold"]])
-    n_out = dims[:, t["layer_out"]]
-    norms = dims[:, t["norm_dims"]] if len(t["norm_dims"]) else dims[:, :0]
-    norms = add_up(norms, t["norm_link"], len(t["link_site"]))
-    known = t["layer_kernel"], bias, t["layer_applied"] * dims[:, t["layer_beside"]]
-    apart = torch.stack(count_layer(dims[:, t["layer_in"]], n_out, *known), -1)
-    inside = torch.stack([norms, torch.zeros_like(norms)], -1)
-    old = _between(apart, t["seg_first"], t["seg_last"])
-    old = old + _between(inside, t["seg_first"], t["seg_last"] - 1)
-    has_bias = _between(bias[..., None], t["seg_first"], t["seg_last"])[..., 0] > 0
-    has_bias = has_bias | t["seg_has_norm"]
-    known = t["seg_kernel"], has_bias, t["seg_applied"] * dims[:, t["seg_beside"]]
-    whole = count_layer(dims[:, t["seg_in"]], dims[:, t["seg_out"]], *known)
-    change = torch.stack(whole, -1) - old
-    straight = is_linear[:, t["link_site"]]
-    broken = _between(1.0 - straight[..., None], t["seg_first"], t["seg_last"] - 1)[..., 0] > 0
-    barred = _between(padded[:, t["layer_fold"]][..., None], t["seg_first"], t["seg_bare"])
-    raises = (torch.stack(combine_costs(*change.unbind(-1)), -1) > 0).any(-1)
-    impossible = broken | (barred[..., 0] > 0) | raises
-    change = torch.where(impossible[..., None], _IMPOSSIBLE, change)
-    beside = torch.cat([made_plain, made_plain.new_zeros(len(dims), 1)], 1)
-    beside = beside[:, t["layer_computed"]][..., None]
-    change = torch.cat([change, _between(beside, t["seg_first"], t["seg_last"])], -1)
+    bias, of_segment = t["layer_bias"].expand(len(dims), -1), t["layers_of_segment"]
+    # All between the layers must be linear, and none of the bare ones may get a bias.
+    bars = (1.0 - is_linear[:, t["link_site"]]) @ t["links_of_segment"]
+    if new_bias.shape[1]:
+        folded = F.pad(new_bias, (0, 1))[:, t["layer_fold"]]
+        bias = torch.maximum(bias, folded)
+        bars = bars + folded @ t["bare_of_segment"]
+    has_bias = torch.addmm(t["seg_has_norm"], bias, of_segment) > 0
+    n_in, n_out, beside = dims[:, t["apart_and_whole"]].unbind(1)
+    known = t["kernels"], torch.cat([bias, has_bias], 1), t["applied"] * beside
+    counts = torch.stack(count_layer(n_in, n_out, *known), 1)
+    apart, whole = counts.tensor_split([len(of_segment)], 2)
+    change = whole - apart @ of_segment
+    if len(t["norm_dims"]):
+        change[:, 0] -= dims[:, t["norm_dims"]] @ t["norms_of_segment"]
+    raises = (torch.stack(combine_costs(*change.unbind(1)), 1) > 0).any(1)
+    change = change.masked_fill(((bars > 0) | raises)[:, None], _IMPOSSIBLE)
+    if made_plain.shape[1]:
+        plain = F.pad(made_plain, (0, 1))[:, t["layer_computed"]] @ of_segment
+        change = torch.cat([change, plain[:, None]], 1)
     best = _best_partition(change, t["seg_table"])
-    return torch.stack([best[:, 0] + best[:, 2], best[:, 1]], 1)
+    return torch.stack([best[:, 0] + best[:, 2:].sum(1), best[:, 1]], 1)
 
 
 def _best_partition(change: Tensor, table: Tensor) -> Tensor:
@@ -69,33 +67,26 @@ def _best_partition(change: Tensor, table: Tensor) -> Tensor:
     The number of parameters decides, then fewer merges, as in `plan_merges`.
 
     Args:
-        change: What each segment changes, `(states, segments, 3)`; the first number decides.
+        change: What each segment changes, `(states, numbers, segments)`; the first number decides.
         table: The segment of each end, chain and start: a place in `change`, one behind its end
             for a single layer, two behind for none.
     """
-    single, none = change.new_zeros(1, 3), change.new_full((1, 3), _IMPOSSIBLE)
-    extra = torch.cat([single, none])[None].expand(len(change), -1, -1)
-    change = torch.cat([change, extra], 1)
+    change = F.pad(F.pad(change, (0, 1)), (0, 1), value=_IMPOSSIBLE)
     # Of equal costs the partition with more segments: a merge must lower the cost.
-    key = change[..., 0] * 1024.0 - 1.0
-    n_chains = table.shape[1]
-    keys = [change.new_zeros(len(change), n_chains)]
-    totals = [change.new_zeros(len(change), n_chains, 3)]
-    for end in range(len(table)):
-        segments = table[end, :, : end + 1]
-        options = torch.stack(keys, -1) + key[:, segments]
-        best, place = options.min(-1)
-        reached = torch.stack(totals, 2) + change[:, segments]
-        keys.append(best)
-        totals.append(reached.gather(2, place[..., None, None].expand(-1, -1, 1, 3))[:, :, 0])
-    return totals[-1].sum(1)
+    change = torch.cat([change[:, :1] * 1024.0 - 1.0, change], 1)
+    first = change[:, :, table[0, :, 0]]
+    totals = [torch.zeros_like(first), first]
+    for end in range(1, len(table)):
+        reached = torch.stack(totals, -1) + change[:, :, table[end, :, : end + 1]]
+        place = reached[:, :1].argmin(-1, keepdim=True)
+        totals.append(reached.take_along_dim(place, -1)[..., 0])
+    return totals[-1][:, 1:].sum(-1)
 
 
-def _between(values: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Return the sums of `values[:, first:last + 1]` for several first and last places."""
-    start = values.new_zeros(len(values), 1, values.shape[-1])
-    sums = torch.cat([start, values.cumsum(1)], 1)
-    return sums[:, last + 1] - sums[:, first]
+def flip_each(is_gone: Tensor) -> Tensor:
+    """Return the states with each layer or branch there, then gone, the others as they are."""
+    eye = torch.eye(len(is_gone), dtype=is_gone.dtype, device=is_gone.device)
+    return torch.cat([is_gone * (1 - eye), torch.maximum(is_gone, eye)])
 
 
 def add_up(values: Tensor, places: Tensor, size: int) -> Tensor:
@@ -109,7 +100,6 @@ class _Segment(NamedTuple):
     first: int
     last: int
     layers: tuple[str, ...]
-    kernel: float
     has_norm: bool
     bare: int
     """Up to here no layer may get a bias, or the merge would not be exact."""
@@ -132,35 +122,36 @@ def merge_tables(terms: CostTerms) -> dict[str, Tensor]:
         for key, _ in find_module(terms.model, norm).named_parameters()
     ]
     norm_table = torch.tensor(norms, dtype=torch.long).view(-1, 2)
+    runs = [*((name,) for name in layers), *(segment.layers for segment in segments)]
     slot = terms.slot
     applied = {name: terms.applied(name) for name in layers}
     firsts = [link.first for link in terms.choice.links.values()]
+    place, first = torch.arange(len(layers))[:, None], as_indices([s.first for s in segments])
+    last, bare = as_indices([s.last for s in segments]), as_indices([s.bare for s in segments])
+    is_inside = (first <= place) & (place < last)
     return {
         "norm_dims": norm_table[:, 0],
-        "norm_link": norm_table[:, 1],
+        "norms_of_segment": is_inside[norm_table[:, 1]].double(),
         "link_presence": as_indices(
             [terms.presence_of_tensor(f"{name}.weight") for name in firsts]
         ),
         "layer_bias": as_numbers([getattr(m, "bias", None) is not None for m in modules]),
         "layer_computed": as_indices([terms.computed_owner.get(name, -1) for name in layers]),
         "layer_fold": torch.tensor([terms.fold_layers.get(name, none) for name in layers]),
-        "layer_in": torch.tensor([slot(f"{name}.weight", 1) for name in layers]),
-        "layer_out": torch.tensor([slot(f"{name}.weight", 0) for name in layers]),
-        "layer_kernel": as_numbers(
-            [math.prod(merged_kernel((name,), terms.sizes)) for name in layers]
+        "apart_and_whole": as_indices(
+            [
+                [slot(f"{names[0]}.weight", 1) for names in runs],
+                [slot(f"{names[-1]}.weight", 0) for names in runs],
+                [applied[names[-1]][0] for names in runs],
+            ]
         ),
-        "layer_beside": as_indices([applied[name][0] for name in layers]),
-        "layer_applied": as_numbers([applied[name][1] for name in layers]),
+        "kernels": as_numbers([math.prod(merged_kernel(names, terms.sizes)) for names in runs]),
+        "applied": as_numbers([applied[names[-1]][1] for names in runs]),
         "link_site": torch.tensor([site_of[link.site] if link else 0 for link in links]),
-        "seg_first": as_indices([s.first for s in segments]),
-        "seg_last": as_indices([s.last for s in segments]),
-        "seg_bare": as_indices([s.bare for s in segments]),
-        "seg_in": as_indices([slot(f"{s.layers[0]}.weight", 1) for s in segments]),
-        "seg_out": as_indices([slot(f"{s.layers[-1]}.weight", 0) for s in segments]),
-        "seg_kernel": as_numbers([s.kernel for s in segments]),
-        "seg_beside": as_indices([applied[s.layers[-1]][0] for s in segments]),
-        "seg_applied": as_numbers([applied[s.layers[-1]][1] for s in segments]),
-        "seg_has_norm": torch.tensor([s.has_norm for s in segments], dtype=torch.bool),
+        "layers_of_segment": ((first <= place) & (place <= last)).double(),
+        "links_of_segment": is_inside.double(),
+        "bare_of_segment": ((first <= place) & (place <= bare)).double(),
+        "seg_has_norm": as_numbers([s.has_norm for s in segments]),
         "seg_table": table,
     }
 
@@ -198,11 +189,8 @@ def _find_segment(
     modules: list[Any] = [find_module(terms.model, layer) for layer in layers[:n_bare]]
     if n_bare is None or any(module.bias is not None for module in modules):
         return None
-    kernel = float(math.prod(merged_kernel(layers, terms.sizes)))
     has_norm = any(link.norms for link in inside)
-    return _Segment(
-        start + first, start + last, layers, kernel, has_norm, start + first + n_bare - 1
-    )
+    return _Segment(start + first, start + last, layers, has_norm, start + first + n_bare - 1)
 
 
 Named = dict[str, float]
@@ -245,7 +233,6 @@ class CostFunction:
             terms = CostTerms(model, choice, None if latency is None else latency.calls)
             merges = merge_tables(terms) if choice.links else {}
             self._own = terms.tables() | merges
-        self._n_presences = int(self._own.pop("n_presences"))
 
     def __call__(self, is_open: Tensor, is_gone: Tensor) -> Tensor:
         """Return the costs of several states of the gates, `(states, costs)`, in double precision.
@@ -259,33 +246,34 @@ class CostFunction:
         """
         t = self._tables_on(is_open.device)
         is_linear, is_closed = is_gone.tensor_split([self.n_depth], 1)
+        n_sizes, n_folds = len(t["most"]), len(t["fold_full"])
+        kept, unfolded, times = (self._count_kinds(t, is_open) @ t["columns"]).tensor_split(
+            [n_sizes, n_sizes + n_folds], 1
+        )
+        dims = torch.addmm(t["constants"], kept.clamp(max=t["most"]), t["dims"])
         present = self._present(t, is_closed)
-        opened = torch.cat([is_open, is_open.new_ones(len(is_open), 1)], 1)
-        opened = torch.cat([opened, opened[:, t["pairs"][0]] * opened[:, t["pairs"][1]]], 1)
-        kept = opened[:, t["slice_gate"]] * t["slice_count"]
-        kept = add_up(kept, t["slice_of_gate"], len(t["dim_of_slice"]))
-        kept = torch.where(t["slice_is_single"], kept, kept.clamp(max=1.0))
-        dims = add_up(kept, t["dim_of_slice"], len(t["full"]))
-        dims = torch.cat([dims, t["constants"].expand(len(dims), -1)], 1)
-        gone = add_up(1.0 - opened[:, t["fold_gate"]], t["fold_layer"], len(t["fold_out"])) > 0
-        new_bias = gone * present[:, t["fold_presence"]]
-        sizes = dims[:, t["entry_dims"]].prod(-1) * present[:, t["entry_presence"]]
-        counts = t["fixed"] + sizes @ t["entry_weights"]
-        parameters = (new_bias * dims[:, t["fold_out"]]).sum(1)
-        parameters = parameters - self._left_out(t, sizes, is_linear, present)
-        touched, saved = self._computed(t, dims, new_bias)
-        saved = saved * present[:, t["computed_presence"]]
-        parameters = parameters + (saved * touched).sum(1)
-        changes = torch.stack([parameters, torch.zeros_like(parameters)], 1)
-        if "seg_in" in t and not (is_concrete(is_linear) and not is_linear.any()):
+        new_bias = made_plain = present[:, :0]
+        if n_folds:
+            new_bias = (unfolded < t["fold_full"]) * present[:, t["fold_presence"]]
+        factors = torch.cat([dims, present, new_bias, self._in_use(t, is_linear, present)], 1)
+        sizes = functools.reduce(torch.mul, factors[:, t["entries"]].unbind(1))
+        counts = torch.addmm(t["fixed"], sizes, t["entry_weights"])
+        parameters, multiply_adds, *others = counts.unbind(1)
+        if len(t["computed_before"]):
+            touched, saved = self._computed(t, dims, new_bias)
+            saved = saved * present[:, t["computed_presence"]]
+            parameters, made_plain = parameters + (saved * touched).sum(1), saved * ~touched
+        merged = multiply_adds
+        if "seg_table" in t and not (is_concrete(is_linear) and not is_linear.any()):
             is_linear = is_linear * present[:, t["link_presence"]]  # what is gone does not merge
-            changes = changes + merge_savings(t, dims, new_bias, is_linear, saved * ~touched)
-        costs = torch.stack(combine_costs(*(counts[:, :2] + changes).unbind(1)), 1)
-        if LATENCY not in self.names:
-            return costs
-        times = (opened @ t["gate_times"].T * present[:, t["gate_times_presence"]]).sum(1)
-        times = (counts[:, 2] + times + t["merge_time"] * changes[:, 1]) * self.time_scale
-        return torch.cat([costs, times[:, None]], 1)
+            changes = merge_savings(t, dims, new_bias, is_linear, made_plain)
+            parameters, merged = parameters + changes[:, 0], multiply_adds + changes[:, 1]
+        costs = combine_costs(parameters, merged)
+        for time in others:
+            of_gates = (times * present[:, t["gate_times_presence"]]).sum(1)
+            of_merges = t["merge_time"] * (merged - multiply_adds)
+            costs.append((time + of_gates + of_merges) * self.time_scale)
+        return torch.stack(costs, 1)
 
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
@@ -304,57 +292,43 @@ class CostFunction:
         start, least = self(opened, gone)
         return name_costs(start), name_costs(least)
 
-    def marginal(self, is_open: Tensor, is_gone: Tensor, weights: Tensor) -> Tensor:
-        """Return what one channel of each width gate costs now, all costs weighed together."""
-        with torch.enable_grad():
-            opened = is_open.detach().clone().requires_grad_()
-            total = self(opened[None], is_gone[None]).mv(weights).sum()
-            return torch.autograd.grad(total, opened)[0]
-
-    def flipped(self, is_open: Tensor, is_gone: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the costs with each layer or branch there and gone, the others as they are."""
-        now = is_gone.expand(len(is_gone), -1)
-        eye = torch.eye(len(is_gone), dtype=now.dtype, device=now.device)
-        both = torch.cat([now * (1 - eye), torch.maximum(now, eye)])
-        costs = self(is_open.expand(len(both), -1), both)
-        return costs[: len(is_gone)], costs[len(is_gone) :]
-
     def _tables_on(self, device: torch.device) -> dict[str, Tensor]:
         if device not in self._tables:
             self._tables[device] = {name: t.to(device) for name, t in self._own.items()}
         return self._tables[device]
+
+    def _count_kinds(self, t: dict[str, Tensor], is_open: Tensor) -> Tensor:
+        """Return how many gates of each kind are open; a pair of gates is when both are."""
+        counts = t["kinds"].expand(len(is_open), -1)
+        counts = counts.index_add(1, t["kind_of_gate"], is_open)
+        if not len(t["kind_of_pair"]):
+            return counts
+        first, second = F.pad(is_open, (0, 1), value=1.0)[:, t["pairs"]].unbind(1)
+        return counts.index_add(1, t["kind_of_pair"], first * second)
 
     def _present(self, t: dict[str, Tensor], is_closed: Tensor) -> Tensor:
         """Return 1 for what is still there, for each kind of things that go with the same branches.
 
         The first kind is always there.
         """
-        is_whole = is_closed @ t["set_branches"].T == t["set_branches"].sum(1)
-        counts = add_up(is_whole.to(is_closed.dtype), t["set_presence"], self._n_presences)
-        return (counts == 0).to(is_closed.dtype)
+        if not self.n_branches:
+            return is_closed.new_ones(len(is_closed), t["gone_with_set"].shape[1])
+        is_whole = (is_closed @ t["sets"] == t["set_sizes"]).to(is_closed.dtype)
+        return (is_whole @ t["gone_with_set"] == 0).to(is_closed.dtype)
 
-    def _left_out(
-        self, t: dict[str, Tensor], sizes: Tensor, is_linear: Tensor, present: Tensor
-    ) -> Tensor:
-        """Return the parameters of activations all of whose calls have become linear, or are gone.
-
-        The sizes of those that are gone themselves are 0.
-        """
+    def _in_use(self, t: dict[str, Tensor], is_linear: Tensor, present: Tensor) -> Tensor:
+        """Return 0 for activations with parameters all of whose calls are linear, or gone."""
         if not len(t["left_entry"]):
-            return sizes.new_zeros(len(sizes))
+            return present[:, :0]
         idle = torch.maximum(is_linear[:, t["left_site"]], 1.0 - present[:, t["left_presence"]])
         counts = add_up(idle, t["left_of_site"], len(t["left_entry"]))
-        is_gone = counts == t["left_calls"]
-        return (sizes[:, t["left_entry"]] * is_gone).sum(1)
+        return (counts < t["left_calls"]) * present[:, t["left_own"]]
 
     def _computed(
         self, t: dict[str, Tensor], dims: Tensor, new_bias: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return which layers with computed weights (weight_norm) change, and what that saves."""
         n_owners = len(t["computed_before"])
-        if not n_owners:
-            nothing = dims.new_zeros(len(dims), 0)
-            return nothing > 0, nothing
         n_tied = len(t["full"])
         lost = t["full"][t["touch_dim"]] - dims[:, :n_tied][:, t["touch_dim"]]
         touched = add_up(lost, t["touch_owner"], n_owners)

@@ -22,6 +22,8 @@ from archlearn.surgery.planning import find_constant_inputs
 class CostTerms:
     """What each gate touches: sizes, the tensors that have them, and what makes those go.
 
+    Costs are sums of entries, and an entry is a product of factors: of sizes, some of which never
+    change, and of one that is 1 or 0: whether the thing is there, a new bias, an activation in use.
     A presence is a kind of things that go with the same branches; kind 0 is always there.
     """
 
@@ -40,9 +42,9 @@ class CostTerms:
         self.products: list[tuple[str, int, int]] = []  # calls, multiply-adds, dimensions
         self.calls = count_positions_by_call(self.blueprint, model)
         self.passing: dict[str, int] = {}  # dimensions beside that calls are applied along
-        self.slices: list[tuple[Tensor, Tensor]] = []  # gates, and slices within the dimension
+        self.slices: list[Tensor] = []  # the gate of each slice, or several in rows
         self.full: list[int] = []
-        self.single: list[bool] = []
+        self.columns: list[tuple[Tensor, Tensor]] = []  # gates, and how often each is counted
         self.constants: list[float] = [1.0]
         self.entries: dict[str, int] = {}
         self.entry_rows: list[list[int]] = []
@@ -58,6 +60,7 @@ class CostTerms:
         self._find_left_out()
         self._find_computed()
         self.n_columns = 2 if calls is None else 3
+        self.time_columns: list[tuple[Tensor, Tensor]] = []
         if calls is not None:
             self._find_times(calls)
 
@@ -73,11 +76,24 @@ class CostTerms:
     def tables(self) -> dict[str, Tensor]:
         """Return all tables by name, on the CPU; to be called last, for slots are added before."""
         self._write_dims()
-        self._tables["entry_dims"] = self._pad(self.entry_rows)
-        self._tables["entry_weights"] = self._pad_costs(self.entry_weights)
-        self._tables["fixed"] = self._pad_costs([self.fixed])[0]
-        self._tables["entry_presence"] = as_indices(self.entry_presences)
+        self.columns += self.fold_columns + self.time_columns
+        self._write_columns()
         self._write_presences()
+        # Where the factors that are 1 or 0 begin.
+        there = len(self.full) + len(self.constants)
+        folds = there + len(self.presences)
+        left = folds + self.n_folds
+        rows = [
+            [*row, there + p] for row, p in zip(self.entry_rows, self.entry_presences, strict=True)
+        ]
+        for place, entry in enumerate(self._tables["left_entry"].tolist()):
+            rows[entry][-1] = left + place
+        rows += [[slot, folds + n] for n, slot in enumerate(self._tables["fold_out"].tolist())]
+        self._tables["entries"] = self._pad(rows).T.contiguous()
+        self._tables["entry_weights"] = self._pad_costs(
+            [*self.entry_weights, *[(1.0,)] * self.n_folds]
+        )
+        self._tables["fixed"] = self._pad_costs([self.fixed])[0]
         return self._tables
 
     def _write_presences(self) -> None:
@@ -86,13 +102,11 @@ class CostTerms:
             (each, presence) for closings, presence in self.presences.items() for each in closings
         ]
         table = torch.zeros(len(sets), len(self.choice.branches), dtype=torch.float64)
-        for row, (each, _) in zip(table, sets, strict=True):
-            row[list(each)] = 1.0
-        self._tables |= {
-            "set_branches": table,
-            "set_presence": as_indices([presence for _, presence in sets]),
-            "n_presences": torch.tensor(len(self.presences)),
-        }
+        gone = torch.zeros(len(sets), len(self.presences), dtype=torch.float64)
+        for place, (each, presence) in enumerate(sets):
+            table[place, list(each)] = 1.0
+            gone[place, presence] = 1.0
+        self._tables |= {"sets": table.T, "set_sizes": table.sum(1), "gone_with_set": gone}
 
     def _presence(self, closings: Closings) -> int:
         return self.presences.setdefault(closings, len(self.presences))
@@ -110,65 +124,79 @@ class CostTerms:
         for key, channels in self.blueprint.dims.items():
             if id(channels) not in known:
                 known[id(channels)] = len(self.full)
-                gates = self.gate_of[channels]
-                self._add_dim(gates, torch.arange(len(gates)), single=True)
+                self._add_dim(self.gate_of[channels])
             self.dim_of[key] = known[id(channels)]
         for name, channels in self.blueprint.elements.items():
             gates = self.gate_of[channels]
             for dim, size in enumerate(gates.shape):
                 if (name, dim) not in self.dim_of:
                     self.dim_of[name, dim] = len(self.full)
-                    rows = gates.movedim(dim, 0).reshape(size, -1)
-                    places = torch.arange(size)[:, None].expand_as(rows)
-                    self._add_dim(rows.reshape(-1), places.reshape(-1), single=False)
+                    self._add_dim(gates.movedim(dim, 0).reshape(size, -1))
 
         for call, parts in self.blueprint.followed[0].products.items():
             for n, ids in parts:
-                gates = self.gate_of[self.blueprint.root[ids]]
                 self.products.append((call, n, len(self.full)))
-                self._add_dim(gates, torch.arange(len(gates)), single=True)
+                self._add_dim(self.gate_of[self.blueprint.root[ids]])
         for call, ids in self.blueprint.followed[0].passing.items():
             self.passing[call] = len(self.full)
-            self._add_dim(
-                self.gate_of[self.blueprint.root[ids]], torch.arange(len(ids)), single=True
-            )
+            self._add_dim(self.gate_of[self.blueprint.root[ids]])
 
-    def _add_dim(self, gates: Tensor, slices: Tensor, *, single: bool) -> None:
-        self.full.append(int(slices.max()) + 1 if len(slices) else 0)
-        self.single.append(single)
-        self.slices.append((gates, slices))
+    def _add_dim(self, gates: Tensor) -> None:
+        if gates.dim() > 1 and bool((gates == gates[:, :1]).all()):
+            gates = gates[:, 0]  # the same gate in all of a slice
+        self.full.append(len(gates))
+        self.slices.append(gates)
 
     def _write_dims(self) -> None:
-        """Write which gates keep which slices of which dimensions.
+        """Write by which gates each size is counted.
 
         Where each slice has a gate of its own, all slices of a dimension are counted together.
+        Where it has several, it stays as long as one of them is open, and counts for all like it.
         """
-        gates: list[Tensor] = []
-        counts: list[Tensor] = []
-        slices: list[Tensor] = []
-        dims: list[int] = []
-        is_single: list[bool] = []
-        for place, (found, own) in enumerate(self.slices):
-            n_slices = 1 if self.single[place] else self.full[place]
-            if self.single[place]:
-                found, count = found.unique(return_counts=True)
-                own = torch.zeros_like(found)
-            else:
-                count = torch.ones_like(found)
-            gates.append(found)
-            counts.append(count)
-            slices.append(own + len(dims))
-            dims += [place] * n_slices
-            is_single += [self.single[place]] * n_slices
-        none = torch.zeros(0, dtype=torch.long)
+        dims: list[tuple[int, int]] = []  # of each count: the dimension, and how much it adds
+        for place, gates in enumerate(self.slices):
+            if gates.dim() == 1:
+                dims.append((place, 1))
+                self.columns.append(gates.unique(return_counts=True))
+                continue
+            rows, counts = gates.sort(1).values.unique(dim=0, return_counts=True)
+            for row, n in zip(rows, counts.tolist(), strict=True):
+                dims.append((place, n))
+                self.columns.append((found := row.unique(), torch.ones_like(found)))
+        sizes = torch.zeros(len(dims), len(self.full) + len(self.constants), dtype=torch.float64)
+        for row, (place, n) in zip(sizes, dims, strict=True):
+            row[place] = n
+        is_row = torch.tensor([self.slices[place].dim() > 1 for place, _ in dims], dtype=torch.bool)
         self._tables |= {
-            "slice_gate": torch.cat([*gates, none]),
-            "slice_count": torch.cat([*counts, none]).double(),
-            "slice_of_gate": torch.cat([*slices, none]),
-            "dim_of_slice": as_indices(dims),
-            "slice_is_single": torch.tensor(is_single, dtype=torch.bool),
+            "dims": sizes,
+            "most": torch.where(is_row, 1.0, torch.inf).double(),
             "full": as_numbers(self.full),
-            "constants": as_numbers(self.constants),
+            "constants": torch.cat(
+                [torch.zeros(len(self.full)).double(), as_numbers(self.constants)]
+            ),
+        }
+
+    def _write_columns(self) -> None:
+        """Write how often each kind of gates is counted, in each place where gates are counted.
+
+        Gates of a kind are counted alike everywhere; nearly always they are those of a group.
+        """
+        kind, n_kinds = torch.zeros(self.n_states, dtype=torch.long), 1
+        for gates, counts in self.columns:
+            pairs = torch.stack([kind[gates].double(), counts.double()])
+            kind[gates] = n_kinds + pairs.unique(dim=1, return_inverse=True)[1]
+            n_kinds += len(gates)
+        kind = kind.unique(return_inverse=True)[1]
+        table = torch.zeros(int(kind.max()) + 1, len(self.columns), dtype=torch.float64)
+        for column, (gates, counts) in zip(table.T, self.columns, strict=True):
+            column[kind[gates]] = counts.double()
+        open_always = torch.zeros(len(table), dtype=torch.float64)
+        open_always[kind[self.n_gates]] = 1.0
+        self._tables |= {
+            "kind_of_gate": kind[: self.n_gates],
+            "kind_of_pair": kind[self.n_gates + 1 :],
+            "kinds": open_always,
+            "columns": table,
         }
 
     def slot(self, name: str, dim: int) -> int:
@@ -205,7 +233,7 @@ class CostTerms:
                 self._add_entry([*slots, *beside], (0.0, rest * n), other)
         total = count_parameters(self.model)
         total -= sum(parameters[name].numel() for name in self.entries if name in parameters)
-        self.fixed = (float(total), 0.0)
+        self.fixed = (float(total),)
         rest_macs = [(find_tensor(self.model, name).numel(), n) for name, n in applied.items()]
         others = dict(self.blueprint.followed[0].other_multiply_adds)
         for call, n, slot in self.products:
@@ -269,9 +297,10 @@ class CostTerms:
             n for n in self.folds if getattr(find_module(self.model, n), "bias", None) is None
         ]
         self.fold_layers = {name: place for place, name in enumerate(layers)}
-        pairs = [(gate, self.fold_layers[n]) for n in layers for gate in sorted(self.folds[n])]
-        table = torch.tensor(pairs, dtype=torch.long).view(-1, 2)
-        self._tables["fold_gate"], self._tables["fold_layer"] = table.unbind(1)
+        self.n_folds = len(layers)
+        gates = [as_indices(sorted(self.folds[name])) for name in layers]
+        self.fold_columns = [(each, torch.ones_like(each)) for each in gates]
+        self._tables["fold_full"] = as_numbers([len(each) for each in gates])
         self._tables["fold_out"] = torch.tensor(
             [self.slot(f"{layer}.weight", 0) for layer in layers], dtype=torch.long
         )
@@ -298,11 +327,9 @@ class CostTerms:
             for key, parameter in find_module(self.model, module).named_parameters():
                 name = self.sizes.names.get(f"{module}.{key}", f"{module}.{key}")
                 if name not in self.entries:
-                    slot, presence = (
-                        self._constant(parameter.numel()),
-                        self.presence_of_tensor(name),
-                    )
-                    self.entries[name] = self._add_entry([slot], (0.0, 0.0), presence)
+                    n, presence = parameter.numel(), self.presence_of_tensor(name)
+                    self.entries[name] = self._add_entry([self._constant(n)], (1.0,), presence)
+                    self.fixed = (self.fixed[0] - n,)
                 rows += [(places[site], len(left), presences[site]) for site in sites]
                 n_calls.append(len(sites))
                 left.append(self.entries[name])
@@ -311,6 +338,7 @@ class CostTerms:
         self._tables |= dict(zip(names, table.unbind(1), strict=True))
         self._tables["left_calls"] = as_numbers(n_calls)
         self._tables["left_entry"] = as_indices(left)
+        self._tables["left_own"] = as_indices([self.entry_presences[entry] for entry in left])
 
     def _find_computed(self) -> None:
         """Write the layers whose weights are computed: touched, they become plain."""
@@ -381,8 +409,10 @@ class CostTerms:
                 times_of = (0.0, 0.0, product * rest * per_channel)
                 self._add_entry([*slots, *beside], times_of, presence)
         rates = [calls[name][2] for name in applied if name in calls]
+        places = [times.nonzero().flatten() for times in by_presence.values()]
+        found = zip(places, by_presence.values(), strict=True)
+        self.time_columns = [(place, times[place]) for place, times in found]
         self._tables |= {
-            "gate_times": torch.stack([*by_presence.values()]),
             "gate_times_presence": as_indices([*by_presence]),
             "merge_time": as_numbers(sum(rates) / max(1, len(rates))),
         }
@@ -393,6 +423,6 @@ def as_numbers(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def as_indices(values: Sequence[int]) -> Tensor:
+def as_indices(values: Any) -> Tensor:
     """Return places in other tables."""
     return torch.tensor(values, dtype=torch.long)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
-from archlearn.errors import InputError, lies_in, with_article
+from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.tracing.generated_forward import unwrap
@@ -143,14 +143,14 @@ def check_arguments(
     Raises:
         InputError: With the argument and what it may be.
     """
-    if not lies_in(total_steps, 1, math.inf) or total_steps != int(total_steps):
+    if not lies_in(total_steps, 1, LARGEST) or total_steps != int(total_steps):
         raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
     if budget is not None and width_cost is not None:
         raise InputError("give a budget or a width_cost, not both: each says when to stop closing")
-    if width_cost is not None and not lies_in(width_cost, 0, math.inf):
+    if width_cost is not None and not lies_in(width_cost, 0, LARGEST):
         raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
     for name, count in counts.items():
-        if not lies_in(count, 1, math.inf) or count != int(count):
+        if not lies_in(count, 1, LARGEST) or count != int(count):
             raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
     if not lies_in(largest_cut, 0, 1):
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")

@@ -23,8 +23,8 @@ from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import InputError
 from archlearn.gating.attach import let_stand_
 from archlearn.gating.gate_container import STANDING, STORE, GateContainer
-from archlearn.nn.functional import THRESHOLD
-from archlearn.optim.cost_function import CostFunction, name_costs
+from archlearn.nn.functional import THRESHOLD, join_gates, open_flat, split_gates
+from archlearn.optim.cost_function import CostFunction, flip_each, name_costs
 from archlearn.optim.data_parallel import renew_wrappers_
 from archlearn.optim.gate_limits import (
     Budget,
@@ -56,6 +56,7 @@ from archlearn.optim.gate_statistics import (
     find_growing,
     note_growth_,
     observe_,
+    sort_heads_,
 )
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.optim.neuron_counts import NeuronCounts
@@ -132,13 +133,15 @@ class GateOptimizer(torch.optim.Optimizer):
                 "the gates are spread over processes by fully_shard, but a decision looks at all "
                 "of them; give fully_shard the blocks of the model, not the model as a whole"
             )
-        super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
+        learnt = [*gates, *self._store.probes().values()]
+        super().__init__([{"params": learnt, "lr": 1.0, "step": 0, "frozen": False}], {})
+        self._gates: list[Tensor] = [*gates]
         self._stood: Tensor | None = None
-        if self._store.standing():  # another one has let them
+        if self._store.standing:  # another one has let them
             self._stood = self._store.kept.get_buffer(STANDING)
             let_stand_(self._owner, self._store, torch.zeros_like(self._stood))
-        if not all(gate.requires_grad for gate in gates):
-            for gate in gates:
+        if not all(gate.requires_grad for gate in learnt):
+            for gate in learnt:
                 gate.requires_grad_()
             renew_wrappers_(self._owner)
         self.schedule = schedule or GateSchedule()
@@ -163,7 +166,7 @@ class GateOptimizer(torch.optim.Optimizer):
         self._set_limits(budget)
         self._set_times(total_steps, every)
         self._may_pay, self._shrinks = False, True
-        self._written: list[Tensor] = []
+        self._written = self._start[:0]
         self._has_warned = False
         self._weight_sum = self._sum_weights()
         self._remember()
@@ -214,8 +217,11 @@ class GateOptimizer(torch.optim.Optimizer):
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
         self._neuron_counts = NeuronCounts(self._store.choice)
-        sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
-        self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        groups = {group.name: place for place, group in enumerate(blueprint.groups)}
+        counts = [(place, gate.numel()) for place, gate in enumerate(self._store.gates())]
+        counts += [(groups[name], probe.numel()) for name, probe in self._store.probes().items()]
+        places, sizes = torch.tensor(counts, dtype=torch.long).view(-1, 2).unbind(1)
+        self._parameter_of_gate = torch.repeat_interleave(places, sizes)
         self._rates: Tensor | None = None
 
     def _set_limits(self, budget: Budget | None) -> None:
@@ -492,6 +498,7 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         self._follow_device(opened.device)
         limits = self._limits_now(last=last)
+        self._sort_heads_(opened)
         earned = self._earned()
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
@@ -503,10 +510,12 @@ class GateOptimizer(torch.optim.Optimizer):
         widths, branches = self._for_good()
         depths = torch.zeros_like(gone[: cost.n_depth], dtype=torch.bool)
         for_good = torch.cat([widths, depths, branches]) | earned.isneginf()
+        held = self._find_held(last=last) & ~branches
         earned.masked_fill_(for_good, -torch.inf)  # first to go, and never to come back
         prices.masked_fill_(for_good, 1.0)
         kept = torch.cat([opened > 0, gone == 0])
-        holds = self._find_holds(last=last)
+        group = self._store.group_of_gate[:n_width]
+        holds = Holds(group, self._least, self._steps, self._is_cut, self._inner, held)
         ranking = rank_gates(earned, prices, kept, holds, schedule.stay)
         if self._width_cost is not None:
             count = (ranking.ratio < self._width_cost * self._done(last=last)).sum()
@@ -527,6 +536,21 @@ class GateOptimizer(torch.optim.Optimizer):
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
 
+    def _sort_heads_(self, opened: Tensor) -> None:
+        """Let each head's channels that earn most stand for the gates that are open.
+
+        So that channels go together which are the weakest of their heads. Those whose gates are
+        closed for good stay there.
+        """
+        groups = self._store.choice.blueprint.groups
+        sizes = [len(group.channels) for group in groups]
+        states = zip(groups, opened.split(sizes), self._for_good()[0].split(sizes), strict=True)
+        orders, probes = self._store.orders(), self._store.probes()
+        for group, is_open, for_good in states:
+            known = self.state[probes[group.name]] if group.name in probes else {}
+            if "mean" in known:
+                sort_heads_(orders[group.name], known["mean"], is_open, for_good, self.schedule)
+
     def _time_network(self) -> float:
         """Time the network that gates leave; return how many times as long as by the table."""
         assert self._latency_check is not None
@@ -540,14 +564,11 @@ class GateOptimizer(torch.optim.Optimizer):
         self._cost.time_scale *= off
         self._checked_at = self.costs()[LATENCY]
 
-    def _find_holds(self, *, last: bool) -> Holds:
-        """Return what must stay: branches that are growing are not judged yet."""
-        branches = self._protected
-        if self._branches and not last and self.schedule.signal != "signed":
-            branches = branches | torch.stack(find_growing(self._branches, self.state))
-        branches = branches & ~self._for_good()[1]
-        group = self._store.group_of_gate[: self._cost.n_width]
-        return Holds(group, self._least, self._steps, self._is_cut, self._inner, branches)
+    def _find_held(self, *, last: bool) -> Tensor:
+        """Return which branches must stay: those that are growing are not judged yet."""
+        if last or not self._branches or self.schedule.signal == "signed":
+            return self._protected
+        return self._protected | find_growing(self._branches, self.state)
 
     def _for_good(self) -> tuple[Tensor, Tensor]:
         """Return which width gates, and which branches, have been closed too long to open again."""
@@ -591,14 +612,19 @@ class GateOptimizer(torch.optim.Optimizer):
         neurons = self._store.numbers("prices", torch.float64)[0, : self._cost.n_width]
         if not len(gone):
             return neurons
-        there, without = self._cost.flipped(opened, gone)
+        states = flip_each(gone)
+        there, without = self._cost(opened.expand(len(states), -1), states).chunk(2)
         return torch.cat([neurons, self._units * (without[:, 0] < there[:, 0])])
 
     def _earned(self) -> Tensor:
         """Return what each gate earns; in units of the loss where there is a price."""
-        gates, n_branches = self.param_groups[0]["params"], self._cost.n_branches
-        units = self._units[: self._cost.n_depth]
-        earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
+        n_branches, units = self._cost.n_branches, self._units[: self._cost.n_depth]
+        means = {gate: self.state[gate].get("mean") for gate in self._gates}
+        for name, probe in self._store.probes().items():
+            if "mean" in self.state[probe]:  # of single channels, which may have been sorted anew
+                gate = self._store.width_gates()[name]
+                means[gate] = self.state[probe]["mean"].sum(0)
+        earned = estimate_earnings(means, self.schedule, units, n_branches)
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()
@@ -610,16 +636,15 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _state(self) -> tuple[Tensor, Tensor]:
         """Return which width gates are open, and which layers and branches are gone now."""
-        acting = torch.cat([gate.detach().reshape(-1) for gate in self._store()]).double()
+        store = self._store
+        acting = open_flat(join_gates(store.gates()), store.rows, store.pairs).double()
         ends = [self._cost.n_width, self._cost.n_width + self._cost.n_depth]
         widths, depths, branches = acting.tensor_split(ends)
         return widths, torch.cat([depths, 1.0 - branches])
 
     def _write_(self, flat: Tensor) -> None:
-        gates: list[Tensor] = self.param_groups[0]["params"]
-        pieces = flat.split([gate.numel() for gate in gates])
-        shaped = [piece.view(gate.shape) for piece, gate in zip(pieces, gates, strict=True)]
-        torch._foreach_copy_(gates, shaped)
+        values = flat.to(self._gates[0].dtype)
+        torch._foreach_copy_(self._gates, split_gates(values, self._gates))
         self._remember()
 
     def _sum_weights(self) -> float:
@@ -642,7 +667,7 @@ class GateOptimizer(torch.optim.Optimizer):
     def _remember(self) -> None:
         """Remember the gates as they are, so that it is noticed when somebody else moves them."""
         gates: list[Tensor] = self.param_groups[0]["params"]
-        self._written = [gate.detach().clone() for gate in gates]
+        self._written = join_gates(gates).detach()
         self._versions = [gate._version for gate in gates]
         self._n_loads = self._store.n_loads
         self._follow_branches_()
@@ -653,7 +678,7 @@ class GateOptimizer(torch.optim.Optimizer):
             return
         gates: list[Tensor] = self.param_groups[0]["params"]
         device, number_format = gates[0].device, torch.promote_types(gates[0].dtype, torch.float32)
-        closed = torch.stack([gate.detach() < THRESHOLD for gate in self._branches])
+        closed = self._written[-len(self._branches) :].to(device) < THRESHOLD
         hidden = (closed[:, None] & self._inside.to(device)).any(0)
         rates = (1.0 - self.schedule.memory) * ~hidden[self._parameter_of_gate.to(device)]
         if self._rates is None or self._rates.device != device:
@@ -668,13 +693,14 @@ class GateOptimizer(torch.optim.Optimizer):
             self._remember()
         if [gate._version for gate in gates] == self._versions:
             return
-        pairs = zip(gates, self._written, strict=True)  # which DDP writes without moving them
-        if not self._has_warned and any(bool((g != old.to(g)).any()) for g, old in pairs):
+        written = self._written.to(gates[0])
+        # DDP writes gates without moving them.
+        if not self._has_warned and not torch.equal(join_gates(gates), written):
             self._has_warned = True
             warnings.warn(
                 "gates were moved by something else than the GateOptimizer, and are put back: give "
                 "the other optimiser archlearn.weights(model), not model.parameters()",
                 stacklevel=4,
             )
-        torch._foreach_copy_(gates, self._written)
+        torch._foreach_copy_(gates, split_gates(written, gates))
         self._versions = [gate._version for gate in gates]

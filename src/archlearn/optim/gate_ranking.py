@@ -7,15 +7,16 @@ where the last channel inside would go. Everything here runs on the device, and 
 but whether there is room to use.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from archlearn.optim.cost_function import CostFunction
+from archlearn.optim.cost_function import CostFunction, flip_each
 
-_AT_ONCE = 32
-"""States of the gates whose costs are computed together while the number to close is searched."""
+_AT_ONCE = 128
+"""The most states whose costs are computed together while the number to close is searched."""
 _MARGIN, _DOUBLINGS = 0.1, 3.0
 """Gates stay this far from one half; further out they say how many doublings the price is away."""
 LAST_RESORT = 1e30
@@ -92,17 +93,16 @@ def find_savings(
     And which layers and branches would take the network below its budget. A channel inside a
     closed branch costs what it would if the branch were open.
     """
+    now = gone.repeat(2, 1)
+    now[1:, cost.n_depth :] = 0.0
+    states = torch.cat([now, flip_each(gone)])
     with torch.enable_grad():
-        leaf = opened.detach().clone().requires_grad_()
-        present = cost(leaf[None], gone[None])[0]
-        weights = _weigh_costs(present.detach(), limits)
-        (savings,) = torch.autograd.grad(present @ weights, leaf)
-    if not len(gone):
-        return savings, gone > 0
-    if cost.n_branches:
-        depths = torch.cat([gone[: cost.n_depth], torch.zeros_like(gone[cost.n_depth :])])
-        savings = torch.where(savings > 0, savings, cost.marginal(opened, depths, weights))
-    there, without = cost.flipped(opened, gone)
+        leaf = opened.repeat(len(states), 1).requires_grad_()
+        costs = cost(leaf, states)
+        weights = _weigh_costs(costs[0].detach(), limits)
+        (savings,) = torch.autograd.grad((costs[:2] @ weights).sum(), leaf)
+    savings = torch.where(savings[0] > 0, savings[0], savings[1])
+    there, without = costs[2:].detach().chunk(2)
     overshoots = ((without < limits) | limits.isinf()).all(1)
     return torch.cat([savings, (there - without).mv(weights)]), overshoots
 
@@ -227,17 +227,18 @@ def fit(ranking: Ranking, cost: CostFunction, limits: Tensor) -> tuple[Tensor, T
     device = ranking.rank.device
     low = torch.where(ranking.ratio == -torch.inf, ranking.rank, -1).amax()
     high = torch.full((), len(ranking.rank), device=device)
-    steps = torch.arange(1, _AT_ONCE + 1, device=device)
     span, landed = len(ranking.rank) + 1, limits
+    n_states = min(math.isqrt(span) + 1, _AT_ONCE)  # twice is enough, for most networks
+    steps = torch.arange(1, n_states + 1, device=device)
     while span > 1:
-        counts = low + (((high - low) * steps + _AT_ONCE - 1) // _AT_ONCE)
+        counts = low + (((high - low) * steps + n_states - 1) // n_states)
         costs = cost(*ranking.states(counts, cost.n_width))
         fits = (costs <= limits).all(1)
         fits[-1:] = True  # not `fits[-1]`: a copy for which a GPU would be waited for
         place = fits.long().argmax(0, keepdim=True)  # torch reads an index without dimensions
         high, landed = counts[place], costs[place][0]
         low = torch.where(place > 0, counts[place - 1], low)
-        span = (span + _AT_ONCE - 1) // _AT_ONCE
+        span = (span + n_states - 1) // n_states
     return high.view(()), landed
 
 
@@ -260,14 +261,15 @@ def fill_up(
         return torch.zeros_like(values).index_add_(0, block, values)[block]
 
     earned = add_up(torch.where((earned > 0) & ~ranking.is_rest, earned, -torch.inf))
-    weights = torch.eye(len(limits), dtype=limits.dtype, device=limits.device)
     is_first = block == torch.arange(len(block), device=block.device)
     parts = 0.5 ** torch.arange(_HALVINGS, device=block.device)
     gone = is_gone.expand(_HALVINGS, -1)
     for _ in range(_FILLS):
-        room = limits - cost(is_open[None], is_gone[None])[0]
-        prices = torch.stack([cost.marginal(is_open, is_gone, row) for row in weights], 1)
-        prices = add_up(prices)
+        with torch.enable_grad():
+            leaf = is_open.repeat(len(limits), 1).requires_grad_()
+            costs = cost(leaf, is_gone.expand(len(limits), -1))
+            (prices,) = torch.autograd.grad(costs.diagonal().sum(), leaf)
+        room, prices = limits - costs[0].detach(), add_up(prices.T)
         may_open = (is_open == 0) & (earned > 0) & (prices <= room).all(1) & (prices > 0).any(1)
         worth = torch.where(may_open & is_first, earned / prices.sum(1).clamp(min=1.0), -1.0)
         order = worth.argsort(descending=True, stable=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from archlearn.errors import InputError
+from archlearn.nn.functional import join_gates, split_gates
 from archlearn.optim.gate_ranking import Holds
 from archlearn.optim.gate_schedule import GateSchedule
 
@@ -42,50 +43,66 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
             number_format = torch.promote_types(gate.dtype, torch.float32)
             state[gate]["mean"] = torch.zeros_like(gate, dtype=number_format)
     means: list[Tensor] = [state[gate]["mean"] for gate in seen]
+    gradients = join_gates([gate.grad for gate in seen if gate.grad is not None])
     # A batch that overflowed in half precision says nothing.
-    found = [torch.nan_to_num(gate.grad.to(mean.dtype), 0.0, 0.0, 0.0)  # pyright: ignore
-             for gate, mean in zip(seen, means, strict=True)]  # fmt: skip
+    flat = gradients.to(means[0].dtype).nan_to_num(0.0, 0.0, 0.0)
     if schedule.signal == "size":
-        torch._foreach_abs_(found)
+        flat = flat.abs()
     elif schedule.signal == "square":
-        torch._foreach_mul_(found, found)
+        flat = flat * flat
     else:
-        torch._foreach_neg_(found)
+        flat = -flat
+    found = split_gates(flat, seen)
     if rates is None:
         torch._foreach_lerp_(means, found, 1.0 - schedule.memory)
         return
-    pieces = rates.split([gate.numel() for gate in gates])
-    shaped = [
-        rate.view(gate.shape)
-        for rate, gate in zip(pieces, gates, strict=True)
-        if gate.grad is not None
-    ]
+    pairs = zip(split_gates(rates, gates), gates, strict=True)
+    shaped = [rate for rate, gate in pairs if gate.grad is not None]
     torch._foreach_sub_(found, means)
     torch._foreach_mul_(found, shaped)
     torch._foreach_add_(means, found)
 
 
 def estimate_earnings(
-    gates: list[Tensor], state: State, schedule: GateSchedule, units: Tensor, n_branches: int
+    means: Mapping[Tensor, Tensor | None], schedule: GateSchedule, units: Tensor, n_branches: int
 ) -> Tensor:
-    """Return what each gate earns: widths, then depths, then branches.
+    """Return what each gate earns: widths, then depths, then branches, in the order of `means`.
 
     A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
     their number (its root, where sizes are counted) makes up for what cancels.
     """
     n_others = len(units) + n_branches
-    depths = range(len(gates) - n_others, len(gates) - n_branches)
-    if any("mean" in state[gate] for gate in gates):
-        values = [state[gate].get("mean", torch.zeros_like(gate)) for gate in gates]
+    depths = range(len(means) - n_others, len(means) - n_branches)
+    if any(mean is not None for mean in means.values()):
+        values = [torch.zeros_like(g) if mean is None else mean for g, mean in means.items()]
     else:  # nothing was observed: gates speak for themselves
-        values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(gates)]
-    earned = torch.cat([value.reshape(-1).double() for value in values])
+        values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(means)]
+    earned = join_gates(values).double()
     n_width = len(earned) - n_others
     is_square = schedule.signal == "square"
     earned[n_width : n_width + len(units)] *= units if is_square else units.sqrt()
     discount = schedule.branch_discount
     earned[n_width + len(units) :] /= discount if is_square else discount**0.5
     return earned
+
+
+def sort_heads_(
+    order: Tensor, mean: Tensor, is_open: Tensor, for_good: Tensor, schedule: GateSchedule
+) -> None:
+    """Sort the channels of each head by what they earn, in place: the first stand for open gates.
+
+    Args:
+        order: The channel of each head that each gate stands for: a row a head, a column a gate.
+        mean: What is known of those channels; it is sorted with them.
+        is_open: 1 for gates that are open. Their channels are preferred.
+        for_good: Whether a gate is closed for good: its channels stay.
+        schedule: Says by how much those that are open are preferred.
+    """
+    worth = torch.where(is_open > 0, mean * schedule.stay, mean).masked_fill(for_good, -torch.inf)
+    source = worth.argsort(dim=1, descending=True, stable=True)
+    target = (2 * for_good + (is_open == 0)).argsort(stable=True)
+    for values in (order, mean):
+        values[:, target] = values.gather(1, source)
 
 
 def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_judge: bool) -> None:
@@ -105,17 +122,17 @@ def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_jud
         known["later"] = mean.clone()
 
 
-def find_growing(branches: list[Tensor], state: State) -> list[Tensor]:
+def find_growing(branches: list[Tensor], state: State) -> Tensor:
     """Return which branches have not been seen yet to have grown.
 
     A branch whose last norm or layer scale starts at zero adds nothing at first, and so earns
     nothing; what it will be worth is seen when it has grown.
     """
     found = zip(branches, [state[gate] for gate in branches], strict=True)
-    return [
-        known["grown"] == 0 if "grown" in known else torch.full_like(gate, "mean" in known) > 0
+    return torch.stack([
+        known["grown"] if "grown" in known else torch.full_like(gate, "mean" not in known)
         for gate, known in found
-    ]
+    ]) == 0  # fmt: skip
 
 
 _FOR_GOOD = 2**24
@@ -156,13 +173,16 @@ def count_closed_(
     may_return[:n_width] = place < holds.step[group].clamp(min=_RESERVE)
     is_long = (counts >= patience) & ~may_return
     counts = torch.where(is_long | (times == _FOR_GOOD), _FOR_GOOD, counts)
-    for gate, count in zip(gates, counts.split([g.numel() for g in gates]), strict=True):
-        state[gate]["closed"] = count.view(gate.shape).clone()
+    for gate in gates:
+        if "closed" not in state[gate]:
+            state[gate]["closed"] = torch.zeros_like(gate, dtype=counts.dtype)
+    if gates:
+        known = [state[gate]["closed"] for gate in gates]
+        torch._foreach_copy_(known, split_gates(counts, gates))
 
 
 def _times_closed(gates: list[Tensor], state: State, device: torch.device) -> Tensor:
-    found = [torch.zeros(0, dtype=torch.int32, device=device)]
-    for gate in gates:
-        count = state[gate].get("closed")
-        found.append(torch.zeros_like(gate, dtype=torch.int32) if count is None else count)
-    return torch.cat([count.reshape(-1) for count in found])
+    known = [(state[gate].get("closed"), gate) for gate in gates]
+    none = torch.zeros(0, dtype=torch.int32, device=device)
+    zeros = torch.zeros_like
+    return join_gates([none] + [zeros(g, dtype=none.dtype) if n is None else n for n, g in known])

@@ -3,7 +3,7 @@
 # Methods of matplotlib are annotated in part only.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,21 +43,9 @@ class LayerChange:
     is_merged: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchitectureDiagram:
-    """The numbers of the picture, in order of the network."""
-
-    layers: tuple[LayerChange, ...]
-
-    @property
-    def longest(self) -> float:
-        """Half the length of the longest bar."""
-        return max(_half(layer.before) for layer in self.layers)
-
-
-def read_diagram(run: RunRecord) -> ArchitectureDiagram:
+def read_diagram(run: RunRecord) -> tuple[LayerChange, ...]:
     """Return each layer of the network at the start, with what became of it."""
-    changes = tuple(
+    return tuple(
         LayerChange(
             name=name,
             before=width,
@@ -66,46 +54,44 @@ def read_diagram(run: RunRecord) -> ArchitectureDiagram:
         )
         for name, width in run.before.widths.items()
     )
-    return ArchitectureDiagram(layers=changes)
 
 
-def draw_diagram(numbers: ArchitectureDiagram) -> Figure:
+def draw_diagram(layers: Sequence[LayerChange]) -> Figure:
     """Draw hollow bars for the start and filled ones for what is left.
 
     A bar is as long as the square root of its channels, so that 10 beside 500 can be seen.
     """
-    n_layers = len(numbers.layers)
+    n_layers = len(layers)
     row = max(11.0, min(24.0, 480.0 / n_layers))
     figure, axes = new_figure(height=18 + row * n_layers)
     size = min(FONT_SIZE, row * 0.7)
     axes.set_axis_off()
-    axes.set_xlim(*_find_ends(numbers, size))
+    # Names and numbers have room beside the bars.
+    longest, character = max(_half(layer.before) for layer in layers), 0.62 * size
+    left = character * (1 + max(len(_shorten(layer.name)) for layer in layers))
+    right = character * (1 + max(len(_change(layer)) for layer in layers))
+    unit = (FIGURE_WIDTH - left - right) / (2 * longest)
+    axes.set_xlim(-longest - left / unit, longest + right / unit)
     axes.set_ylim(n_layers - 0.3, -0.7)
-    before = {place: layer.before for place, layer in enumerate(numbers.layers)}
-    after = {p: layer.after for p, layer in enumerate(numbers.layers) if layer.after is not None}
+    before = {place: layer.before for place, layer in enumerate(layers)}
+    after = {p: layer.after for p, layer in enumerate(layers) if layer.after is not None}
     _draw_flow_(axes, before, GHOST)
     for place, width in before.items():
         _draw_bar_(axes, place, width, GHOST, GHOST_EDGE)
     _draw_flow_(axes, after, SERIES[0])
     for place, width in after.items():
         _draw_bar_(axes, place, width, SERIES[0], SERIES[0])
-    for place, layer in enumerate(numbers.layers):
-        _write_row_(axes, place, layer, size)
+    start, end = axes.get_xlim()
+    for place, layer in enumerate(layers):
+        colour = (MUTED if layer.after in (None, layer.before) else INK).light
+        draw_text(axes, start, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
+        draw_text(axes, end, place, _change(layer), ha="right", fontsize=size, color=colour)
     return figure
 
 
-def describe_diagram(numbers: ArchitectureDiagram) -> str:
+def describe_diagram(layers: Sequence[LayerChange]) -> str:
     """Return the picture in words, for those who do not see it."""
-    return "; ".join(f"{layer.name}: {_change(layer)}" for layer in numbers.layers)
-
-
-def _find_ends(numbers: ArchitectureDiagram, size: float) -> tuple[float, float]:
-    """Return where the axis begins and ends, so that names and numbers have room beside it."""
-    character = 0.62 * size
-    left = character * (1 + max(len(_shorten(layer.name)) for layer in numbers.layers))
-    right = character * (1 + max(len(_change(layer)) for layer in numbers.layers))
-    unit = (FIGURE_WIDTH - left - right) / (2 * numbers.longest)
-    return -numbers.longest - left / unit, numbers.longest + right / unit
+    return "; ".join(f"{layer.name}: {_change(layer)}" for layer in layers)
 
 
 def _half(width: int) -> float:
@@ -133,13 +119,6 @@ def _draw_bar_(axes: Axes, place: int, width: int, fill: Colour, edge: Colour) -
             linewidth=0.8,
         )
     )
-
-
-def _write_row_(axes: Axes, place: int, layer: LayerChange, size: float) -> None:
-    colour = (MUTED if layer.after in (None, layer.before) else INK).light
-    left, right = axes.get_xlim()
-    draw_text(axes, left, place, _shorten(layer.name), fontsize=size, color=MUTED.light)
-    draw_text(axes, right, place, _change(layer), ha="right", fontsize=size, color=colour)
 
 
 def _shorten(name: str) -> str:

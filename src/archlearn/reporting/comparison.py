@@ -126,21 +126,15 @@ def draw_run_frontier(numbers: Frontier) -> Figure:
         shade = (SURFACE if best else MUTED).light
         place = (point.parameters, point.score)
         draw_text(axes, *place, str(point.number), ha="center", color=shade, zorder=4)
-    _set_axes_(figure, numbers)
-    return figure
-
-
-def _set_axes_(figure: Figure, numbers: Frontier) -> None:
-    axes = figure.axes[0]
     axes.margins(x=0.12, y=0.16)
-    counts = [point.parameters for point in numbers.points]
-    tick_logarithmic_(axes.xaxis, counts)
+    tick_logarithmic_(axes.xaxis, [point.parameters for point in numbers.points])
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if not numbers.lower_is_better:
         format_share_ticks_(axes.yaxis)
     axes.grid(visible=True, axis="x", color=GRID.light, linewidth=0.8)
     axes.tick_params(labelsize=FONT_SIZE)
     label_axes(axes, "parameters, logarithmic", f"validation {numbers.score_name}")
+    return figure
 
 
 def describe_comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -153,7 +147,16 @@ def describe_comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "frontiers": [_frontier(numbers, place) for place, numbers in enumerate(groups)],
         "runs": _results(runs),
         "settings": _settings(runs),
-        "pictures": [_picture(n, run) for n, run in enumerate(runs, 1) if run.before.widths],
+        "pictures": [
+            make_item(
+                draw_diagram(layers := read_diagram(run)),
+                f"architecture-{number}",
+                f"{number} {run.name}:",
+                (write_widths(run.after), describe_diagram(layers)),
+            )
+            for number, run in enumerate(runs, 1)
+            if run.before.widths
+        ],
         "picture_note": PICTURE_NOTE,
     }
 
@@ -224,10 +227,3 @@ def _settings(runs: Sequence[RunRecord]) -> TableItem | None:
         for place, run in enumerate(runs)
     ]
     return TableItem("Settings that differ between the runs", ("Run", *differences), rows)
-
-
-def _picture(number: int, run: RunRecord) -> FigureItem:
-    numbers = read_diagram(run)
-    texts = (write_widths(run.after), describe_diagram(numbers))
-    title = f"{number} {run.name}:"
-    return make_item(draw_diagram(numbers), f"architecture-{number}", title, texts)

@@ -20,7 +20,6 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from archlearn.reporting.formatting import format_percent, format_short_count
 from archlearn.reporting.series import (
@@ -195,7 +194,13 @@ def set_scale_(axes: Axes, scale: AxisScale, values: Sequence[float]) -> None:
     elif scale == "accuracy":
         _stretch_accuracy_(axes, values)
     else:
-        _set_linear_(axes, scale, values)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=scale == "count"))
+        axes.set_ylim(bottom=0)
+        if scale == "share":
+            format_share_ticks_(axes.yaxis)
+            axes.set_ylim(top=1)
+        elif scale == "count":
+            axes.set_ylim(top=max(values) + 0.5)
 
 
 def tick_logarithmic_(axis: Axis, values: Sequence[float]) -> None:
@@ -219,33 +224,19 @@ def format_share_ticks_(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g} %"))
 
 
-def _set_linear_(axes: Axes, scale: AxisScale, values: Sequence[float]) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=scale == "count"))
-    axes.set_ylim(bottom=0)
-    if scale == "share":
-        format_share_ticks_(axes.yaxis)
-        axes.set_ylim(top=1)
-    elif scale == "count":
-        axes.set_ylim(top=max(values) + 0.5)
-
-
 def _stretch_accuracy_(axes: Axes, values: Sequence[float]) -> None:
     """Space accuracies by the logarithm of the error: 90, 99 and 99.9 % are equally far apart."""
-    axes.set_yscale("function", functions=(_stretch, _unstretch))
+    functions = (
+        lambda accuracy: -np.log10(1 - np.minimum(accuracy, BEST)),
+        lambda place: 1 - 10.0 ** -np.asarray(place),
+    )
+    axes.set_yscale("function", functions=functions)
     lowest, highest = min(values), min(BEST, max(values))
     bottom, top = min(lowest, STRETCHED_FROM), max(0.99, 1 - (1 - highest) / 1.3)
     axes.set_ylim(bottom, top)
     axes.set_yticks([tick for tick in _ACCURACIES if bottom <= tick <= top])
     axes.yaxis.set_minor_locator(NullLocator())
     format_share_ticks_(axes.yaxis)
-
-
-def _stretch(accuracy: NDArray[np.float64]) -> NDArray[np.float64]:
-    return -np.log10(1 - np.minimum(accuracy, BEST))
-
-
-def _unstretch(place: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1 - 10.0 ** -np.asarray(place)
 
 
 LABEL_DISTANCE = 0.09
@@ -272,8 +263,16 @@ def draw_lines(numbers: FigureData) -> Figure:
     margin = 0.01 * max(1, last - first)
     axes.set_xlim(first - margin, last + margin)
     set_scale_(axes, numbers.scale, [value for line in lines for value in line.values])
-    names = [line.label for line in lines]
-    _write_ends_(axes, lines, names if len(lines) > 1 else [_last_value(numbers.scale, lines)])
+    labels = [line.label for line in lines]
+    if len(lines) == 1:
+        value, as_share = lines[0].values[-1], numbers.scale in ("accuracy", "share")
+        labels = [format_percent(value) if as_share else format_short_count(value)]
+    ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
+    heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
+    for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
+        colour = SERIES[index % len(SERIES)].light
+        place = {"transform": axes.transAxes, "color": colour}
+        draw_text(axes, 1.02, height, labels[index], **place)
     return figure
 
 
@@ -289,50 +288,25 @@ def _drawable(numbers: FigureData) -> list[Series]:
     return found
 
 
-def _last_value(scale: str, lines: Sequence[Series]) -> str:
-    value = lines[0].values[-1] if lines else 0.0
-    return format_percent(value) if scale in ("accuracy", "share") else format_short_count(value)
-
-
-def _write_ends_(axes: Axes, lines: Sequence[Series], labels: Sequence[str]) -> None:
-    ends = [axes.transData.transform((line.epochs[-1], line.values[-1])) for line in lines]
-    heights = [float(axes.transAxes.inverted().transform(end)[1]) for end in ends]
-    for index, height in enumerate(spread_labels(heights, LABEL_DISTANCE)):
-        colour = SERIES[index % len(SERIES)].light
-        place = {"transform": axes.transAxes, "color": colour}
-        draw_text(axes, 1.02, height, labels[index], **place)
-
-
 COLOURS = "cividis"
 """Read alike by people with any colour vision, and on light and dark pages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WidthMap:
-    """The share of channels kept, `shares[layer][epoch]`; NaN where it was not measured."""
-
-    layers: tuple[str, ...]
-    epochs: tuple[int, ...]
-    shares: tuple[tuple[float, ...], ...]
-
-
-def width_map(numbers: FigureData) -> WidthMap:
-    """Return lines over epochs as rows over the same epochs."""
-    epochs = tuple(sorted({epoch for line in numbers.lines for epoch in line.epochs}))
+def width_map(numbers: FigureData) -> tuple[list[int], list[list[float]]]:
+    """Return epochs, and the share that each line has at each; NaN where it was not measured."""
+    epochs = sorted({epoch for line in numbers.lines for epoch in line.epochs})
     found = [dict(zip(line.epochs, line.values, strict=True)) for line in numbers.lines]
-    return WidthMap(
-        layers=tuple(line.label for line in numbers.lines),
-        epochs=epochs,
-        shares=tuple(tuple(row.get(epoch, np.nan) for epoch in epochs) for row in found),
-    )
+    return epochs, [[row.get(epoch, np.nan) for epoch in epochs] for row in found]
 
 
-def draw_width_map(numbers: WidthMap) -> Figure:
-    """Draw the map, the first layer at the top, with the scale of its colours."""
-    n_layers, first, last = len(numbers.layers), numbers.epochs[0], numbers.epochs[-1]
+def draw_width_map(numbers: FigureData) -> Figure:
+    """Draw the share of channels kept by layer, the first at the top, with the scale of colours."""
+    epochs, shares = width_map(numbers)
+    layers = [line.label for line in numbers.lines]
+    n_layers, first, last = len(layers), epochs[0], epochs[-1]
     figure, axes = new_figure(height=60 + max(130.0, min(7.0 * n_layers, 420.0)))
     image = axes.imshow(
-        np.array(numbers.shares),
+        np.array(shares),
         aspect="auto",
         interpolation="nearest",
         cmap=COLOURS,
@@ -342,7 +316,7 @@ def draw_width_map(numbers: WidthMap) -> Figure:
     )
     axes.grid(visible=False)
     step = -(-n_layers // 40)
-    axes.set_yticks(range(0, n_layers, step), numbers.layers[::step], parse_math=False)
+    axes.set_yticks(range(0, n_layers, step), layers[::step], parse_math=False)
     axes.tick_params(axis="y", labelsize=FONT_SIZE - max(0, min(3.5, (n_layers - 14) / 6)))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     label_axes(axes, "epoch", "channels kept, of those at the start")

@@ -11,7 +11,7 @@ from archlearn.errors import InputError
 from archlearn.reporting.comparison import describe_comparison
 from archlearn.reporting.figures import write_variables
 from archlearn.reporting.paper_table import read_paper_table, write_paper_table
-from archlearn.reporting.run_reader import read_run
+from archlearn.reporting.run_reader import explaining_odd_files, read_run
 from archlearn.reporting.sections import describe_run
 
 
@@ -25,7 +25,8 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
         out: The HTML file to write; folders on the way are made.
 
     Raises:
-        InputError: If there are no folders, one is not a run's, or `out` is a folder.
+        InputError: If there are no folders, one is not a run's or was changed by hand, or `out`
+            is a folder.
     """
     if not run_folders:
         raise InputError("cannot write a report of no runs; give at least one run's folder")
@@ -34,11 +35,13 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
             f"cannot write the report to {str(out)!r}: that is a folder; "
             f"give a file, such as {str(out / 'report.html')!r}"
         )
-    runs = [read_run(Path(folder)) for folder in run_folders]
-    content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
-    table = read_paper_table(runs)
-    pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
-    write_atomically(out, render(content | {"by_layer": table, "pasted": pasted}).encode())
+    with explaining_odd_files(run_folders):
+        runs = [read_run(Path(folder)) for folder in run_folders]
+        content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
+        table = read_paper_table(runs)
+        pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
+        page = render(content | {"by_layer": table, "pasted": pasted})
+    write_atomically(out, page.encode())
     return out
 
 

@@ -2,14 +2,15 @@
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from archlearn.costs import COSTS
 from archlearn.data.file_cache import CONFIG, GATES, METRICS, SPEED, SUMMARY
-from archlearn.errors import InputError
+from archlearn.errors import ArchlearnError, InputError
 
 JsonTable = Mapping[str, Any]
 """An object read from JSON or TOML."""
@@ -128,16 +129,15 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Return what the folder of a finished or unfinished run holds.
-
-    Raises:
-        InputError: If the folder is not that of a run; the message says what is missing.
-    """
-    config = _read_config(folder)
-    summary, summary_note = _read_summary(folder / SUMMARY)
+    """Return what the folder of a finished or unfinished run holds."""
+    config, summary = _read_config(folder), _read_json(folder / SUMMARY)
     rows = {row["epoch"]: row for row in read_json_lines(folder / METRICS)}
     # A resumed run may have written an epoch twice: the later line holds.
-    epochs = tuple(_read_epoch(rows[n]) for n in sorted(rows))
+    names = [each.name for each in fields(Epoch)]
+    epochs = tuple(
+        Epoch(**{name: rows[n][name] for name in names if rows[n].get(name) is not None})
+        for n in sorted(rows)
+    )
     finished = bool(summary)
     task = summary.get("task", "")
     regression = task == "regression" or any(e.validation_error is not None for e in epochs)
@@ -157,8 +157,27 @@ def read_run(folder: Path) -> RunRecord:
         merged=tuple(summary.get("merged", ())),
         config=config,
         summary=summary,
-        notes=(*_notes(folder, epochs, finished=finished), *summary_note),
+        notes=tuple(_notes(folder, epochs, finished=finished)),
     )
+
+
+@contextmanager
+def explaining_odd_files(folders: Sequence[Path]) -> Generator[None]:
+    """Say in one sentence that the files of runs hold what no run writes: a text for a number.
+
+    Raises:
+        InputError: Where reading or drawing them fails.
+    """
+    try:
+        yield
+    except ArchlearnError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"cannot report on {', '.join(map(str, folders))}: {METRICS}, {GATES}, {SUMMARY} or "
+            f"{SPEED} holds what no run writes ({type(error).__name__}: {error}); restore the "
+            "files as they were, or remove the line or file that was changed"
+        ) from error
 
 
 def read_json_lines(path: Path) -> Iterator[JsonTable]:
@@ -214,12 +233,6 @@ def _read_config(folder: Path) -> JsonTable:
         ) from error
 
 
-def _read_summary(path: Path) -> tuple[JsonTable, tuple[str, ...]]:
-    summary = _read_json(path)
-    is_torn = path.is_file() and not summary
-    return summary, (f"{SUMMARY} could not be read and is left out.",) if is_torn else ()
-
-
 def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterator[str]:
     if not finished:
         last = f"after epoch {epochs[-1].epoch}" if epochs else "before its first measurement"
@@ -229,11 +242,8 @@ def _notes(folder: Path, epochs: tuple[Epoch, ...], *, finished: bool) -> Iterat
     for name in (METRICS, GATES):
         if not (folder / name).is_file():
             yield f"{name} is missing, so its figures are left out."
-
-
-def _read_epoch(row: JsonTable) -> Epoch:
-    names = [each.name for each in fields(Epoch)]
-    return Epoch(**{name: row[name] for name in names if row.get(name) is not None})
+    if (folder / SUMMARY).is_file() and not finished:
+        yield f"{SUMMARY} could not be read and is left out."
 
 
 def _read_state(summary: JsonTable, epoch: Epoch | None) -> NetworkState:

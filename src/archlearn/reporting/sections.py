@@ -17,7 +17,6 @@ from archlearn.reporting.figures import (
     draw_lines,
     draw_width_map,
     make_item,
-    width_map,
 )
 from archlearn.reporting.formatting import (
     format_bytes,
@@ -38,7 +37,6 @@ from archlearn.reporting.run_reader import (
 )
 from archlearn.reporting.series import (
     FigureData,
-    GateCounts,
     budget_lines,
     count_gates,
     depth_lines,
@@ -94,7 +92,14 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
         ),
         "speed": _speed(run),
         "progress": [item for item in _progress(run) if item is not None],
-        "epochs": _epochs(run),
+        "epochs": TableItem(
+            "Numbers by epoch",
+            (
+                *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
+                *("Penalty", "Gap", "Parameters", "Time"),
+            ),
+            [_epoch_row(run, epoch) for epoch in run.epochs],
+        ),
         "gates": list(_gates(run)),
         "certificate": _certificate(run.summary.get("certificate", {})),
         "plan": run.summary.get("plan", ""),
@@ -237,7 +242,7 @@ def _over_epochs(name: str, title: str, caption: str, numbers: FigureData) -> Fi
     if numbers.empty:
         return None
     as_map = name == "widths" and len(numbers.lines) > MOST_LINES
-    figure = draw_width_map(width_map(numbers)) if as_map else draw_lines(numbers)
+    figure = draw_width_map(numbers) if as_map else draw_lines(numbers)
     return make_item(figure, name, title, (caption, describe_lines(numbers)))
 
 
@@ -250,14 +255,6 @@ def describe_lines(numbers: FigureData) -> str:
         for line in numbers.lines
         if line.values
     )
-
-
-def _epochs(run: RunRecord) -> TableItem:
-    head = (
-        *("Epoch", "Training loss", "Validation loss", run.score_name.capitalize()),
-        *("Penalty", "Gap", "Parameters", "Time"),
-    )
-    return TableItem("Numbers by epoch", head, [_epoch_row(run, epoch) for epoch in run.epochs])
 
 
 def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
@@ -278,24 +275,20 @@ def _gates(run: RunRecord) -> Iterator[FigureItem]:
     counts = count_gates(read_json_lines(run.folder / GATES))
     if not counts or not counts[-1].n_width + counts[-1].n_depth:
         return
-    words = _describe_gates(counts[-1])
-    yield make_item(draw_histogram(counts[-1]), "histogram", "Histogram.", (words, words))
-    if len(counts) > 1 and counts[-1].n_width:
+    first, last = counts[0], counts[-1]
+    depth = f" (blue) and {last.n_depth:,} of depth (orange)" if last.n_depth else ""
+    words = (
+        f"{last.n_width:,} gates of width{depth} after epoch {last.epoch}; "
+        f"{last.undecided:,} undecided, between 0.1 and 0.9."
+    )
+    yield make_item(draw_histogram(last), "histogram", "Histogram.", (words, words))
+    if len(counts) > 1 and last.n_width:
         caption = "Each column is an epoch; gates below the dashed line drop their channel."
-        first, last = counts[0], counts[-1]
         ends = (
             f"Of {last.n_width:,} width gates, {first.kept:,} stood at one half or above after "
             f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
         )
         yield make_item(draw_gate_history(counts), "history", "Movement.", (caption, ends))
-
-
-def _describe_gates(counts: GateCounts) -> str:
-    depth = f" (blue) and {counts.n_depth:,} of depth (orange)" if counts.n_depth else ""
-    return (
-        f"{counts.n_width:,} gates of width{depth} after epoch {counts.epoch}; "
-        f"{counts.undecided:,} undecided, between 0.1 and 0.9."
-    )
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:

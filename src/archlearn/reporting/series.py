@@ -20,11 +20,7 @@ N_BINS = 20
 class GateCounts:
     """How many gates lie in each of `N_BINS` equal parts of 0 to 1, after one epoch.
 
-    Attributes:
-        width: Width gates in each part.
-        depth: Depth gates in each part.
-        kept: Width gates at one half or more.
-        undecided: Gates of both kinds that are not near 0 or 1.
+    Of width gates `kept` are at one half or more; `undecided` ones are not near 0 or 1.
     """
 
     epoch: int
@@ -173,7 +169,13 @@ def price_lines(run: RunRecord) -> FigureData:
 
 def depth_lines(run: RunRecord) -> FigureData:
     """Return the number of layers that do not stand at linear, where depth is learnt."""
-    line = _line(run, "depth", _depth)
+
+    def depth(epoch: Epoch) -> float | None:
+        # A layer that has merged, or was left out with its branch, has no width any more.
+        layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
+        return len(layers) if epoch.linear else None
+
+    line = _line(run, "depth", depth)
     return _lines(run, "layers that are not linear", "count", (line,))
 
 
@@ -182,27 +184,14 @@ def width_lines(run: RunRecord) -> FigureData:
 
     The line of a layer that merges ends where the layer does, and says so.
     """
-    names = [name for name in run.before.widths if _changes(run, name)]
-    changing = tuple(_width_line(run, name) for name in names)
+    changing = tuple(
+        _width_line(run, name)
+        for name, first in run.before.widths.items()
+        if first > 0 and any(epoch.widths.get(name) != first for epoch in run.epochs)
+    )
     of = f" of {changing[0].label}" if len(changing) == 1 else ""
     measure = f"channels{of} kept, of those at the start"
     return _lines(run, measure, "share", changing)
-
-
-def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, ...]) -> FigureData:
-    numbers = [epoch.epoch for epoch in run.epochs] or [0]
-    return FigureData(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
-
-
-def _depth(epoch: Epoch) -> float | None:
-    # A layer that has merged, or was left out with its branch, has no width any more.
-    layers = [name for name in epoch.widths if not epoch.linear.get(name, False)]
-    return len(layers) if epoch.linear else None
-
-
-def _changes(run: RunRecord, name: str) -> bool:
-    first = run.before.widths[name]
-    return first > 0 and any(epoch.widths.get(name) != first for epoch in run.epochs)
 
 
 def _width_line(run: RunRecord, name: str) -> Series:
@@ -210,6 +199,11 @@ def _width_line(run: RunRecord, name: str) -> Series:
     fate = ", merged" if last.linear.get(name) else ", left out"
     label = name if name in last.widths else name + fate
     return _line(run, label, lambda epoch: _divide(epoch.widths.get(name), first))
+
+
+def _lines(run: RunRecord, measure: str, scale: AxisScale, lines: tuple[Series, ...]) -> FigureData:
+    numbers = [epoch.epoch for epoch in run.epochs] or [0]
+    return FigureData(measure=measure, scale=scale, lines=lines, span=(numbers[0], numbers[-1]))
 
 
 def _line(run: RunRecord, label: str, measure: Callable[[Epoch], float | None]) -> Series:

@@ -67,7 +67,7 @@ class Rewriter:
     selections: Selections = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cuts = Cuts(self.dropped, self.blueprint.root)
+        self.cuts = Cuts(self.dropped, self.blueprint.root, self.blueprint.in_free_heads())
         self.selections = Selections(
             self.net, self.graph, self.values, self.nodes, self.narrowed, self.cuts
         )
@@ -275,11 +275,7 @@ class Rewriter:
                 self.changed = True
 
     def _keep_number(self, old: fx.Node, user: fx.Node) -> Any:
-        """Return what a number is to be replaced by where it is used, in front of a call.
-
-        Raises:
-            SurgeryError: If it depends on a channel count in a way that is not known.
-        """
+        """Return what a number is to be replaced by where it is used, in front of a call."""
         node = self.nodes[old.name]
         was: Any = self.values[old.name]
         now: Any = self.narrowed.get(node)

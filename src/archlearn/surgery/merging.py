@@ -218,9 +218,6 @@ def merge_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     """Return the single layer that computes `second(first(x))` for every `x`.
 
     Neither argument is changed.
-
-    Raises:
-        SurgeryError: If the layers do not fit one behind the other.
     """
     if first.out_features != second.in_features:
         raise SurgeryError(
@@ -241,9 +238,6 @@ def merge_convolutions(first: Any, second: Any) -> Any:
 
     Neither argument is changed. Exact where the second does not pad, or where the first is a
     1×1 without bias and padding.
-
-    Raises:
-        SurgeryError: If the layers do not fit, or the result would differ at the border.
     """
     check_convolutions(first, second)
     grids = _join_grids(_grids(first), _grids(second))

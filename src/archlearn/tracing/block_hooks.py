@@ -44,11 +44,7 @@ class BlockCall:
 
 
 def name_nodes(value: Any) -> Any:
-    """Return a value with the names of nodes for what is traced in it.
-
-    Raises:
-        TypeError: If something in it is neither traced nor plain.
-    """
+    """Return a value with the names of nodes for what is traced in it."""
     if isinstance(value, fx.Proxy):
         node: Any = vars(value).get("node") or vars(value).get("_node")
         if node is None:
@@ -179,11 +175,7 @@ def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:
 def call_pre_hooks(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], traced: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call a block's forward pre-hooks, as torch does; return what the block is given then.
-
-    Raises:
-        InputError: If a hook changes more than tensors: the rest is part of the trace.
-    """
+    """Call a block's forward pre-hooks, as torch does; return what the block is given then."""
     if block._forward_pre_hooks:
         before = (args, kwargs)
         for key, hook in list(block._forward_pre_hooks.items()):
@@ -206,11 +198,7 @@ def call_hooks(
     output: Any,
     traced: tuple[int, ...],
 ) -> Any:
-    """Call a block's forward hooks, as torch does; return what the block returns then.
-
-    Raises:
-        InputError: If a hook changes more than tensors.
-    """
+    """Call a block's forward hooks, as torch does; return what the block returns then."""
     if block._forward_hooks:
         before, (args, kwargs) = output, given
         for key, hook in list(block._forward_hooks.items()):

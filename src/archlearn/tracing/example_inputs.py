@@ -71,10 +71,6 @@ class ExampleInputs:
 
         return self.map(change)
 
-    def with_twice_the_batch(self) -> "ExampleInputs":
-        """Return inputs with every tensor twice, one behind the other."""
-        return self.map(lambda x: torch.cat([x, x]) if x.dim() else x)
-
 
 DEFAULT = "<default>"
 """Stands in a graph for a default that it cannot hold, such as a function."""
@@ -165,7 +161,15 @@ def bind_arguments(
         is_optional = parameter.default is not python_inspect.Parameter.empty
         default = parameter.default if is_optional else None
         arguments += [
-            Argument(n, v, _holds_tensor(v), by_name, name in given, is_optional, default)
+            Argument(
+                name=n,
+                value=v,
+                is_followed=any(isinstance(leaf, Tensor) for leaf in tree_leaves(v)),
+                by_keyword=by_name,
+                is_given=name in given,
+                is_optional=is_optional,
+                default=default,
+            )
             for n, v, by_name in parts
         ]
     return arguments[1:]
@@ -196,11 +200,7 @@ def values_for(graph: fx.Graph, inputs: ExampleInputs) -> list[Any]:
 def check_argument(given: Any, fixed: Any, name: str, default: Any = None) -> None:
     """Raise if an argument that was fixed when the model was traced is given otherwise.
 
-    Args:
-        given: What the model is called with.
-        fixed: What it was traced with.
-        name: The argument's name.
-        default: What is meant where it is left out, as a model's `config` says it.
+    `default` is what is meant where it is left out, as a model's `config` says it.
     """
     if default is not None and _is_equal(given, default):
         return
@@ -284,10 +284,6 @@ def _say(value: Any) -> str:
         return "its default"
     text = repr(value)
     return text if len(text) <= _SAID else with_article(type(value).__name__)
-
-
-def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def count_examples(inputs: ExampleInputs) -> int:

@@ -142,7 +142,9 @@ def unpack_graph(packed: Packed) -> fx.Graph:
 
     for op, name, target, args, kwargs, source, blocks in packed:
         found = map_aggregate((args, kwargs), find)
-        nodes[name] = graph.create_node(op, _unpack_target(target), *found, name=name)
+        if isinstance(target, FunctionName):
+            target = getattr(importlib.import_module(target.home), target.name)
+        nodes[name] = graph.create_node(op, target, *found, name=name)
         nodes[name].meta[SOURCE] = source
         nodes[name].meta[BLOCK_CALLS] = blocks
     return graph
@@ -171,12 +173,6 @@ def _pack_target(target: Any) -> Any:
     for home in (own, *_HOMES):
         if home is not None and getattr(home, name, None) is target:
             return FunctionName(home.__name__, name)
-    return target
-
-
-def _unpack_target(target: Any) -> Any:
-    if isinstance(target, FunctionName):
-        return getattr(importlib.import_module(target.home), target.name)
     return target
 
 

@@ -242,13 +242,8 @@ def remove_wrapper_(module: nn.Module) -> dict[str, Any]:
 def check_forwards(model: nn.Module, call: str, *, may_be_wrapped: bool = True) -> None:
     """Refuse a model with a `forward` on an instance that a copy would share, or lose.
 
-    Args:
-        model: Any model.
-        call: What was asked for, to be named in the error.
-        may_be_wrapped: Whether torch.compile and Accelerate may stand around the model's own.
-
-    Raises:
-        InputError: If there is one.
+    torch.compile and Accelerate may stand around the model's own. The error names the `call` that
+    was asked for.
     """
     for name, module in model.named_modules():
         forward = vars(module).get("forward")

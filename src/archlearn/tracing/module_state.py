@@ -91,11 +91,7 @@ class ModuleState:
         return [(each.module, name) for each in self.each for name in each.list_changed()]
 
     def check(self) -> None:
-        """Raise if some module left something behind.
-
-        Raises:
-            TraceError: If so; it names what.
-        """
+        """Raise if some module left something behind."""
         name = self.find_changed()
         if name:
             raise TraceError(LEFT.format(name=name))
@@ -212,9 +208,6 @@ def restore_weights_(copied: nn.Module, net: nn.Module, graphs: Sequence[fx.Grap
 
     Some models move one network a little towards another at each call. A trace would pass over
     that, so only a leaf may do it.
-
-    Raises:
-        TracingError: If something else than a leaf has changed them.
     """
     own = dict(net.named_parameters())
     copies = {name: p for name, p in copied.named_parameters() if name in own}
@@ -237,15 +230,12 @@ def mutable_modules(graphs: Sequence[fx.Graph], net: nn.Module) -> tuple[str, ..
     for graph in graphs:
         called = (getattr(node.target, "__name__", "") for node in graph.nodes)
         moves = any(name in _MOVE_STATISTICS for name in called)
-        names |= {""} if moves else _leaves_of(graph, net) | _learning_norms(graph, net)
+        # Those in training mode, maybe in every mode of the model, may move as well.
+        modules = {str(n.target): find_module(net, str(n.target)) for n in graph.nodes
+                   if n.op == "call_module"}  # fmt: skip
+        learning = {name for name, m in modules.items() if m.training and m._buffers}
+        names |= {""} if moves else _leaves_of(graph, net) | learning
     return tuple(sorted(names))
-
-
-def _learning_norms(graph: fx.Graph, net: nn.Module) -> set[str]:
-    """Return modules that are in training mode, maybe in every mode of the model: they may move."""
-    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-    found = {name: find_module(net, name) for name in called}
-    return {name for name, module in found.items() if module.training and module._buffers}
 
 
 @contextmanager

@@ -16,11 +16,7 @@ Construction = tuple[type, tuple[Any, ...], dict[str, Any]]
 
 
 def construction_of(value: Any) -> Construction | None:
-    """Return the call that makes a container of the same class, or None for plain ones.
-
-    Raises:
-        TypeError: If the class cannot be called on the parts.
-    """
+    """Return the call that makes a container of the same class, or None for plain ones."""
     kind: Any = type(value)
     if kind in (dict, list, tuple) or isinstance(value, type) or _is_of_torch(kind):
         return None

@@ -79,10 +79,9 @@ class RngState:
 
 @contextmanager
 def watching_draws() -> Generator[RngState]:
-    """Tell what this thread draws from what other ones do, if there are any.
+    """Yield where the generators stand at the start: ask it `has_moved()` within the context.
 
-    Yields:
-        Where the generators stand at the start: ask it `has_moved()` within the context.
+    What this thread draws is told from what other ones do, if there are any.
     """
     with _Counting() if threading.active_count() > 1 else nullcontext():
         yield RngState.now()
@@ -93,11 +92,7 @@ def _n_drawn() -> int:
 
 
 def check_draws(before: RngState) -> None:
-    """Raise if anything was drawn since.
-
-    Raises:
-        TraceError: If so.
-    """
+    """Raise if anything was drawn since."""
     if before.has_moved():
         raise TraceError(DRAWN)
 
@@ -133,8 +128,7 @@ def _is_uniform(value: Any) -> bool:
 def preserve_rng(inputs: ExampleInputs) -> Generator[list[int]]:
     """Put the generators of torch and Python back to where they stood.
 
-    Yields:
-        The CUDA devices that the inputs are on.
+    Yields the CUDA devices that the inputs are on.
     """
     before, n_drawn = random.getstate(), _n_drawn()
     devices = cuda_devices(inputs)

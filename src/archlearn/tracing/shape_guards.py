@@ -226,8 +226,10 @@ def to_guard(node: fx.Node, what: str, value: Any) -> list[Guard]:
         is_shape = node.target == "size" or (node.target is getattr and node.args[1] == "shape")
         name, asked = ("dim", node.args[0]) if is_shape else ("__len__", node)
         return [Guard(("call_method", name, (asked,), {}), len(value))]
-    if topic_of(node) == KIND:
-        is_sure = _is_sure_of_kind(node)
+    if topic_of(node) == KIND:  # some answers are the same for all floating types
+        other = node.args[1] if node.target in (operator.eq, operator.ne) else None
+        is_sure = isinstance(other, torch.dtype) and not other.is_floating_point
+        is_sure |= node.target in ("is_floating_point", torch.is_floating_point)
         return [Guard(node, bool(value), check_argument if is_sure else check_kind)]
     if what in _NUMBERS:
         return [Guard(node, tuple(value) if isinstance(value, tuple) else value)]
@@ -249,14 +251,6 @@ def may_ask(node: fx.Node, what: str, *, may_fix_sizes: bool) -> bool:
     if what in _NUMBERS and topic != RANK:
         return topic == SIZES and may_fix_sizes
     return topic is not None
-
-
-def _is_sure_of_kind(node: fx.Node) -> bool:
-    """Return whether an answer is the same for all floating types."""
-    if node.target in ("is_floating_point", torch.is_floating_point):
-        return True
-    other = node.args[1] if node.target in (operator.eq, operator.ne) else None
-    return isinstance(other, torch.dtype) and not other.is_floating_point
 
 
 def is_own(node: fx.Node) -> bool:
@@ -351,11 +345,7 @@ class _Run:
         self._n_large = 0
 
     def value_of(self, node: fx.Node) -> Any:
-        """Return what a call returned.
-
-        Raises:
-            Exception: What a call raised before that.
-        """
+        """Return what a call returned, or raise what one before it did."""
         if node not in self.values:
             self._go_on(node.graph)
         if node not in self.values and self._error is not None:

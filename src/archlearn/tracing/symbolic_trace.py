@@ -77,10 +77,6 @@ def trace(
     """Follow the calls of `net.forward` for the arguments that `inputs` gives.
 
     Arguments of `forward` that `inputs` leaves out keep their defaults. `net` is unchanged.
-
-    Raises:
-        InputError: If the model has lazy weights.
-        TracingError: If `forward` itself, outside any submodule, depends on data.
     """
     bound: Any = vars(type(net)).get("_archlearn_graphs")
     if bound is not None:
@@ -146,7 +142,11 @@ def _trace_mode(
             if found.name in opaque:
                 raise _refuse(net, found.reason) from found
             if not _forget_cache_(net, inputs):
-                _mark_opaque_(net, found, opaque)
+                opaque[found.name] = found.reason + describe_fix(found.module, found.reason)
+                for name, module in net.named_modules():
+                    is_alike = type(module) is type(found.module)
+                    if name and is_alike and not isinstance(module, _TRANSPARENT):
+                        opaque.setdefault(name, found.reason)
             held = capture_state(net)
         except InputError:
             raise
@@ -209,7 +209,7 @@ def _forget_cache_(net: nn.Module, inputs: ExampleInputs | None) -> bool:
     with torch.no_grad(), preserve_rng(inputs), unnoticed():
         try:
             meant = tensors_in(_call(net, inputs))
-            _call(net, inputs.with_twice_the_batch())
+            _call(net, inputs.map(lambda x: torch.cat([x, x]) if x.dim() else x))
             changed = before.list_changed()
             before.put_back()
             kept = [(m, name) for m, name in changed if vars(m).get(name) is not None]
@@ -238,14 +238,6 @@ def _refuse(net: nn.Module, reason: str) -> TracingError:
         "data into a submodule of its own: it is then called as a leaf, and the rest is learnt "
         "(leaves=[...] marks one by name or class)"
     )
-
-
-def _mark_opaque_(net: nn.Module, found: UntraceableError, opaque: dict[str, str]) -> None:
-    opaque[found.name] = found.reason + describe_fix(found.module, found.reason)
-    if not isinstance(found.module, _TRANSPARENT):
-        for name, module in net.named_modules():
-            if name and type(module) is type(found.module):
-                opaque.setdefault(name, found.reason)
 
 
 def _fingerprint(graph: fx.Graph) -> list[str]:

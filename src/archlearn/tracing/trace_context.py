@@ -133,11 +133,7 @@ def _replacements(tracer: Any) -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def _exchanging(made: list[tuple[Any, str, Any]]) -> Generator[None]:
-    """Let owners have other attributes for a while.
-
-    Raises:
-        ImportedMeanwhile: If they got their own back before, because of an import.
-    """
+    """Let owners have other attributes for a while, unless an import gives them theirs back."""
     own = [getattr(owner, name) for owner, name, _ in made]
 
     def put_back() -> None:
@@ -235,11 +231,7 @@ def _recording(function: Callable[..., Any], tracer: fx.Tracer) -> Callable[...,
 
 
 def check_gradients(target: object = None) -> None:
-    """Refuse a call that is made without gradients, or that computes some.
-
-    Raises:
-        Refusal: If gradients are switched off, or asked for.
-    """
+    """Refuse a call that is made without gradients, or that computes some."""
     if target in (torch.autograd.grad, torch.autograd.backward, "backward"):
         raise Refusal(OF_ITS_OWN)
     if not torch.is_grad_enabled():

@@ -207,11 +207,7 @@ class ArchTracer(fx.Tracer):
         return iter([parts[i] for i in range(len(self.ask(obj, "len")))])
 
     def ask(self, proxy: Any, what: str) -> Any:
-        """Return what the example inputs say, and note that it was asked.
-
-        Raises:
-            Refusal: If the question is about values, or its answer may change.
-        """
+        """Return what the example inputs say, and note that it was asked."""
         node: fx.Node = proxy.node
         if is_drawn(node):
             sure = find_sure_answer(node) if what == "bool" else None

@@ -127,15 +127,20 @@ def has_blocks(net: nn.Module) -> bool:
 
 @contextmanager
 def count_flops() -> Generator[Any]:
-    """Yield torch's counter of operations, attention on a CPU among them.
+    """Yield torch's counter of operations, attention on a CPU and recurrent layers among them.
 
     Attention runs step by step meanwhile: nobody can count what a fused kernel does.
     """
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    aten = torch.ops.aten
+    known = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _count_attention,
+        aten.mkldnn_rnn_layer: _count_recurrent_layer,
+        aten._cudnn_rnn: _count_recurrent,
+    }
     was_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with FlopCounterMode(display=False, custom_mapping={attend: _count_attention}) as counter:
+        with FlopCounterMode(display=False, custom_mapping=known) as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fused)
@@ -145,6 +150,15 @@ def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Count both products; each head of a query has one of keys and values."""
     *batch, n_queries, size = q
     return 2 * math.prod(batch) * n_queries * k[-2] * (size + v[-1])
+
+
+def _count_recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
+    """Count the product of each matrix with every step of every sequence."""
+    return 2 * math.prod(x[:-1]) * sum(math.prod(w) for w in weights if len(w) == 2)
+
+
+def _count_recurrent_layer(x: Any, *weights: Any, **__: Any) -> int:
+    return _count_recurrent(x, weights[:2])
 
 
 _FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states")

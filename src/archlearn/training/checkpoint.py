@@ -98,9 +98,6 @@ def restore_tensors_(
 
     Values are copied into the tensors that are there, so their layout in memory stays: sums
     in another order would differ in the last bit.
-
-    Raises:
-        CheckpointError: If names or shapes differ from those of the model.
     """
     kept = {name.removeprefix(MODEL): t for name, t in tensors.items() if name.startswith(MODEL)}
     n_before = count_parameters(model)
@@ -172,15 +169,11 @@ MAX_POSITION_LENGTH = 2**21  # characters; most of it is the command, for which 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where a run stands.
+    """Where a run stands: epochs and steps that are finished, and how often it was resumed.
 
     Attributes:
-        epoch: Epochs that are finished.
-        step: Steps that are finished, over all epochs.
-        loss_sum: Sum of the losses of the steps of the unfinished epoch.
-        penalty_sum: Sum of their penalties.
+        loss_sum: Sum of the losses of the steps of the unfinished epoch; so of their penalties.
         seconds: Time spent so far, all sittings together.
-        resumed: How often the run was taken up again.
         data: Fingerprint of the data that are learnt from.
         command: What started the run, as it was typed.
     """

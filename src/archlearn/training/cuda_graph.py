@@ -121,8 +121,14 @@ class CapturedStepper:
         random_state = torch.cuda.get_rng_state()
         kept = [tensor.clone() for tensor in _state(body)]
         try:
-            if not self._graphs:
-                _warm_up(body, self.stream)
+            if not self._graphs:  # warm up
+                self.stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.stream):
+                    for _ in range(_WARM_UP):
+                        body.place.zero_()
+                        body.step.zero_()
+                        body.run()
+                torch.cuda.current_stream().wait_stream(self.stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.stream):
                 for _ in range(count):
@@ -212,16 +218,6 @@ def _give_back(body: DeviceStep, kept: list[Tensor]) -> None:
         tensor.copy_(value)
     for tensor in _state(body)[len(kept) :]:
         tensor.zero_()
-
-
-def _warm_up(body: DeviceStep, stream: torch.cuda.Stream) -> None:
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            body.place.zero_()
-            body.step.zero_()
-            body.run()
-    torch.cuda.current_stream().wait_stream(stream)
 
 
 logger = logging.getLogger(__name__)

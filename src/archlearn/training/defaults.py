@@ -65,10 +65,7 @@ _RATES = {"sgd": 0.02, "adam": 1e-3}
 def derive_sizes(settings: RunSettings, n_train: int, n_parts: int) -> RunSettings:
     """Return settings with batch size, epochs, rate and warm-up filled in.
 
-    Args:
-        settings: What was asked for.
-        n_train: Number of train examples.
-        n_parts: Processes times accumulated parts; each has one example of a batch at least.
+    Each of `n_parts`, processes times accumulated parts, has one example of a batch at least.
     """
     batch = settings.batch_size
     if batch is None:
@@ -99,11 +96,7 @@ def loss_of_a_guess(dataset: Dataset) -> float:
 
 
 def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
-    """Return settings that say how gates learn: to a budget, unless a price is given.
-
-    Raises:
-        SettingsError: If both are asked for.
-    """
+    """Return settings that say how gates learn: to a budget, unless a price is given."""
     gates, strengths = settings.gates, settings.strengths
     priced = strengths.width_cost, gates.gate_rate, gates.travel
     asked = gates.gate_optimiser
@@ -126,13 +119,7 @@ def derive_gate_optimiser(settings: RunSettings) -> RunSettings:
 
 
 def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) -> RunSettings:
-    """Return settings with width cost and gate rate filled in.
-
-    Args:
-        settings: Settings whose sizes are known.
-        dataset: What is learnt from.
-        n_neurons: Neurons and channels that have a width gate.
-    """
+    """Return settings, whose sizes are known, with width cost and gate rate filled in."""
     strengths, gates = settings.strengths, settings.gates
     if gates.gate_optimiser == "budget":
         return settings
@@ -143,21 +130,16 @@ def derive_strengths(settings: RunSettings, dataset: Dataset, n_neurons: int) ->
     if rate is None:
         n_steps = count_steps(settings, len(dataset.train))
         active = n_steps * max(0.0, 1.0 - gates.start_after - gates.freeze_for)
-        rate = _travel(settings, active) / (cost * active) if cost > 0 and active > 0 else 0.0
+        travel = gates.travel
+        if travel is None:  # whoever sets a price has gates pushed all the way
+            short = strengths.width_cost is None
+            travel = min(TRAVEL, MOST_TRAVEL_A_STEP * active) if short else TRAVEL
+        rate = travel / (cost * active) if cost > 0 and active > 0 else 0.0
     return replace(
         settings,
         strengths=replace(strengths, width_cost=cost),
         gates=replace(gates, gate_rate=rate),
     )
-
-
-def _travel(settings: RunSettings, active: float) -> float:
-    """Return how far cost alone may push a gate; whoever sets a price has it pushed all the way."""
-    if settings.gates.travel is not None:
-        return settings.gates.travel
-    if settings.strengths.width_cost is not None:
-        return TRAVEL
-    return min(TRAVEL, MOST_TRAVEL_A_STEP * active)
 
 
 def count_steps(settings: RunSettings, n_train: int) -> int:

@@ -4,7 +4,8 @@ import copy
 import json
 import logging
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,21 +60,52 @@ def finish(session: Session, position: Position, command: str) -> dict[str, Any]
     after["bytes"] = (session.folder / COMPACT).stat().st_size
     if has_gates(model):
         after |= _architecture(read_architecture(model))
+    rows, dataset, objective = (
+        read_lines(session.folder / METRICS),
+        session.dataset,
+        session.objective,
+    )
+    last = rows[-1] if rows else {}
+    numbers = ("mean", "std", "target_mean", "target_std")
+    strengths = session.work.strengths
     summary = {
         "format": 1,
         "finished": True,
         "name": session.folder.name,
-        **_what(session),
+        "model": session.origin,
+        "data": session.settings.data,
+        "data_source": dataset.source,
+        "task": dataset.task,
+        "normalisation": {n: getattr(objective, n).reshape(-1).tolist() for n in numbers},
         "before": before,
         "after": after,
         "merged": merged,
-        **_scores(session, score),
-        "shrinking": _describe_shrinking(session),
+        "test_accuracy": score.accuracy,
+        "test_error": score.error,
+        "test_loss": score.loss,
+        "n_test": score.n_examples,
+        "n_validation": len(dataset.validation),
+        "validation_accuracy": last.get("validation_accuracy"),
+        "validation_error": last.get("validation_error"),
+        "shrinking": _describe_shrinking(session, rows),
         **evidence,
-        **_circumstances(session, position, command),
+        "strengths": {}
+        if strengths is None
+        else asdict(strengths) | {"price": strengths.price.value},
+        "command": position.command or command,
+        "hardware": describe_hardware(session.fabric, session.settings.hardware.precision),
+        "versions": describe_versions(),
+        "seed": session.settings.seed,
+        "epochs": session.n_epochs,
+        "steps": position.step,
+        "seconds": round(position.seconds, 3),
+        "resumed": position.resumed,
+        "files": {"compact": COMPACT},
     }
     write_json(session.folder / SUMMARY, summary)
-    _warn_of_nothing_learnt(session)
+    guess = loss_of_a_guess(dataset)
+    if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
+        _warn_of_nothing_learnt(session, rows[-1]["train_loss"], guess)
     return summary
 
 
@@ -92,18 +124,21 @@ def _measure_latency(small: nn.Module, session: Session) -> None:
 def check_finish(session: Session) -> None:
     """Compact and save the network as it is before training, and throw the file away.
 
-    What would fail at the end of a run fails here. Random states are left as they are.
-
-    Raises:
-        InputError: If its outputs are no numbers.
-        FileError: If the network is one that a file cannot hold.
+    What would fail at the end of a run fails here: outputs that are no numbers, or a network that a
+    file cannot hold. Random states are left as they are.
     """
     states = capture_random_states()
     model = _plain_copy(session)
     store = find_store(model)
     if store is not None:
         store.budget = None  # nobody expects it to be met yet
-    _check_numbers(model, session)
+    with evaluating(model), torch.no_grad():
+        outputs = model(in_format_of(model, session.example))
+    if not torch.isfinite(outputs).all():
+        raise InputError(
+            f"the network {session.origin} gives what is no finite number for the first two "
+            "examples, before it is trained; look at its weights and at the size of the inputs"
+        )
     small, _, _ = _compact(model, session)
     with tempfile.TemporaryDirectory(dir=session.folder, prefix=".check-") as scratch:
         try:
@@ -116,17 +151,6 @@ def check_finish(session: Session) -> None:
                 "the way"
             ) from error
     restore_random_states(states)
-
-
-@torch.no_grad()
-def _check_numbers(model: nn.Module, session: Session) -> None:
-    with evaluating(model):
-        outputs = model(in_format_of(model, session.example))
-    if not torch.isfinite(outputs).all():
-        raise InputError(
-            f"the network {session.origin} gives what is no finite number for the first two "
-            "examples, before it is trained; look at its weights and at the size of the inputs"
-        )
 
 
 def _plain_copy(session: Session) -> nn.Module:
@@ -142,23 +166,20 @@ def _save(small: nn.Module, path: Path, session: Session) -> None:
     save(small, path, None if gated else in_format_of(small, session.example))
 
 
-def _warn_of_nothing_learnt(session: Session) -> None:
-    """Say so where weights or gates died: the small network is then no result."""
-    rows = read_lines(session.folder / METRICS)
-    guess = loss_of_a_guess(session.dataset)
-    if rows and rows[-1]["train_loss"] >= NOTHING_LEARNT * guess:
-        cheaper = ""
-        if has_gates(session.work.model):
-            by_budget = session.settings.gates.gate_optimiser == "budget"
-            cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
-        logger.warning(
-            "the network has learnt nothing: its train loss of %.3g is no better than a guess "
-            "(%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
-            rows[-1]["train_loss"],
-            guess,
-            session.settings.optimiser.learning_rate,
-            cheaper,
-        )
+def _warn_of_nothing_learnt(session: Session, loss: float, guess: float) -> None:
+    """Say that weights or gates died: the small network is then no result."""
+    cheaper = ""
+    if has_gates(session.work.model):
+        by_budget = session.settings.gates.gate_optimiser == "budget"
+        cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
+    logger.warning(
+        "the network has learnt nothing: its train loss of %.3g is no better than a guess "
+        "(%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
+        loss,
+        guess,
+        session.settings.optimiser.learning_rate,
+        cheaper,
+    )
 
 
 def _compact(model: nn.Module, session: Session) -> tuple[nn.Module, list[str], dict[str, Any]]:
@@ -193,43 +214,12 @@ def _architecture(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def _what(session: Session) -> dict[str, Any]:
-    dataset, objective = session.dataset, objective_of(session.dataset)
-    return {
-        "model": session.origin,
-        "data": session.settings.data,
-        "data_source": dataset.source,
-        "task": dataset.task,
-        "normalisation": {
-            "mean": objective.mean.reshape(-1).tolist(),
-            "std": objective.std.reshape(-1).tolist(),
-            "target_mean": objective.target_mean.reshape(-1).tolist(),
-            "target_std": objective.target_std.reshape(-1).tolist(),
-        },
-    }
-
-
-def _scores(session: Session, score: Score) -> dict[str, Any]:
-    rows = read_lines(session.folder / METRICS)
-    last = rows[-1] if rows else {}
-    return {
-        "test_accuracy": score.accuracy,
-        "test_error": score.error,
-        "test_loss": score.loss,
-        "n_test": score.n_examples,
-        "n_validation": len(session.dataset.validation),
-        "validation_accuracy": last.get("validation_accuracy"),
-        "validation_error": last.get("validation_error"),
-    }
-
-
-def _describe_shrinking(session: Session) -> dict[str, Any]:
+def _describe_shrinking(session: Session, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how often and in which epochs channels were cut out, and what was computed then.
 
     "multiply_adds" is the mean over the epochs of what a step computed, as a part of what it
     would have without a cut. "memory_bytes" is what training took at most, and at the end.
     """
-    lines = read_lines(session.folder / METRICS)
     rows = [row for row in lines if "trained" in row and "memory_bytes" in row]
     store = find_store(session.work.model)
     if store is None or not store.n_shrinks or len(rows) < 2:
@@ -244,45 +234,13 @@ def _describe_shrinking(session: Session) -> dict[str, Any]:
     }
 
 
-def _circumstances(session: Session, position: Position, command: str) -> dict[str, Any]:
-    settings, strengths = session.settings, session.work.strengths
-    used = {} if strengths is None else asdict(strengths) | {"price": strengths.price.value}
-    return {
-        "strengths": used,
-        "command": position.command or command,
-        "hardware": describe_hardware(session.fabric, settings.hardware.precision),
-        "versions": describe_versions(),
-        "seed": settings.seed,
-        "epochs": session.n_epochs,
-        "steps": position.step,
-        "seconds": round(position.seconds, 3),
-        "resumed": position.resumed,
-        "files": {"compact": COMPACT},
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class RunComparison:
-    """The network that a run began with beside the compact one.
-
-    Attributes:
-        costs: Of one example, before and after.
-        speeds: Times and memory, by device and size of batches.
-        score_before: What the network began with; None if it began untrained.
-    """
-
-    costs: tuple[Costs, Costs]
-    speeds: list[Speed]
-    score_before: Score | None
-
-
 def measure_run(
     folder: Path, compact: nn.Module, settings: RunSettings, dataset: Dataset, split: str = "test"
-) -> RunComparison:
-    """Return costs, times and memory before and after, and the score that the network began with.
+) -> tuple[tuple[Costs, Costs], list[Speed], Score | None]:
+    """Return costs of one example before and after, times and memory, and the score at the start.
 
-    Times, memory and a score of test data are written into the run's folder, where the report finds
-    them.
+    That is None if the run began untrained. Times, memory and a score of test data are written into
+    the run's folder, where the report finds them.
     """
     original = start_network(settings, dataset)
     objective = objective_of(dataset)
@@ -300,4 +258,4 @@ def measure_run(
     elif (folder / SPEED).is_file():
         written = json.loads((folder / SPEED).read_bytes()) | written
     write_json(folder / SPEED, written)
-    return RunComparison(costs, rows, score)
+    return costs, rows, score

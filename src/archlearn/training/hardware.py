@@ -39,11 +39,7 @@ def start_fabric(settings: HardwareSettings) -> Fabric:
 
 
 def choose_accelerator(asked: str) -> str:
-    """Return the accelerator to use; `auto` is a GPU where there is one, else the CPU.
-
-    Raises:
-        SettingsError: If the one asked for is not there.
-    """
+    """Return the accelerator to use; `auto` is a GPU where there is one, else the CPU."""
     there = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),

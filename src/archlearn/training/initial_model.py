@@ -31,12 +31,7 @@ from archlearn.training.settings import RunSettings
 
 
 def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
-    """Return the plain network that a run starts from.
-
-    Raises:
-        InputError: If the model does not fit the data, or the pretrained weights the model.
-        FileError: If the pretrained file cannot be read.
-    """
+    """Return the plain network that a run starts from."""
     found = None if settings.start_from is None else _read(settings.start_from)
     if isinstance(found, nn.Module):
         _check_precision(found, str(settings.start_from))
@@ -51,14 +46,7 @@ def start_network(settings: RunSettings, dataset: Dataset) -> nn.Module:
 def start_teacher(settings: RunSettings, dataset: Dataset, network: nn.Module) -> nn.Module | None:
     """Return the frozen network that a run learns from beside the labels, if one was asked for.
 
-    Args:
-        settings: What was asked for.
-        dataset: What is learnt from.
-        network: The plain network that the run starts from; it is not changed.
-
-    Raises:
-        SettingsError: If there is nothing that a teacher could teach.
-        InputError, FileError: As `start_network`.
+    `network` is the plain one that the run starts from; it is not changed.
     """
     if settings.teacher is None:
         return None
@@ -129,11 +117,7 @@ def normalise_as_pretrained(settings: RunSettings, dataset: Dataset) -> Dataset:
 
 
 def normalise_as_imagenet(dataset: Dataset) -> Dataset:
-    """Return a data set with ImageNet's mean and deviation of each colour.
-
-    Raises:
-        SettingsError: If its examples are no images of three colours.
-    """
+    """Return a data set with ImageNet's mean and deviation of each colour."""
     shape = dataset.input_shape
     if len(shape) != 3 or shape[0] != len(IMAGENET_MEAN):
         raise SettingsError(
@@ -149,11 +133,7 @@ def _by_colour(values: tuple[float, ...]) -> Tensor:
 
 @torch.no_grad()
 def run_once(network: nn.Module, example: Tensor, name: str) -> object:
-    """Return what a network makes of examples in evaluation mode; it is left as it was.
-
-    Raises:
-        InputError: If it does not take them.
-    """
+    """Return what a network makes of examples in evaluation mode; it is left as it was."""
     try:
         with evaluating(network):
             return network(example)
@@ -168,9 +148,6 @@ def check_fit(network: nn.Module, dataset: Dataset, name: str) -> None:
     """Refuse a network that does not take these examples or has other outputs.
 
     The mode of every submodule is afterwards what it was.
-
-    Raises:
-        InputError: If it does not fit.
     """
     raw = dataset.train.inputs[:1].cpu().expand(2, *dataset.train.inputs.shape[1:])
     example = in_format_of(network, objective_of(dataset).inputs(raw))

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,10 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
     """
     device = objective.mean.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    n_at_once = _count_at_once(split, objective)
+    shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
+    numbers = math.prod(shape) * (_NUMBERS_OF_A_TOKEN if objective.task == "next_token" else 1)
+    kind = device.type if device.type in _BATCH else "cpu"
+    n_at_once = max(1, min(_BATCH[kind], _MOST_NUMBERS[kind] // max(1, numbers)))
     parts = zip(split.inputs.split(n_at_once), split.targets.split(n_at_once), strict=True)
     with evaluating(network):
         for raw, targets in parts:
@@ -79,16 +83,6 @@ def sum_scores(network: nn.Module, split: Split, objective: Objective) -> Tensor
             score = objective.score_sum(outputs, targets)
             sums += torch.stack([loss, score, torch.full_like(loss, len(targets))])
     return sums
-
-
-def _count_at_once(split: Split, objective: Objective) -> int:
-    """Return how many examples are scored at once: fewer where they are large."""
-    device = objective.mean.device.type
-    shape = objective.framing.shape(tuple(split.inputs.shape[1:]))
-    most_numbers = _MOST_NUMBERS.get(device, _MOST_NUMBERS["cpu"])
-    numbers = math.prod(shape) * (_NUMBERS_OF_A_TOKEN if objective.task == "next_token" else 1)
-    fitting = most_numbers // max(1, numbers)
-    return max(1, min(_BATCH.get(device, _BATCH["cpu"]), fitting))
 
 
 def score_of(sums: Tensor, task: str) -> Score:
@@ -191,36 +185,8 @@ def costs_of(network: nn.Module, example: Tensor) -> Costs:
     return costs.for_one_example(len(example))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochRecord:
-    """What is known at the end of an epoch, all of it on the host.
-
-    Attributes:
-        loss: Mean loss of the epoch's steps; None before the first.
-        penalty: Mean penalty of the epoch's steps; None before the first.
-        score: Score on the validation part; None where there is none.
-        width: Width gates, from `read_gates`.
-        depth: Depth gates.
-        market: Where a budget is learnt: its path, and the price at which the network fits.
-        memory_bytes: What training takes now, from `count_memory`.
-        seconds: Time spent so far.
-        seconds_left: Time until the last step.
-    """
-
-    position: Position
-    loss: float | None
-    penalty: float | None
-    score: Score | None
-    width: Gates
-    depth: Gates
-    market: dict[str, object]
-    memory_bytes: int
-    seconds: float
-    seconds_left: float
-
-
 class RunLog:
-    """Writes entries into the run's folder and tells the observer, in order, when told to."""
+    """Writes lines into the run's folder and tells the observer, in order, when told to."""
 
     def __init__(self, session: Session, observer: Callback) -> None:
         self._session = session
@@ -228,49 +194,49 @@ class RunLog:
         self._monitor = GateMonitor(
             session.work.model, session.example, session.settings.strengths.pay
         )
-        self._waiting: list[EpochRecord] = []
+        self._waiting: list[tuple[dict[str, Any], dict[str, Any], Gates, Gates, float]] = []
 
-    def note(self, entry: EpochRecord) -> None:
-        """Take an entry down; it is not written yet."""
-        self._waiting.append(entry)
+    def note(
+        self,
+        position: Position,
+        score: Score | None,
+        losses: tuple[float | None, float | None],
+        seconds_left: float,
+    ) -> None:
+        """Take an epoch down: its score, and the means of loss and penalty of its steps.
+
+        It is not written yet; what the gates say of the architecture is worked out then.
+        """
+        work, last = self._session.work, max(0, position.step - 1)
+        classes = self._session.objective.task != "regression"
+        measured = "validation_accuracy" if classes else "validation_error"
+        first = {
+            "epoch": position.epoch,
+            "step": position.step,
+            "validation_loss": None if score is None else score.loss,
+            measured: None if score is None else score.accuracy if classes else score.error,
+        }
+        rest = {
+            "learning_rate": work.schedule.weight_rate(last),
+            "gate_rate": work.schedule.gate_rate_at(last),
+            "train_loss": losses[0],
+            "penalty": losses[1],
+            **({} if work.gate_optimizer is None else work.gate_optimizer.describe()),
+            "memory_bytes": count_memory(work.model, work.optimisers),
+            "seconds": round(position.seconds, 3),
+        }
+        self._waiting.append((first, rest, *read_gates(work.model), seconds_left))
 
     def write(self) -> None:
-        """Write all entries that wait."""
+        """Write all lines that wait."""
         while self._waiting:
-            self._write_one(self._waiting.pop(0))
-
-    def _write_one(self, entry: EpochRecord) -> None:
-        folder, epoch = self._session.folder, entry.position.epoch
-        row = make_row(self._session, entry, self._monitor.measure(entry.width, entry.depth))
-        depth = {name: values[0] for name, values in rounded(entry.depth).items()}
-        gates = {"epoch": epoch, "width": rounded(entry.width), "depth": depth}
-        append_line(folder / METRICS, row)
-        append_line(folder / GATES, gates)
-        self._observer.epoch_ended(EpochEnd(row=row, seconds_left=entry.seconds_left))
-
-
-def make_row(
-    session: Session, entry: EpochRecord, architecture: dict[str, object]
-) -> dict[str, object]:
-    """Return one line of metrics."""
-    score, position = entry.score, entry.position
-    last = max(0, position.step - 1)
-    classes = session.objective.task != "regression"
-    measured = "validation_accuracy" if classes else "validation_error"
-    return {
-        "epoch": position.epoch,
-        "step": position.step,
-        "validation_loss": None if score is None else score.loss,
-        measured: None if score is None else score.accuracy if classes else score.error,
-        **architecture,
-        "learning_rate": session.work.schedule.weight_rate(last),
-        "gate_rate": session.work.schedule.gate_rate_at(last),
-        "train_loss": entry.loss,
-        "penalty": entry.penalty,
-        **entry.market,
-        "memory_bytes": entry.memory_bytes,
-        "seconds": round(entry.seconds, 3),
-    }
+            first, rest, width, depth, seconds_left = self._waiting.pop(0)
+            row = {**first, **self._monitor.measure(width, depth), **rest}
+            ends = {name: values[0] for name, values in rounded(depth).items()}
+            gates = {"epoch": row["epoch"], "width": rounded(width), "depth": ends}
+            append_line(self._session.folder / METRICS, row)
+            append_line(self._session.folder / GATES, gates)
+            self._observer.epoch_ended(EpochEnd(row=row, seconds_left=seconds_left))
 
 
 def rounded(gates: dict[str, Tensor]) -> dict[str, list[float]]:

@@ -95,7 +95,12 @@ def _run(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[str
     with explaining_full_memory():
         summary = _train(settings, folder, audience)
     if _has_group() and not had_group:
-        _shutdown()
+        # End together: a process that leaves alone can be aborted on its way out. The group goes
+        # after the session that uses it. Were the session's model the last to hold it, its threads
+        # would be waited for with the interpreter locked, which they may need themselves.
+        gc.collect()
+        distributed.barrier()
+        distributed.destroy_process_group()
     return summary
 
 
@@ -120,17 +125,6 @@ def _train(settings: RunSettings, folder: Path, audience: Audience) -> Mapping[s
             summary = finish(session, loop.position, audience.command)
             audience.observer.finished(summary)
         return summary
-
-
-def _shutdown() -> None:
-    """End together: a process that leaves alone can be aborted on its way out.
-
-    The group goes after the session that uses it. Were the session's model the last to hold it,
-    its threads would be waited for with the interpreter locked, which they may need themselves.
-    """
-    gc.collect()
-    distributed.barrier()
-    distributed.destroy_process_group()
 
 
 def _restore(session: Session, command: str) -> Position:

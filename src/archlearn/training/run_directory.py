@@ -11,8 +11,8 @@ import os
 import shlex
 import socket
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from archlearn.data.file_cache import CONFIG, METRICS, write_atomically
-from archlearn.errors import RunStoppedError, SettingsError, first_line
+from archlearn.errors import CheckpointError, RunStoppedError, SettingsError, first_line
 from archlearn.training.checkpoint import LATEST, PREVIOUS
 from archlearn.training.settings import RunSettings, format_settings, read_settings
 
@@ -36,12 +36,7 @@ LOCK = "run.lock"
 
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
-    """Keep other processes from learning in a folder until this block is left.
-
-    Raises:
-        SettingsError: If another process learns there, which is named, or the folder cannot be
-            written.
-    """
+    """Keep other processes from learning in a folder until this block is left."""
     path = folder / LOCK
     with _explaining_no_access(folder):
         file = _open_locked(path)
@@ -66,8 +61,11 @@ def _open_locked(path: Path) -> TextIO:
                 f"{path.parent} is being learnt already, by {owner}; wait until that one ends, or "
                 "stop it first"
             )
-        if _is_still_at(path, file):
-            return file
+        try:
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except FileNotFoundError:
+            pass
         file.close()  # its owner took it away between open and lock
 
 
@@ -88,36 +86,31 @@ def _try_to_lock(file: TextIO) -> bool:
     return True
 
 
-def _is_still_at(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 COMPACT, REPORT, LATENCY_FILE = "compact.safetensors", "report.html", "latency.json"
 
 
 @contextmanager
 def open_new_folder(folder: Path) -> Generator[None]:
-    """Make and lock the folder of a new run; if the run never begins, nothing is left of it.
-
-    Raises:
-        SettingsError: If the folder holds a run already, or cannot be written.
-    """
+    """Make and lock the folder of a new run; if the run never begins, nothing is left of it."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with _explaining_no_access(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with lock_folder(folder):
-            _refuse_run(folder)
+            if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
+                raise SettingsError(
+                    f"{folder} holds a run already; go on with it by --resume "
+                    f"{shlex.quote(str(folder))}, or choose another --out"
+                )
             try:
                 yield
             finally:
                 if not has_begun(folder):
                     (folder / CONFIG).unlink(missing_ok=True)
     finally:
-        _remove_empty(made)
+        with suppress(OSError):  # from the innermost on, up to the first that holds anything
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager
@@ -129,23 +122,6 @@ def _explaining_no_access(folder: Path) -> Generator[None]:
             f"the run's folder {folder} cannot be written ({error.strerror}); choose another "
             "--out, or make it writable"
         ) from error
-
-
-def _refuse_run(folder: Path) -> None:
-    if any((folder / name).exists() for name in (CONFIG, METRICS, LATEST, PREVIOUS)):
-        raise SettingsError(
-            f"{folder} holds a run already; go on with it by --resume {shlex.quote(str(folder))}, "
-            "or choose another --out"
-        )
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders from the innermost on, up to the first that holds anything."""
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
 
 
 def has_begun(folder: Path) -> bool:
@@ -166,11 +142,7 @@ def write_settings(folder: Path, settings: RunSettings) -> None:
 
 
 def read_run_settings(folder: Path) -> RunSettings:
-    """Return the settings a run was started with.
-
-    Raises:
-        SettingsError: If there is no run in the folder.
-    """
+    """Return the settings a run was started with."""
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} holds no run (there is no {CONFIG} in it)")
     return read_settings(folder / CONFIG)
@@ -183,15 +155,25 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; a line cut short by a crash is left out."""
+    """Return the objects of a file of JSON lines; a line cut short by a crash is left out.
+
+    Raises:
+        CheckpointError: If a line is not about an epoch.
+    """
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except (ValueError, RecursionError):
             break
+        if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+            raise CheckpointError(
+                f"{path} has the line {line[:40]!r}, in which no epoch is a whole number; correct "
+                "the line, or remove it"
+            )
+        rows.append(row)
     return rows
 
 
@@ -235,11 +217,7 @@ def explaining_full_disks(folder: Path) -> Generator[None]:
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """See that a file can be written before anything is done, and say so if its disk gets full.
-
-    Raises:
-        SettingsError: If the file is a folder, or cannot be written.
-    """
+    """See that a file can be written before anything is done, and say so if its disk gets full."""
     check_writable(path)
     try:
         yield
@@ -268,11 +246,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def explaining_full_memory() -> Generator[None]:
-    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice.
-
-    Raises:
-        SettingsError: If the memory was too small for what was asked.
-    """
+    """Turn the error of a memory that is full, the host's or a GPU's, into one with advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

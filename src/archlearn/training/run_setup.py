@@ -18,7 +18,7 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, InputError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import STORE, find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalties import Strengths
@@ -136,18 +136,15 @@ def open_session(
     dataset: Dataset,
     network: nn.Module | None = None,
 ) -> Session:
-    """Return a session on data at hand.
-
-    Args:
-        settings: What was asked for.
-        folder: Where the run is recorded.
-        fabric: Launched.
-        dataset: What is learnt from.
-        network: A plain network to start from, instead of a fresh one; it is not changed.
-    """
-    n_parts = fabric.world_size * settings.hardware.accumulate
-    settings = derive_sizes(settings, len(dataset.train), n_parts)
-    _check_batch(settings, len(dataset.train), n_parts)
+    """Return a session on data at hand; a plain network to start from is not changed."""
+    n_parts, n_train = fabric.world_size * settings.hardware.accumulate, len(dataset.train)
+    settings = derive_sizes(settings, n_train, n_parts)
+    batch = settings.batch_size
+    if batch is None or not n_parts <= batch <= n_train:
+        raise SettingsError(
+            f"batches of {batch} were asked for, but there are {n_train} train examples and "
+            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
+        )
     seed_everything(settings.seed, 0)
     if network is None:
         network = start_network(settings, dataset)
@@ -156,11 +153,13 @@ def open_session(
     n_neurons = sum(gate.numel() for gate in width_gates(model).values())
     settings = derive_strengths(derive_gate_optimiser(settings), dataset, n_neurons)
     teacher = start_teacher(settings, dataset, network)
-    latency = read_latency(folder)
+    path, latency = folder / LATENCY_FILE, None
+    if path.is_file():  # measured when the run began
+        latency = LatencyTable(**json.loads(path.read_bytes()))
     work = _make_work(settings, dataset, (model, teacher), fabric, latency)
     measured = work.gate_optimizer.latency if work.gate_optimizer is not None else None
     if measured is not None and latency is None and fabric.is_global_zero:
-        write_json(folder / LATENCY_FILE, asdict(measured))
+        write_json(path, asdict(measured))
     seed_everything(settings.seed, fabric.global_rank)
     work, stepper = make_stepper(work, fabric, settings)
     return Session(
@@ -215,15 +214,6 @@ def spread_gates_(model: nn.Module, spread: float) -> None:
     if spread:
         for gate in width_gates(model).values():
             gate.add_(spread * torch.rand_like(gate)).clamp_(max=1.0)
-
-
-def _check_batch(settings: RunSettings, n_train: int, n_parts: int) -> None:
-    batch = settings.batch_size
-    if batch is None or not n_parts <= batch <= n_train:
-        raise SettingsError(
-            f"batches of {batch} were asked for, but there are {n_train} train examples and "
-            f"{n_parts} processes times accumulated parts; choose from {n_parts} to {n_train}"
-        )
 
 
 def _make_work(
@@ -324,12 +314,6 @@ def _make_gate_optimizer(
     return optimizer
 
 
-def read_latency(folder: Path) -> LatencyTable | None:
-    """Return the table of latencies that a run measured when it began; None if it has none."""
-    path = folder / LATENCY_FILE
-    return LatencyTable(**json.loads(path.read_bytes())) if path.is_file() else None
-
-
 def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedule:
     """Return when gates decide, from the settings; `cuts` unless they say how many."""
     given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
@@ -344,11 +328,7 @@ def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedu
 
 
 def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
-    """Return `name=value` words as a dictionary.
-
-    Raises:
-        SettingsError: If a word is not of that form.
-    """
+    """Return `name=value` words as a dictionary."""
     pairs = [word.partition("=") for word in words]
     for key, sign, value in pairs:
         if not (key and sign and value):
@@ -413,9 +393,6 @@ def cut_to_budget_(
     """Close more gates of a loaded model, until it fits a budget; none is opened again.
 
     But where fewer are open than `multiple_of`, so many are.
-
-    Raises:
-        InputError: If the budget cannot be reached.
     """
     gates = GateOptimizer(
         loaded.model, 1, budget=budget or {"parameters": "100%"}, multiple_of=multiple_of
@@ -429,6 +406,9 @@ def cut_to_budget_(
     for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
             earned = loaded.earned.get(name, gate).clone()
+            in_heads = loaded.earned.get(name.replace(f"{STORE}.width.", f"{STORE}.probe."))
+            if in_heads is not None and in_heads.shape != gate.shape:
+                earned = in_heads.sum(0)
             if id(gate) not in depths:
                 earned.masked_fill_(acting[id(gate)] == 0, -torch.inf)
             gates.state[gate]["mean"] = earned

@@ -32,13 +32,9 @@ _UP_TO_ONE: Range = (lambda n: 0 <= n <= 1, "a number from 0 to 1")
 
 
 def setting(default: Any, text: str, *, fixed: bool = False, within: Range | None = None) -> Any:
-    """Return a dataclass field with its help.
+    """Return a dataclass field with one line of help, and the numbers it may be.
 
-    Args:
-        default: The value used when nothing is said.
-        text: One line for the command line's help and the documentation.
-        fixed: Whether a resumed run must keep the value it was started with.
-        within: The numbers it may be.
+    A resumed run must keep a value that is fixed.
     """
     return field(default=default, metadata={"help": text, "fixed": fixed, "within": within})
 
@@ -266,11 +262,7 @@ def to_table(settings: object) -> dict[str, Any]:
 
 
 def from_table(kind: type[S], table: Mapping[str, Any], where: str = "") -> S:
-    """Return settings made of nested dictionaries.
-
-    Raises:
-        SettingsError: If a key is unknown (the nearest is suggested) or a value of a wrong kind.
-    """
+    """Return settings made of nested dictionaries."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in table.items():
@@ -370,11 +362,7 @@ def format_settings(settings: RunSettings) -> str:
 
 
 def parse_settings(text: str, where: str) -> RunSettings:
-    """Return the settings that a TOML text holds.
-
-    Raises:
-        SettingsError: If it is not TOML, or a key or a value is not one of ours.
-    """
+    """Return the settings that a TOML text holds."""
     n_parts = 1 + max(part.count(".") for part in _BETWEEN_NAMES.split(text))
     if n_parts > MAX_NAME_PARTS:
         raise SettingsError(
@@ -422,11 +410,7 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def check_ranges(settings: RunSettings) -> None:
-    """Refuse numbers with which no run can go well.
-
-    Raises:
-        SettingsError: If a number lies outside its range, or gates could never move.
-    """
+    """Refuse numbers with which no run can go well."""
     for section, name, item in flat_settings():
         value = getattr(getattr(settings, section) if section else settings, name)
         within: Range | None = item.metadata["within"]

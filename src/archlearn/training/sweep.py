@@ -42,15 +42,8 @@ def list_runs(
 ) -> list[SweepRun]:
     """Return the runs of a sweep, each with a folder of its own.
 
-    Args:
-        folder: The folder of the sweep.
-        settings: What all runs share.
-        budgets: Words such as "multiply_adds=50%".
-        seeds: The seeds that each budget is learnt with.
-        with_plain: Whether the network is trained as it is, too.
-
-    Raises:
-        SettingsError: If there is no budget or no seed.
+    Budgets are words such as "multiply_adds=50%"; each is learnt with all seeds. With a plain run
+    for each seed the network is trained as it is, too.
     """
     if not budgets or not seeds:
         raise SettingsError("a sweep needs budgets and seeds: --budget multiply_adds=75%,50%")
@@ -75,17 +68,9 @@ def run_sweep(
 ) -> None:
     """Make all runs that are not finished, so many at a time; those that were begun go on.
 
-    Args:
-        runs: The runs.
-        n_jobs: How many are made side by side.
-        on_end: Called as each run has ended, and first for those that had.
-        on_ray: Hand the runs to the workers of a Ray cluster instead of processes of this machine:
-            the one of RAY_ADDRESS or, without it, one on this machine.
-
-    Raises:
-        RunStoppedError: If a run failed; others that had begun are ended first.
-        RunInterruptedError: If Ctrl-C was pressed; so are they then.
-        InputError: If Ray is asked for and not installed.
+    If one fails, or Ctrl-C is pressed, the others that had begun are ended first. `on_end` is told
+    of each run that has ended, and first of those that had. On Ray the workers of a cluster make
+    them, the one of RAY_ADDRESS or, without it, one on this machine.
     """
     waiting: list[SweepRun] = []
     for run in runs:
@@ -195,14 +180,9 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A budget of a sweep: means over its seeds, by validation data.
+    """A budget of a sweep, or `PLAIN`: means over its seeds, and the run with the best accuracy.
 
-    Attributes:
-        budget: The budget, or `PLAIN`.
-        accuracy: The mean accuracy on validation data.
-        parameters: The mean number of parameters.
-        multiply_adds: The mean number of multiply-adds of an example.
-        best: The run with the best accuracy on validation data.
+    Accuracy is that on validation data; multiply-adds are those of an example.
     """
 
     budget: str
@@ -213,11 +193,7 @@ class Point:
 
 
 def summarise(runs: Sequence[SweepRun]) -> list[Point]:
-    """Return one point for each budget of a finished sweep.
-
-    Raises:
-        SettingsError: If a run has no accuracy on validation data.
-    """
+    """Return one point for each budget of a finished sweep."""
     points: list[Point] = []
     for budget in dict.fromkeys(run.budget for run in runs):
         mine = [run for run in runs if run.budget == budget]
@@ -242,12 +218,7 @@ def summarise(runs: Sequence[SweepRun]) -> list[Point]:
 
 
 def choose_cheapest(points: Sequence[Point], lose: float) -> Point:
-    """Return the cheapest point that loses no more than so many points of accuracy.
-
-    Args:
-        points: Of a sweep with plain runs.
-        lose: In per cent points, against the plain network on validation data.
-    """
+    """Return the cheapest point that is at most so many per cent points below the plain one."""
     plain = next(point for point in points if point.budget == PLAIN)
     near = [point for point in points if 100 * (plain.accuracy - point.accuracy) <= lose]
     return min(near, key=lambda point: point.multiply_adds)

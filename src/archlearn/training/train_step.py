@@ -46,11 +46,8 @@ def make_optimisers(
 ) -> Optimisers:
     """Return the optimiser of the weights and, if there are gates, that of the gates.
 
-    Args:
-        model: The model, with gates or without.
-        settings: How the weights are learnt.
-        gates: What learns the gates to a budget; left out, plain SGD does, by a penalty.
-        on_device: Whether the step must not ask anything of the host.
+    Without `gates`, plain SGD learns the gates, by a penalty. A step that is all on the device must
+    not ask anything of the host.
     """
     decay = settings.weight_decay
     if not has_gates(model):
@@ -130,12 +127,7 @@ def _can_cut(optimiser: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientLimits:
-    """Bounds on gradients; None sets no bound.
-
-    Attributes:
-        norm: Largest norm of the gradient of all weights together.
-        gate: Largest gradient of a single gate.
-    """
+    """Largest norm of the gradient of all weights, and gradient of a gate; None sets no bound."""
 
     norm: float | None
     gate: float | None
@@ -150,7 +142,9 @@ def clip_gradients_(optimisers: Optimisers, limits: GradientLimits) -> None:
     weights, *gates = optimisers
     gradients = _gradients(weights)
     if limits.norm is not None and gradients:
-        excess = _excess(gradients, limits.norm)
+        pieces = cut_evenly(gradients)[0] if gradients[0].is_cuda else gradients
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(pieces)))
+        excess = (norm / limits.norm).clamp_(min=1.0)
         if weights.defaults.get("fused"):
             vars(weights)["grad_scale"] = excess
         else:
@@ -160,14 +154,6 @@ def clip_gradients_(optimisers: Optimisers, limits: GradientLimits) -> None:
             gradients = _gradients(optimiser)
             torch._foreach_clamp_min_(gradients, -limits.gate)
             torch._foreach_clamp_max_(gradients, limits.gate)
-
-
-def _excess(gradients: list[Tensor], norm: float) -> Tensor:
-    """Return by how much the norm of all gradients is too large, 1 if it is not."""
-    if gradients[0].is_cuda:
-        (gradients,) = cut_evenly(gradients)
-    norms = torch.stack(torch._foreach_norm(gradients))
-    return (torch.linalg.vector_norm(norms) / norm).clamp_(min=1.0)
 
 
 def _gradients(optimiser: torch.optim.Optimizer) -> list[Tensor]:
@@ -210,11 +196,7 @@ TEACHERS_SHARE = 0.9
 def loss_of(work: StepContext, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of a batch; with a teacher, most of it is how far that is.
 
-    Args:
-        work: What the step needs.
-        module: The model, as it is called.
-        inputs: Normalised inputs.
-        targets: Classes, tokens or numbers.
+    `module` is the model as it is called, which may be wrapped.
     """
     outputs = module(inputs)
     loss = work.objective.loss(outputs, targets)
@@ -261,7 +243,9 @@ class EagerStepper:
         """Do the step at a place in the epoch; return how many were done, which is one."""
         work = self._work
         set_rates_(work.optimisers, work.schedule, step)
-        parts = self._parts(place)
+        n_processes, rank = self._fabric.world_size, self._fabric.global_rank
+        indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
+        parts = indices.tensor_split(work.accumulate * n_processes)[rank::n_processes]
         for number, part in enumerate(parts):
             self._accumulate(part, last=number == len(parts) - 1)
         clip_gradients_(work.optimisers, work.limits)
@@ -271,13 +255,6 @@ class EagerStepper:
         if work.strengths is not None:
             clip_gates_(work.model)
         return 1
-
-    def _parts(self, place: int) -> Sequence[Tensor]:
-        """Return the indices this process works on, for each accumulated part."""
-        work, fabric = self._work, self._fabric
-        indices = self._order[place * work.batch_size : (place + 1) * work.batch_size]
-        parts = indices.tensor_split(work.accumulate * fabric.world_size)
-        return parts[fabric.global_rank :: fabric.world_size]
 
     def _accumulate(self, indices: Tensor, *, last: bool) -> None:
         """Add the gradient of one part; the penalty comes with the last one."""
@@ -291,15 +268,10 @@ class EagerStepper:
             inputs = work.objective.training_inputs(raw)
             with fabric.autocast():
                 loss = loss_of(work, self._module, inputs, targets)
-            loss = loss * self._weight(indices) / work.accumulate
+            # A part's size relative to the mean part, 1 unless a batch cannot be cut evenly: so
+            # the mean over processes and parts is that over the batch's examples.
+            weight = len(indices) * (work.accumulate * fabric.world_size) / work.batch_size
+            loss = loss * weight / work.accumulate
             cost = penalty_of(work) if last else torch.zeros_like(loss)
             fabric.backward(loss + cost)
         self._sums += torch.stack([loss.detach(), cost.detach()]).double()
-
-    def _weight(self, indices: Tensor) -> float:
-        """Return a part's size relative to the mean part: 1 unless a batch cannot be cut evenly.
-
-        So the mean over processes and parts is that over the batch's examples.
-        """
-        work, fabric = self._work, self._fabric
-        return len(indices) * (work.accumulate * fabric.world_size) / work.batch_size

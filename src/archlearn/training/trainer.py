@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 
 import torch
 from torch import Tensor
 
-from archlearn.data.dataset import Split
 from archlearn.errors import RunInterruptedError, RunStoppedError
 from archlearn.optim.shrinking import try_shrink_
 from archlearn.training.callbacks import Callback
@@ -29,36 +28,21 @@ from archlearn.training.checkpoint import (
     write_checkpoint,
 )
 from archlearn.training.defaults import loss_of_a_guess
-from archlearn.training.metrics import (
-    EpochRecord,
-    RunLog,
-    Score,
-    count_memory,
-    read_gates,
-    score_of,
-    sum_scores,
-)
+from archlearn.training.metrics import RunLog, Score, score_of, sum_scores
 from archlearn.training.run_directory import resume_hint
 from archlearn.training.run_setup import Session
 
 
-@dataclass(slots=True)
-class GracefulStop:
-    """Whether a run was asked to stop."""
-
-    asked: bool = False
-
-
 @contextmanager
-def noting_signals() -> Generator[GracefulStop]:
+def noting_signals() -> Generator[threading.Event]:
     """Note Ctrl-C and a polite kill; a second Ctrl-C ends at once. Only the main thread may."""
-    stop = GracefulStop()
+    stop = threading.Event()
 
     def note(number: int, _: FrameType | None) -> None:
         # A sweep kills its runs politely when it is interrupted, and they have had Ctrl-C, too.
-        if stop.asked and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.set()
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
@@ -80,14 +64,17 @@ class TrainingLoop:
     """Carries a session from a position to its end."""
 
     def __init__(
-        self, session: Session, position: Position, observer: Callback, stop: GracefulStop
+        self, session: Session, position: Position, observer: Callback, stop: threading.Event
     ) -> None:
         self._session = session
         self._observer = observer
         self._stop = stop
         self._log = RunLog(session, observer)
         self._order_ahead: tuple[int, Tensor] | None = None
-        self._validation = _share_of_validation(session)
+        fabric = session.fabric
+        mine = session.dataset.validation.every(fabric.world_size, fabric.global_rank)
+        few = mine.n_bytes <= _MOST_BYTES_ON_DEVICE
+        self._validation = mine.to(fabric.device) if few else mine
         self._started = time.monotonic() - position.seconds
         self._first_step = position.step
         self._sitting = time.monotonic()
@@ -95,11 +82,7 @@ class TrainingLoop:
         self.position = position
 
     def run(self) -> None:
-        """Do all epochs that are left.
-
-        Raises:
-            RunStoppedError: If the run was interrupted or its loss is no number any more.
-        """
+        """Do all epochs that are left, unless the loss is no number any more, or it is stopped."""
         if self.position.step == 0:
             self._record(None, None)
         while self.position.epoch < self._session.n_epochs:
@@ -152,22 +135,21 @@ class TrainingLoop:
     def _after_step(self, place: int) -> None:
         """Between two steps: see that the loss is a number, save now and then, obey Ctrl-C."""
         alone = self._session.fabric.world_size == 1
-        if self._is_to_be_checked(alone=alone):
+        # To look at the loss is to wait for the device; all processes must agree when.
+        if alone:
+            waited = time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
+            due = waited or not self._is_ahead_of_device()
+        else:
+            due = self.position.step % _STEPS_BETWEEN_CHECKS == 0
+        if due:
             self._checked = time.monotonic()
             self._check_loss(self._session.stepper.sums()[0])
         if place == self._session.steps_per_epoch:
             return
-        if alone and (self._is_due() or self._stop.asked):
+        if alone and (self._is_due() or self._stop.is_set()):
             self._save()
-        if alone and self._stop.asked:
+        if alone and self._stop.is_set():
             raise self._interrupted()
-
-    def _is_to_be_checked(self, *, alone: bool) -> bool:
-        """Return whether to wait for the device and look at the loss; all processes agree."""
-        if not alone:
-            return self.position.step % _STEPS_BETWEEN_CHECKS == 0
-        ahead = self._is_ahead_of_device()
-        return not ahead or time.monotonic() - self._checked > _SECONDS_BETWEEN_CHECKS
 
     def _end_epoch(self) -> None:
         session = self._session
@@ -180,10 +162,10 @@ class TrainingLoop:
         self._record(loss, cost)
         finished = self.position.epoch == session.n_epochs
         # All processes must agree, and only the first one's clock and signals count.
-        wanted = session.fabric.broadcast(self._is_due() or self._stop.asked or finished)
+        wanted = session.fabric.broadcast(self._is_due() or self._stop.is_set() or finished)
         if wanted:
             self._save()
-        if session.fabric.broadcast(self._stop.asked) and not finished:
+        if session.fabric.broadcast(self._stop.is_set()) and not finished:
             raise self._interrupted()
 
     def _record(self, loss: float | None, penalty: float | None) -> None:
@@ -191,21 +173,11 @@ class TrainingLoop:
         score = self._validate()
         if not self._session.fabric.is_global_zero:
             return
-        width, depth = read_gates(self._session.work.model)
-        gates = self._session.work.gate_optimizer
-        entry = EpochRecord(
-            position=self.position,
-            loss=loss,
-            penalty=penalty,
-            score=score,
-            width=width,
-            depth=depth,
-            market={} if gates is None else gates.describe(),
-            memory_bytes=count_memory(self._session.work.model, self._session.work.optimisers),
-            seconds=time.monotonic() - self._started,
-            seconds_left=self._seconds_left(),
-        )
-        self._log.note(entry)
+        n_done, n_steps = self.position.step - self._first_step, self._session.work.schedule.n_steps
+        spent, n_left = time.monotonic() - self._sitting, n_steps - self.position.step
+        seconds_left = spent / n_done * n_left if n_done > 0 else math.nan
+        position = replace(self.position, seconds=time.monotonic() - self._started)
+        self._log.note(position, score, (loss, penalty), seconds_left)
         if not self._is_ahead_of_device():
             self._log.write()
 
@@ -218,13 +190,6 @@ class TrainingLoop:
         total = session.fabric.all_reduce(sums, reduce_op="sum")
         assert isinstance(total, Tensor)
         return score_of(total, session.objective.task)
-
-    def _seconds_left(self) -> float:
-        done = self.position.step - self._first_step
-        if done <= 0:
-            return math.nan
-        spent = time.monotonic() - self._sitting
-        return spent / done * (self._session.work.schedule.n_steps - self.position.step)
 
     def _is_due(self) -> bool:
         return time.monotonic() - self._saved >= self._session.settings.record.checkpoint_seconds
@@ -269,13 +234,6 @@ class TrainingLoop:
         if session.fabric.is_global_zero:
             tensors = collect_tensors(session.work.model, session.work.optimisers)
             write_checkpoint(session.folder, position, tensors | states)
-
-
-def _share_of_validation(session: Session) -> Split:
-    """Return the examples this process validates on, on its device if they are few."""
-    fabric, split = session.fabric, session.dataset.validation
-    mine = split.every(fabric.world_size, fabric.global_rank)
-    return mine.to(fabric.device) if mine.n_bytes <= _MOST_BYTES_ON_DEVICE else mine
 
 
 def _random_states(session: Session) -> dict[str, Tensor]:

@@ -51,9 +51,7 @@ def plain_samples(inputs: ExampleInputs) -> list[SampleInput]:
 def joined_sample(inputs: ExampleInputs, most_rows: int | None = None) -> SampleInput | None:
     """Return the example and random rows in one batch, or None if it does not look like one.
 
-    Args:
-        inputs: The example inputs.
-        most_rows: Of a larger batch the first so many rows are enough.
+    Of a larger batch the first `most_rows` are enough.
     """
     n_rows = _count_rows(inputs)
     if not n_rows:
@@ -115,11 +113,7 @@ def _is_decision(value: Tensor) -> bool:
 
 
 def difference(one: list[Tensor], two: list[Tensor]) -> float:
-    """Return the largest difference between outputs, relative to their size.
-
-    Raises:
-        CertificateError: If they cannot be compared.
-    """
+    """Return the largest difference between outputs, relative to their size."""
     if len(one) != len(two):
         raise CertificateError(f"one model returns {len(one)} tensors, the other {len(two)}")
     worst = 0.0

@@ -15,12 +15,7 @@ from archlearn.module_utils import EXCHANGES_UNDER_WAY, tensors_of
 
 
 def to_float64(net: nn.Module, known: Container[Tensor] = ()) -> dict[Tensor, Tensor]:
-    """Return the numbers of each real or complex parameter and buffer that is not double yet.
-
-    Args:
-        net: A model.
-        known: Tensors that are left out.
-    """
+    """Return the numbers of each real or complex tensor, not `known`, that is not double yet."""
     return {
         tensor: tensor.detach().to(widened(tensor.dtype))
         for _, tensor in tensors_of(net)

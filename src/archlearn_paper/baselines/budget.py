@@ -105,14 +105,6 @@ def prune_until_budget(
     At every step the channel goes whose harm is least: not per parameter, which took most of a
     layer whose channels are dear, and lost more on validation data. One that would bring the model
     below the tolerance is passed over, and each group keeps a channel.
-
-    Args:
-        sizes: The parameters that go with each channel.
-        candidates: The channels of each group.
-        budget: The number of parameters wanted.
-
-    Raises:
-        BudgetError: If the model cannot be brought to the budget so.
     """
     kept = [len(group) for group in candidates]
     parameters = sizes.parameters(kept)
@@ -142,13 +134,7 @@ def prune_until_budget(
 def prune_to_budget(gated: nn.Module, harms: Mapping[str, Tensor], budget: int) -> nn.Module:
     """Return a gated model without the channels that matter least, down to a budget.
 
-    Args:
-        gated: Its width gates are closed where channels go.
-        harms: How much is lost with each channel, by group.
-        budget: The number of parameters wanted.
-
-    Raises:
-        BudgetError: If the model cannot be brought to the budget.
+    Its width gates are closed where channels go; `harms` is how much is lost with each, by group.
     """
     gates = width_gates(gated)
     ranked = {name: Ranked(harms[name]) for name in gates}
@@ -198,14 +184,7 @@ Losses = Callable[[nn.Module], Iterable[Tensor]]
 def prune_by_taylor(model: nn.Module, example: Tensor, budget: int, losses: Losses) -> nn.Module:
     """Return a model narrowed to a budget; where it is small enough, a copy that computes the same.
 
-    Args:
-        model: A plain model, in whose evaluation mode worth is measured; it is left alone.
-        example: Inputs of one call.
-        budget: The number of parameters wanted.
-        losses: Gives the losses on batches of train data.
-
-    Raises:
-        BudgetError: If the model cannot be brought to the budget.
+    Worth is measured in evaluation mode, by losses on train data.
     """
     gated = gate_widths(model, example)
     return prune_to_budget(gated, taylor_importance(gated, losses), budget).train(model.training)

@@ -88,13 +88,7 @@ def replace_by_fastfood(
     """Return a copy in which one Fastfood layer stands for all but the last of some layers.
 
     The last layer is made anew, to read the features. All weights made here are fresh, and need
-    training.
-
-    Args:
-        model: Any model; it is left alone.
-        layers: Fully connected layers one behind the other, at least two.
-        n_features: How many features the last layer reads.
-        seed: Decides the fresh weights.
+    training. The layers are fully connected and stand one behind the other.
     """
     found = [model.get_submodule(name) for name in layers]
     plain = [layer for layer in found if isinstance(layer, nn.Linear)]
@@ -123,11 +117,7 @@ def count_fastfood(n_in: int, n_features: int, n_outputs: int) -> int:
 
 
 def choose_features(model: nn.Module, layers: Sequence[str], budget: int) -> int:
-    """Return the largest number of features with which a model fits a budget.
-
-    Raises:
-        BudgetError: If what stays of the model is too large already.
-    """
+    """Return the largest number of features with which a model fits a budget."""
     first, last = (model.get_submodule(name) for name in (layers[0], layers[-1]))
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)

@@ -14,7 +14,6 @@ What is left of the factors goes into W and b, and the rows that go are taken ou
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -141,17 +140,9 @@ _SPACE: dict[type[nn.Module], int] = {
 """Dimensions of a layer's outputs that stand behind the channels; 0 for all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledLayer:
-    """A module that writes a group of channels, and the gate that each of its rows belongs to."""
-
-    layer: str
-    gate: Tensor
-
-    def largest(self, importance: Tensor, n_gates: int) -> Tensor:
-        """Return the largest importance for each gate."""
-        lowest = importance.new_full((n_gates,), -torch.inf)
-        return lowest.scatter_reduce(0, self.gate, importance, "amax")
+def _largest(importance: Tensor, gate: Tensor, n_gates: int) -> Tensor:
+    """Return the largest importance for each gate, of rows that belong to these gates."""
+    return importance.new_full((n_gates,), -torch.inf).scatter_reduce(0, gate, importance, "amax")
 
 
 class _FactorPenalty(nn.Module):
@@ -171,18 +162,11 @@ def add_diagonals(
 ) -> Penalised:
     """Return a copy with a factor behind every layer that can be narrowed, and its penalty.
 
-    Args:
-        model: Any model; it is left alone.
-        example: Inputs of one call.
-        strength: What each unit of a diagonal, or each factor that is not 0, adds to the loss.
-        penalty: Which one.
-
-    Raises:
-        InputError: If several layers write the same channels.
+    Each unit of a diagonal, or each factor that is not 0, adds `strength` to the loss.
     """
     made = copy.deepcopy(model)
-    for writer in writers(model, example).values():
-        made.set_submodule(writer.layer, Scaled(made.get_submodule(writer.layer), penalty))
+    for layer, _ in writers(model, example).values():
+        made.set_submodule(layer, Scaled(made.get_submodule(layer), penalty))
     return Penalised(made, _FactorPenalty(strength))
 
 
@@ -207,10 +191,7 @@ def fold_diagonals(network: nn.Module) -> nn.Module:
 def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.Module:
     """Return the plain network whose neurons are those above the threshold that fits a budget.
 
-    Args:
-        network: Trained, with diagonals (the `network` of what `add_diagonals` returned).
-        example: Inputs of one call.
-        budget: The number of parameters wanted.
+    `network` is that of what `add_diagonals` returned, trained.
     """
     found = scaled_layers(network)
     if not found:
@@ -219,8 +200,8 @@ def reduce_by_diagonals(network: nn.Module, example: Tensor, budget: int) -> nn.
     gated = gate_widths(plain, example)
     gates = width_gates(gated)
     harms = {
-        group: writer.largest(found[writer.layer].importance(), len(gates[group]))
-        for group, writer in writers(plain, example).items()
+        group: _largest(found[layer].importance(), gate, len(gates[group]))
+        for group, (layer, gate) in writers(plain, example).items()
     }
     return prune_to_budget(gated, harms, budget)
 
@@ -232,16 +213,16 @@ def count_left(network: nn.Module, example: Tensor) -> int:
     found, plain = scaled_layers(settled), fold_diagonals(settled)
     gated = gate_widths(plain, example)
     gates, kept = width_gates(gated), list[int]()
-    for group, writer in writers(plain, example).items():
-        factors = writer.largest(found[writer.layer].factors().abs(), len(gates[group]))
+    for group, (layer, gate) in writers(plain, example).items():
+        factors = _largest(found[layer].factors().abs(), gate, len(gates[group]))
         kept.append(max(1, int((factors > 0).sum())))
     return ParameterCounts(gated).parameters(kept)
 
 
-def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
-    """Return the module that writes each group of channels last, by the name of the group."""
+def writers(model: nn.Module, example: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """Return what writes each group of channels last, and the gate of each of its rows."""
     gated = gate_widths(model, example)
-    found: dict[str, ScaledLayer] = {}
+    found: dict[str, tuple[str, Tensor]] = {}
     for group in width_gates(gated):
         rows = {
             each.name.removesuffix(".weight"): each.channel
@@ -255,5 +236,5 @@ def writers(model: nn.Module, example: Tensor) -> dict[str, ScaledLayer]:
                 f"the channels of {group!r} are written by {', '.join(rows) or 'nothing'}; a "
                 "diagonal needs one layer that writes them: use a network without sums of layers"
             )
-        found[group] = ScaledLayer(last[0], rows[last[0]])
+        found[group] = last[0], rows[last[0]]
     return found

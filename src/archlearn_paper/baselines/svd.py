@@ -24,15 +24,7 @@ Factorisable = nn.Linear | nn.Conv2d
 
 
 def factorise(model: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
-    """Return a copy of a model whose named layers have become pairs of thin ones.
-
-    Args:
-        model: Any model; it is left alone.
-        ranks: The rank of each layer that is replaced, by its dotted name.
-
-    Raises:
-        InputError: If a name is no layer that can be factorised, or a rank does not fit it.
-    """
+    """Return a copy of a model whose named layers have become pairs of thin ones of a rank."""
     layers = {name: find_layer(model, name) for name in ranks}
     for name, rank in ranks.items():
         full = full_rank(layers[name])
@@ -151,9 +143,6 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
     for others where the budget allows more. The last one may pass the budget within its tolerance
     if the model were below it by more without. No layer gets a rank at which its two thin layers
     are as large as the whole one.
-
-    Raises:
-        BudgetError: If the layers at rank 1 are too large already.
     """
     layers = factorisable_layers(model)
     ranks = dict.fromkeys(layers, 1)
@@ -171,7 +160,8 @@ def choose_ranks(model: nn.Module, budget: int) -> dict[str, int]:
         _, name = heapq.heappop(waiting)
         price = sum(matrix_shape(layers[name]))
         most = left + margin if left > margin else left
-        if price > most or ranks[name] + 1 >= _whole_rank(layers[name]):
+        rows, columns = matrix_shape(layers[name])
+        if price > most or ranks[name] + 1 >= max(2, -(-rows * columns // (rows + columns))):
             continue
         ranks[name] += 1
         left -= price
@@ -198,9 +188,3 @@ def _worth(shares: Tensor, rank: int, layer: Factorisable) -> float:
         return 0.0
     kept = shares[:rank].sum().clamp_min(torch.finfo(shares.dtype).tiny)
     return math.log1p((shares[rank] / kept).item()) / sum(matrix_shape(layer))
-
-
-def _whole_rank(layer: Factorisable) -> int:
-    """Return the first rank at which two thin layers are as large as the whole one."""
-    rows, columns = matrix_shape(layer)
-    return max(2, -(-rows * columns // (rows + columns)))

@@ -42,14 +42,8 @@ def reduce_by_torch_pruning(
     """Return a copy pruned by group magnitude, to a budget.
 
     The smallest pruning ratio that meets the budget is found by halving. Where that jumps over
-    the tolerance, the channel whose loss comes nearest to the budget goes instead.
-
-    Args:
-        model: A trained model; it is left alone.
-        example: Inputs of one call.
-        budget: The number of parameters wanted.
-        all_layers_together: Whether channels of all layers are ranked together, or each layer
-            loses the same part of its own.
+    the tolerance, the channel whose loss comes nearest to the budget goes instead. Channels of all
+    layers are ranked together, or each layer loses the same part of its own.
     """
     low, high = 0.0, 1.0
     larger, smaller = copy.deepcopy(model), None
@@ -70,11 +64,6 @@ def reduce_by_torch_pruning(
             break
         larger = min(fitting or above, key=_count)
     return larger.train(model.training)
-
-
-def prunable_layers(model: nn.Module) -> list[str]:
-    """Return the layers whose outputs may go: all linear layers and convolutions but the last."""
-    return [name for name, layer in model.named_modules() if isinstance(layer, _LAYERS)][:-1]
 
 
 def reduce_evenly(model: nn.Module, example: Tensor, budget: int) -> nn.Module:
@@ -113,7 +102,8 @@ def _without_one_channel(model: nn.Module, example: Tensor) -> list[nn.Module]:
     tp = import_torch_pruning()
     importance = tp.importance.GroupMagnitudeImportance(p=2)
     options: list[nn.Module] = []
-    for name in prunable_layers(model):
+    layers = [name for name, layer in model.named_modules() if isinstance(layer, _LAYERS)]
+    for name in layers[:-1]:
         made = _prepare(model)
         layer = made.get_submodule(name)
         graph = tp.DependencyGraph().build_dependency(made, example_inputs=example)

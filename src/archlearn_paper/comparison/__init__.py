@@ -62,14 +62,7 @@ def find_comparisons(folder: Path) -> list[tuple[Experiment, Results]]:
 
 
 def find_methods(names: str | None) -> tuple[Method, ...]:
-    """Return the methods that were asked for, or all that what is installed allows.
-
-    Args:
-        names: With semicolons between them; None asks for all.
-
-    Raises:
-        SettingsError: If there is no such method.
-    """
+    """Return the methods named, between semicolons, or all that what is installed allows."""
     known = {each.name: each for each in METHODS}
     if names is None:
         missing = [n for n, each in known.items() if each.needs and find_spec(each.needs) is None]
@@ -94,14 +87,14 @@ def choose_setup(
     seeds: str | None = None,
     epochs: int | None = None,
 ) -> ComparisonSetup:
-    """Return network, budgets and scale that were asked for.
-
-    Raises:
-        SettingsError: If one of them is no list of different numbers, or there are too few epochs.
-    """
+    """Return network, budgets and scale that were asked for."""
     scale = replace(QUICK_COMPARISON if quick else FULL_COMPARISON, data=data)
     if seeds is not None:
-        scale = replace(scale, seeds=_parse_counted(seeds))
+        scale = replace(scale, seeds=parse_seeds(seeds))
+        if CALIBRATION_SEED in scale.seeds:
+            raise SettingsError(
+                f"--seeds {seeds!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
+            )
     if epochs is not None:
         if epochs < 2:
             raise SettingsError(f"--epochs {epochs}: give 2 at least, for a part before and after")
@@ -110,13 +103,3 @@ def choose_setup(
     if budgets is not None:
         chosen = parse_numbers(budgets, "--budget", "of parameters, as 5000,10000")
     return ComparisonSetup(model=model, budgets=chosen, scale=scale)
-
-
-def _parse_counted(text: str) -> tuple[int, ...]:
-    """Return the seeds that were typed; strengths are chosen on another one."""
-    seeds = parse_seeds(text)
-    if CALIBRATION_SEED in seeds:
-        raise SettingsError(
-            f"--seeds {text!r}: strengths are chosen on seed {CALIBRATION_SEED}; count others"
-        )
-    return seeds

@@ -69,13 +69,7 @@ CALIBRATION_SEED = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonSetup:
-    """What is the same for all methods, at one scale.
-
-    Attributes:
-        model: The large network to begin with.
-        budgets: Numbers of parameters.
-        scale: Seeds, epochs and data.
-    """
+    """What is the same for all methods: the large network, numbers of parameters, and a scale."""
 
     model: str
     budgets: tuple[int, ...]
@@ -130,13 +124,7 @@ class ComparisonSetup:
 
 
 def check_setup(setup: ComparisonSetup) -> None:
-    """Refuse data without classes and budgets out of reach, before anything is trained.
-
-    Raises:
-        SettingsError: If a budget is below the network with a channel a layer, or not below the
-            whole network.
-        DataError: If the data have no classes.
-    """
+    """Refuse data without classes and budgets out of reach, before anything is trained."""
     refuse_regression(find_dataset(setup.plain(0, 1)))
     network, example = setup.fresh_network(0), setup.example()
     gated = gate_widths(network, example)
@@ -209,11 +197,7 @@ class LearningMethod(Method):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FromScratchMethod(Method):
-    """A method that begins with a small network.
-
-    Attributes:
-        begin: The network, from a setup, a seed and a budget.
-    """
+    """A method that begins with a small network, from a setup, a seed and a budget."""
 
     begin: Callable[[ComparisonSetup, int, int], nn.Module]
 

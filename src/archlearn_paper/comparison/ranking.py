@@ -60,11 +60,7 @@ class MethodRanking:
         self._names = [*names, *([UNTUNED] if "svd" in names else []), SCRATCH]
 
     def derive(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return what each method came to at each budget, and who was first.
-
-        Raises:
-            BudgetError: If no method reached any budget.
-        """
+        """Return what each method came to at each budget, and who was first."""
         groups = group([row for row in rows if row.seed != CALIBRATION_SEED])
         results: dict[str, dict[str, Any]] = {}
         for method in self._names:
@@ -78,10 +74,13 @@ class MethodRanking:
             names = ", ".join(each.name for each in self._methods)
             budgets = " or ".join(f"{budget:,}" for budget in self._budgets)
             raise BudgetError(f"none of {names} reaches {budgets} parameters; ask for more")
-        budgets = {str(budget): _rank(results, str(budget)) for budget in self._budgets}
+        ranks: dict[str, list[str]] = {}
+        for budget in map(str, self._budgets):
+            there = [method for method, numbers in results.items() if budget in numbers]
+            ranks[budget] = sorted(there, key=lambda m: -results[m][budget]["accuracy"]["mean"])
         search, left = self._count_search(rows), [row.measured.get("left") for row in rows]
         sizes = sorted(size for size in left if size is not None)
-        return {"results": results, "ranks": budgets, "search": search, "l0_sizes": sizes}
+        return {"results": results, "ranks": ranks, "search": search, "l0_sizes": sizes}
 
     def _describe(
         self, method: str, budget: int, members: Sequence[Row], groups: Mapping[str, list[Row]]
@@ -183,41 +182,31 @@ class MethodRanking:
         return ResultTable(columns=columns, rows=tuple(rows))
 
 
-def _rank(results: Mapping[str, Mapping[str, Any]], budget: str) -> list[str]:
-    """Return the methods at a budget, the best first."""
-    there = [method for method, numbers in results.items() if budget in numbers]
-    return sorted(there, key=lambda m: -results[m][budget]["accuracy"]["mean"])
-
-
 def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:
     """Return the mean seconds of each group of rows that is not empty."""
-    return [spread_of(rows, lambda row: row.seconds).mean for rows in groups if rows]
-
-
-def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[float], float]:
-    """Return differences of accuracy by seed, and the p-value of a paired test."""
-    differences = pair_by_seed(ours["by_seed"], theirs["by_seed"])
-    return differences, paired_p_value(differences)
+    return [spread_of(rows, lambda row: row.seconds)["mean"] for rows in groups if rows]
 
 
 def _check_ahead(derived: Derived) -> list[Check]:
     """Return whether ours is ahead of the best rival, corrected for the number of budgets."""
     results = derived["results"]
-    compared = [
-        (budget, rivals[0], *_compare(results[OURS][budget], results[rivals[0]][budget]))
-        for budget in results[OURS]
-        if (rivals := [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)])
-    ]
-    corrected = correct_by_holm([p for *_, p in compared])
+    compared: list[tuple[str, str, list[float]]] = []
+    for budget, ours in results[OURS].items():
+        rivals = [m for m in derived["ranks"][budget] if m not in (OURS, *_KIN)]
+        if rivals:
+            theirs = results[rivals[0]][budget]
+            found = pair_by_seed(ours["by_seed"], theirs["by_seed"])
+            compared.append((budget, rivals[0], found))
+    corrected = correct_by_holm([paired_p_value(found) for *_, found in compared])
     return [
         Check(
             what=f"{OURS} is ahead of {rival} at {int(budget):,} parameters, seed by seed",
-            measured=f"{write_with_error(measure_spread(found).to_json())} points, {len(found)} "
+            measured=f"{write_with_error(measure_spread(found))} points, {len(found)} "
             f"seeds, p = {p:.3f} corrected for {len(compared)} budgets",
             bound=f"> 0 points, p < {SIGNIFICANT}",
             met=sum(found) > 0 and p < SIGNIFICANT,
         )
-        for (budget, rival, found, _), p in zip(compared, corrected, strict=True)
+        for (budget, rival, found), p in zip(compared, corrected, strict=True)
     ]
 
 
@@ -241,10 +230,7 @@ def _write(numbers: Mapping[str, Any] | None, derived: Derived, budget: str) -> 
     first = derived["results"][derived["ranks"][budget][0]][budget]
     text = write_spread(numbers["accuracy"])
     text = f"**{text}**" if numbers is first else text
-    n_seeds, n_all = len(numbers["seeds"]), _count_seeds(derived, budget)
+    # For some seeds a method may come out too small.
+    there = [each[budget] for each in derived["results"].values() if budget in each]
+    n_seeds, n_all = len(numbers["seeds"]), max(len(each["seeds"]) for each in there)
     return text if n_seeds == n_all else f"{text} ({n_seeds} of {n_all} seeds)"
-
-
-def _count_seeds(derived: Derived, budget: str) -> int:
-    """Return how many seeds were run: for some of them a method may come out too small."""
-    return max(len(each[budget]["seeds"]) for each in derived["results"].values() if budget in each)

@@ -192,11 +192,7 @@ def make_networks(makes: Sequence[Make], n_workers: int | None = None) -> list[n
     """Return the network that each function makes, or None where a budget cannot be reached.
 
     They are made on the CPU, in processes where there are processors to spare, so that a GPU need
-    not wait for long.
-
-    Args:
-        makes: Functions that can be pickled, with all that they hold.
-        n_workers: How many processes; None chooses, and below 2 stays in this one.
+    not wait for long; below 2 workers, in this one.
     """
     if n_workers is None:
         n_workers = min(MOST_WORKERS, (os.cpu_count() or 1) - LEFT_ALONE)
@@ -338,7 +334,7 @@ class ComparisonStages:
         """Return the methods of the highest means at a budget."""
         groups = group([finished.row for finished in done])
         means = {
-            each.name: spread_of(groups[row], lambda found: found.accuracy).mean
+            each.name: spread_of(groups[row], lambda found: found.accuracy)["mean"]
             for each in self._methods
             if (row := name_result(each.name, budget)) in groups
         }

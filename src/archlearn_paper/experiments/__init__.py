@@ -40,11 +40,7 @@ def list_experiments() -> str:
 
 
 def find_experiment(name: str) -> "Experiment":
-    """Return an experiment.
-
-    Raises:
-        SettingsError: If there is none of that name; the nearest one is suggested.
-    """
+    """Return an experiment by its name."""
     check_name(name)
     module = importlib.import_module(f"archlearn_paper.experiments.{name.replace('-', '_')}")
     return replace(module.EXPERIMENT, name=name, title=TITLES[name])

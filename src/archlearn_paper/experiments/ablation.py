@@ -51,9 +51,8 @@ def name_change(model: str, change: str) -> str:
     return f"{model}: {change}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each network, change and seed."""
-    del done
     scale = scale.shorten(_EPOCHS, 3)
     changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
     return [

@@ -42,11 +42,13 @@ def name_pair(cost: float, binarise: float) -> str:
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return one run for each pair of strengths and seed, the middle ones left out if quick."""
-    del done
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+    """Return one run for each pair of strengths and seed; of a quick version the middle cross."""
     scale = scale.shorten(_EPOCHS)
     rate = choose_gate_rate(scale, WIDTH_COSTS[1], _FREEZE_FOR)
+    grid = itertools.product(WIDTH_COSTS, BINARISING)
+    if scale.points is not None:
+        grid = [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
     return [
         Run(
             row=name_pair(cost, binarise),
@@ -54,27 +56,18 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
                 scale, seed, cost, ratio=cost / binarise, gate_rate=rate, freeze_for=_FREEZE_FOR
             ),
         )
-        for cost, binarise in _choose_pairs(scale)
+        for cost, binarise in grid
         for seed in scale.seeds
     ]
-
-
-def _choose_pairs(scale: Scale) -> list[tuple[float, float]]:
-    """Return the whole grid; of a quick version the cross through its middle."""
-    grid = [(cost, binarise) for cost in WIDTH_COSTS for binarise in BINARISING]
-    if scale.points is None:
-        return grid
-    return [p for p in grid if p[0] == WIDTH_COSTS[1] or p[1] == BINARISING[1]]
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     """Return curves, final widths and when they settled, for each pair and each strength."""
     groups, pairs = group(rows), list[dict[str, Any]]()
-    for cost in WIDTH_COSTS:
-        for binarise in BINARISING:
-            members = groups.get(name_pair(cost, binarise))
-            if members:
-                pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
+    for cost, binarise in itertools.product(WIDTH_COSTS, BINARISING):
+        members = groups.get(name_pair(cost, binarise))
+        if members:
+            pairs.append({"cost": cost, "binarise": binarise, **_measure(members)})
     return {
         "pairs": pairs,
         "final_by_cost": _average(pairs, "cost", "finals"),
@@ -92,7 +85,7 @@ def _measure(rows: Sequence[Row]) -> dict[str, Any]:
     steps = [entry["step"] for entry in rows[0].history]
     return {
         "steps": steps,
-        "mean": [measure_spread(values).mean for values in zip(*curves, strict=True)],
+        "mean": [measure_spread(values)["mean"] for values in zip(*curves, strict=True)],
         "least": [min(values) for values in zip(*curves, strict=True)],
         "most": [max(values) for values in zip(*curves, strict=True)],
         "finals": [curve[-1] for curve in curves],
@@ -124,7 +117,7 @@ def _average(pairs: Sequence[Mapping[str, Any]], strength: str, number: str) -> 
     values: dict[str, list[float]] = {}
     for pair in sorted(pairs, key=lambda pair: pair[strength]):
         values.setdefault(f"{pair[strength]:g}", []).extend(pair[number])
-    return {value: measure_spread(found).to_json() for value, found in values.items()}
+    return {value: measure_spread(found) for value, found in values.items()}
 
 
 def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any]:
@@ -162,14 +155,12 @@ def _check(derived: Derived) -> list[Check]:
 def _check_falling(what: str, found: Mapping[str, Any]) -> Check:
     """Return whether each mean is below the one before by more than the error of the two."""
     written = ", ".join(f"{value}: {spread['mean']:,.0f}" for value, spread in found.items())
-    falling = all(_is_below(after, before) for before, after in itertools.pairwise(found.values()))
+    falling = all(
+        a["mean"] - b["mean"] > math.hypot(a["error"] or 0.0, b["error"] or 0.0)
+        for a, b in itertools.pairwise(found.values())
+    )
     bound = "falling, by more than an error each time"
     return Check(what=what, measured=written, bound=bound, met=falling)
-
-
-def _is_below(after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    error = math.hypot(after["error"] or 0.0, before["error"] or 0.0)
-    return before["mean"] - after["mean"] > error
 
 
 def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
@@ -196,7 +187,7 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
         (
             f"{pair['cost']:g}",
             f"{pair['binarise']:g}",
-            *(write_counts(measure_spread(pair[number]).to_json()) for number in columns),
+            *(write_counts(measure_spread(pair[number])) for number in columns),
         )
         for pair in derived["pairs"]
     )

@@ -63,9 +63,8 @@ def name_control(n_examples: int) -> str:
     return f"{_name_classes(_CLASSES[-1])}, {n_examples:,} examples"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs that learn, by classes and by examples, and those of the network given."""
-    del done
     works: list[RunTask] = []
     part = _with_examples(scale, _EXAMPLES)
     for n_classes in scale.pick(_CLASSES):
@@ -101,14 +100,18 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
     found = [n for n in _CLASSES if _name_classes(n) in groups]
     classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
     losses = {
-        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss).to_json()
+        str(n): spread_of(groups[_name_classes(n) + GIVEN], lambda row: row.train_loss)
         for n in found
     }
     means = {name: [classes[str(n)][name]["mean"] for n in found] for name in _JUDGED}
+    runs = [(n, row) for n in found for row in groups[_name_classes(n)]]
     return {
         "classes": classes,
         "spearman": {name: correlate_ranks(found, means[name]) for name in _JUDGED},
-        "spearman_of_runs": _correlate_runs(groups, found),
+        "spearman_of_runs": {
+            name: correlate_ranks([n for n, _ in runs], [_NUMBERS[name](row) for _, row in runs])
+            for name in _JUDGED
+        },
         "examples": {
             str(n): _describe(groups[name_control(n)])
             for n in _MORE_EXAMPLES
@@ -120,17 +123,8 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    numbers = {name: spread_of(rows, read).to_json() for name, read in _NUMBERS.items()}
+    numbers = {name: spread_of(rows, read) for name, read in _NUMBERS.items()}
     return numbers | {"limit": rows[0].settings.get("limit")}
-
-
-def _correlate_runs(groups: dict[str, list[Row]], found: Sequence[int]) -> dict[str, float]:
-    """Return the rank correlations over single runs instead of means."""
-    pairs = [(n, row) for n in found for row in groups[_name_classes(n)]]
-    counts = [n for n, _ in pairs]
-    return {
-        name: correlate_ranks(counts, [_NUMBERS[name](row) for _, row in pairs]) for name in _JUDGED
-    }
 
 
 def _check(derived: Derived) -> list[Check]:

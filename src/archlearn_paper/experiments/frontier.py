@@ -43,9 +43,8 @@ def _name_price(cost: float, curve: str) -> str:
     return f"λ3 {cost:g} by {curve}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each cost, price and seed; widths and depth are learnt."""
-    del done
     return [
         Run(
             row=_name_price(cost, curve),

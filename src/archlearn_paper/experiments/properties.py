@@ -39,15 +39,10 @@ _MOST_REMOVALS = 120
 
 @torch.no_grad()
 def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int) -> dict[str, Any]:
-    """Return the train loss, and its rise without each single hidden neuron.
+    """Return the train loss, and its rise without each single hidden neuron of a chain of layers.
 
     Weights and bias of a neuron are set to zero: what an activation with `act(0) = 0` then gives
     is zero too. The loss is that on always the same part of the train examples.
-
-    Args:
-        network: A plain chain of layers; it is left alone.
-        settings: Of the run that learnt it: they say which data.
-        n_examples: How many train examples are used.
     """
     dataset, device = find_dataset(settings), best_device()
     generator = torch.Generator().manual_seed(_PROBE_SEED)
@@ -57,7 +52,8 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
     probed = copy.deepcopy(network).to(device)
     loss = evaluate(probed, split, objective).loss
     rises: list[float] = []
-    neurons = [(each, n) for each in _hidden_layers(probed) for n in range(each.weight.shape[0])]
+    layers = [m for m in probed.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    neurons = [(each, n) for each in layers[:-1] for n in range(each.weight.shape[0])]
     for layer, neuron in neurons[:: 1 + (len(neurons) - 1) // _MOST_REMOVALS]:
         own = list(layer.parameters(recurse=False))
         kept = [parameter[neuron].clone() for parameter in own]
@@ -67,12 +63,6 @@ def measure_removals(network: nn.Module, settings: RunSettings, n_examples: int)
         for parameter, values in zip(own, kept, strict=True):
             parameter[neuron] = values
     return {"loss": loss, "n_examples": len(split), "rises": rises}
-
-
-def _hidden_layers(network: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """Return all layers with weights but the last."""
-    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    return layers[:-1]
 
 
 _SHARE_BOUND = 0.95
@@ -115,7 +105,7 @@ def _sum_up_removals(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "n": len(rises),
         "share": _share(rises),
-        "by_seed": measure_spread(shares).to_json(),
+        "by_seed": measure_spread(shares),
         "median_rise": sorted(rises)[len(rises) // 2],
         "rises": [float(f"{rise:.3g}") for rise in sorted(rises)],
     }
@@ -129,12 +119,10 @@ def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, An
     """Return the train loss of learnt networks less that of the same ones from scratch."""
     losses = {row.seed: row.train_loss for row in scratch}
     return {
-        "learnt": measure_spread([row.train_loss for row in learnt]).to_json(),
-        "scratch": measure_spread([row.train_loss for row in scratch]).to_json(),
+        "learnt": measure_spread([row.train_loss for row in learnt]),
+        "scratch": measure_spread([row.train_loss for row in scratch]),
         "gap": table_1.compare_by_seed(learnt, scratch, lambda row: row.train_loss),
-        "relative": measure_spread(
-            [row.train_loss / losses[row.seed] - 1 for row in learnt]
-        ).to_json(),
+        "relative": measure_spread([row.train_loss / losses[row.seed] - 1 for row in learnt]),
         "accuracy_gap": table_1.compare_by_seed(learnt, scratch),
     }
 

@@ -21,6 +21,7 @@ from archlearn_paper.experiment import (
     check_at_least,
     group,
     reaches,
+    spread_of,
     summarise_rows,
     write_with_error,
 )
@@ -156,9 +157,8 @@ def list_paper() -> list[dict[str, Any]]:
     ]
 
 
-def try_cost_powers(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def try_cost_powers(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the runs on validation data by which the power of the cost is chosen."""
-    del done
     aside = replace(scale, validation=scale.validation or VALIDATION)
     return [
         Run(
@@ -227,7 +227,8 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         line = LEARNT.get(finished.row.row)
         if line is None or line.given is None:
             continue
-        given = _given_of(finished.row)
+        hidden = dict(list(finished.row.widths.items())[:-1])
+        given = Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
         # Depth is given too: a layer that stayed non-linear is not to merge here.
         learn = "all" if given.linear else "width"
         settings = learn_architecture(scale, finished.row.seed, line.given, learn=learn)
@@ -235,12 +236,6 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         row = finished.row.row + _FFW
         works.append(Run(row=row, settings=settings, after_epoch=holder, finish_compact=True))
     return works
-
-
-def _given_of(row: Row) -> Given:
-    """Return the architecture that a run learnt, as one to be given."""
-    hidden = dict(list(row.widths.items())[:-1])
-    return Given(widths=hidden, linear=() if "fc1" in hidden else ("fc1",))
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
@@ -253,9 +248,9 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
             if not name.startswith(CHOICE)
         },
         "choice": {
-            name.removeprefix(CHOICE): measure_spread(
-                [100 * (row.validation_accuracy or 0.0) for row in members]
-            ).to_json()
+            name.removeprefix(CHOICE): spread_of(
+                members, lambda row: 100 * (row.validation_accuracy or 0.0)
+            )
             for name, members in groups.items()
             if name.startswith(CHOICE)
         },
@@ -286,7 +281,7 @@ def compare_by_seed(
 ) -> dict[str, Any]:
     """Return by how much a number of rows, the accuracy, is above that of the same seeds."""
     sides = [{row.seed: float(number(row)) for row in rows} for rows in (ours, theirs)]
-    return measure_spread(pair_by_seed(*sides)).to_json()
+    return measure_spread(pair_by_seed(*sides))
 
 
 def _check(derived: Derived) -> list[Check]:

@@ -98,7 +98,8 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the baseline and all that learns an architecture; table 1 has some of it."""
     power = choose_cost_power([finished.row for finished in done])
     shared = {BASELINE, *(size.smaller for size in SVD_SIZES)}
-    longer = _as_long_as_svd(scale)
+    # As many epochs as SVD has: those of the baseline and of fine-tuning.
+    longer = replace(scale, epochs=scale.epochs + (fine_tune(scale, 0).epochs or 0))
     as_large = [
         Run(
             row=size.al_row,
@@ -109,11 +110,6 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
         for seed in scale.seeds
     ]
     return [*(run for run in learn_table_1(scale, done) if run.row in shared), *as_large]
-
-
-def _as_long_as_svd(scale: Scale) -> Scale:
-    """Return a scale with the epochs that SVD has: those of the baseline and of fine-tuning."""
-    return replace(scale, epochs=scale.epochs + (fine_tune(scale, 0).epochs or 0))
 
 
 def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:

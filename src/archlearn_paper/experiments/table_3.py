@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from archlearn.nn.functional import THRESHOLD
-from archlearn.training.settings import RunSettings
 from archlearn_paper.experiment import (
     Check,
     Derived,
@@ -66,25 +65,25 @@ def _name_depth(depth: int) -> str:
     return f"depth {depth}"
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
     """
-    del done
     quick = scale.points is not None
     depths = list(_PAPER)[:1] if quick else list(_PAPER)
     scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(_EPOCHS)
     return [
-        Run(row=_name_depth(depth), settings=_settings(scale, seed, depth), finish_compact=True)
+        Run(
+            row=_name_depth(depth),
+            settings=learn_architecture(
+                scale, seed, _COST, model=f"deep-lenet:{depth - _N_OTHER_LAYERS}", **_CHANGED
+            ),
+            finish_compact=True,
+        )
         for depth in depths
         for seed in scale.seeds
     ]
-
-
-def _settings(scale: Scale, seed: int, depth: int) -> RunSettings:
-    model = f"deep-lenet:{depth - _N_OTHER_LAYERS}"
-    return learn_architecture(scale, seed, _COST, model=model, **_CHANGED)
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
                 **summarise_rows(members),
                 "depths": [row.n_layers for row in members],
                 "start": _describe_start(members[0]),
-                "error": spread_of(members, lambda row: row.error).to_json(),
+                "error": spread_of(members, lambda row: row.error),
                 "dead": sum(row.accuracy < _DEAD for row in members),
             }
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]

@@ -220,11 +220,7 @@ class RelaxDropout:
 
 
 def _choose_plan(scale: Scale) -> CaseStudy:
-    """Return the plan for a scale.
-
-    Raises:
-        SettingsError: If the data are not colour images of many classes.
-    """
+    """Return the plan for a scale; the data must be colour images of many classes."""
     if scale.data.partition(":")[0] not in ("tiny-imagenet", "imagenet", "folder"):
         raise SettingsError(
             f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
@@ -233,9 +229,8 @@ def _choose_plan(scale: Scale) -> CaseStudy:
     return QUICK_STUDY if scale.name == "quick" else _FULL_STUDY
 
 
-def train_references(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     """Return the reference of each seed."""
-    del done
     epochs = _choose_plan(scale).epochs
     return [
         Run(row=_REFERENCE, settings=_settings(scale, seed, epochs, _LEARNING_RATE))
@@ -289,8 +284,9 @@ def _made_smaller(scale: Scale, network: nn.Module, seed: int) -> dict[str, nn.M
     example, sixth = _example(scale), network.get_submodule("fc6")
     assert isinstance(sixth, nn.Linear)
     n_features = _FASTFOOD_SHARE * sixth.out_features
+    moved = copy.deepcopy(network).to(best_device())  # an SVD takes a GPU a moment
     made = {
-        _FACTORISED: _factorise(network),
+        _FACTORISED: factorise(moved, quarter_ranks(moved)).cpu(),
         _PRUNED: reduce_by_merging(network, example, round(_PRUNED_SHARE * n_parameters)),
         _FASTFOOD: replace_by_fastfood(network, ["fc6", "fc7", "fc8"], n_features),
     }
@@ -301,12 +297,6 @@ def _made_smaller(scale: Scale, network: nn.Module, seed: int) -> dict[str, nn.M
         for name, reduce in RIVALS.items():
             made[f"{name}, {share} %"] = reduce(network, example, budget)
     return made
-
-
-def _factorise(network: nn.Module) -> nn.Module:
-    """Return the network at a quarter of its ranks, found on a GPU if there is one."""
-    moved = copy.deepcopy(network).to(best_device())
-    return factorise(moved, quarter_ranks(moved)).cpu()
 
 
 def _example(scale: Scale) -> Tensor:
@@ -452,7 +442,10 @@ def _table_4(summaries: Mapping[str, Any]) -> ResultTable:
             write_number(line.parameters, 1),
             write_number(line.accuracy),
             write_number(line.compression, 0),
-            *_state_ours(summaries, row),
+            write_counts(summaries[row]["parameters"]),
+            write_spread(summaries[row]["accuracy"], error=True),
+            f"{_compression(summaries, row):.1f}",
+            f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
         )
         for row, line in _list_rows(summaries).items()
     )
@@ -466,16 +459,6 @@ def _list_rows(summaries: Mapping[str, Any]) -> dict[str, Table4Row]:
         *(r for r in summaries if r not in _PAPER),
     ]
     return {name: _PAPER.get(name, Table4Row()) for name in names}
-
-
-def _state_ours(summaries: Mapping[str, Any], row: str) -> tuple[str, ...]:
-    """Return our part of a line of table 4."""
-    return (
-        write_counts(summaries[row]["parameters"]),
-        write_spread(summaries[row]["accuracy"], error=True),
-        f"{_compression(summaries, row):.1f}",
-        f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
-    )
 
 
 def _table_5(summaries: Mapping[str, Any]) -> ResultTable:

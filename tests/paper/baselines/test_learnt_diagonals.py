@@ -76,7 +76,7 @@ def test_folding_computes_the_same(kind: str) -> None:
 
 
 def test_norms_carry_the_diagonal_where_there_are_any() -> None:
-    found = {writer.layer for writer in writers(ConvNet(1), DIGITS).values()}
+    found = {writer[0] for writer in writers(ConvNet(1), DIGITS).values()}
     assert found == {f"norms.{n}" for n in range(6)}
 
 

@@ -187,8 +187,13 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
     states = [_state_of(value, node, shape) for value, node in _arguments(step)]
     place = [i for i, (value, _) in enumerate(_arguments(step)) if isinstance(value, Labels)]
     for index, labels, ids, is_firm in zip(place, step.labels, spread, firm, strict=True):
-        if is_firm:
-            _tie(step, base, ids)
+        if is_firm:  # of a matrix its rows are tied, where only these are beside
+            lines = None if len(varying(ids)) < 2 else step.constraints.lines_of(ids)
+            if lines is None or varying(lines[0]) != varying(base):
+                step.constraints.tie(base, ids)
+            else:
+                step.constraints.tie(base, lines[0])
+                step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
         elif varying(ids):  # broadcast along some of these dimensions only
             step.constraints.spreads.append((base, ids))
         else:
@@ -199,16 +204,6 @@ def combine(step: OpCall, state_rule: StateRule, *, ties_fixed: bool = True) -> 
             states[index] = torch.tensor(UNKNOWN)
     state = pointwise(lambda *each: state_rule(list(each)), *states)
     return Labels(base, state.broadcast_to(shape))
-
-
-def _tie(step: OpCall, base: Tensor, ids: Tensor) -> None:
-    """Tie what stands at the same place: of a matrix its rows, where only these are beside."""
-    lines = None if len(varying(ids)) < 2 else step.constraints.lines_of(ids)
-    if lines is None or varying(lines[0]) != varying(base):
-        step.constraints.tie(base, ids)
-    else:
-        step.constraints.tie(base, lines[0])
-        step.constraints.tie(lines[1], torch.tensor(FIXED).expand(ids.shape))
 
 
 def _is_firm(labels: Labels, shape: torch.Size, dims: list[int]) -> bool:
@@ -311,8 +306,9 @@ def _glu(step: OpCall) -> Any:
     ids, gate_ids = step.x.ids.chunk(2, dim)
     state, gate_state = step.x.state.chunk(2, dim)
     step.constraints.tie(ids, gate_ids)
-    return Labels(ids, pointwise(_gate_state, state, gate_state))
-
-
-def _gate_state(state: Tensor, gate_state: Tensor) -> Tensor:
-    return torch.where(state == ZERO, ZERO, torch.maximum(state, gate_state))
+    return Labels(
+        ids,
+        pointwise(
+            lambda x, g: torch.where(x == ZERO, ZERO, torch.maximum(x, g)), state, gate_state
+        ),
+    )

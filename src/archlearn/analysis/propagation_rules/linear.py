@@ -51,7 +51,11 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
     None if all lie along the one that is summed over, or along several others.
     """
     others = [other for other in varying(step.x.ids) if other != dim]
-    if len(others) != 1 or not step.may_gate_reads or not _is_pointwise(step, op, dim):
+    # It must do the same at each place, and read nothing beside.
+    kernel = find_tensor(step.net, op.weight).shape[2:]
+    before, after = ([n for at, n in enumerate(x.shape) if at != dim] for x in (step.x, step.out))
+    is_pointwise = op.groups == 1 and not op.padded and kernel.numel() == 1 and before == after
+    if len(others) != 1 or not step.may_gate_reads or not is_pointwise:
         return None
     (other,) = others
     if dim not in varying(step.x.ids):
@@ -62,14 +66,6 @@ def _find_passing(step: OpCall, op: LinearOp, dim: int) -> tuple[int, Tensor, Te
     if found.keys() != {(other,), (dim,)}:
         return None
     return other, line_along(found[other,], other), line_along(found[dim,], dim)
-
-
-def _is_pointwise(step: OpCall, op: LinearOp, dim: int) -> bool:
-    """Return whether a layer does the same at each place, and reads nothing beside."""
-    kernel = find_tensor(step.net, op.weight).shape[2:]
-    same = [size for at, size in enumerate(step.x.shape) if at != dim]
-    is_same = same == [size for at, size in enumerate(step.out.shape) if at != dim]
-    return op.groups == 1 and not op.padded and kernel.numel() == 1 and is_same
 
 
 def _pass(

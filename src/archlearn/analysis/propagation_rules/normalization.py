@@ -27,7 +27,9 @@ def within_channel(step: OpCall) -> Any:
     is_computed = any(labels.name is None for labels in step.labels[1:])
     if not isinstance(step.out, Tensor) or step.out.shape != step.x.shape or is_computed:
         return opaque(step)
-    ids, _ = step.constraints.read(step.x, _channel_dim(step))
+    n_space = {"1d": 1, "2d": 2, "3d": 3}.get(step.name[-2:], 0)
+    is_batched = step.x.ids.dim() > n_space + 1 or "Batch" in step.name or n_space == 0
+    ids, _ = step.constraints.read(step.x, 1 if is_batched else 0)
     _tie_tensors(step, ids)
     return Labels(step.x.ids, replaced(step.x.state, ZERO, CONSTANT))
 
@@ -144,9 +146,3 @@ def local_response(step: OpCall) -> Any:
     dim = 1 if step.x.ids.dim() > 2 else 0
     step.constraints.read(step.x, dim)
     return Labels(step.x.ids, step.x.state)
-
-
-def _channel_dim(step: OpCall) -> int:
-    n_space = {"1d": 1, "2d": 2, "3d": 3}.get(step.name[-2:], 0)
-    batched = step.x.ids.dim() > n_space + 1 or "Batch" in step.name or n_space == 0
-    return 1 if batched else 0

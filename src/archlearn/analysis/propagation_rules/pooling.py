@@ -25,7 +25,7 @@ def pool(step: OpCall) -> Any:
     """Pool over space; zero stays zero, and a constant stays one unless zeros are counted in."""
     if not isinstance(step.out, Tensor):
         return opaque(step)
-    n_space = _n_space(step)
+    n_space = next((n for n in (1, 2, 3) if f"{n}d" in step.name), step.x.ids.dim() - 2)
     dim = step.x.ids.dim() - 1 - n_space
     if dim < 0:
         return opaque(step)
@@ -83,10 +83,10 @@ def _reduce(step: OpCall, keeps_constants: bool) -> Any:
     of_dims, of_keepdim = _PLACES.get(step.name, (1, 2))
     dims = step.argument(of_dims, "dim", step.kwargs.get("axis"))
     keepdim = bool(step.argument(of_keepdim, "keepdim", False))
-    if not isinstance(step.out, Tensor) or not _are_dims(dims):
+    each = dims if isinstance(dims, tuple | list) else (dims,)
+    if not (isinstance(step.out, Tensor) and each and all(type(dim) is int for dim in each)):
         return opaque(step)
-    n = step.x.ids.dim()
-    chosen = {dim % n for dim in (dims if isinstance(dims, tuple | list) else (dims,))}
+    chosen = {dim % step.x.ids.dim() for dim in each}
     ids, state = step.x.ids, step.x.state
     dims = set(varying(ids))
     if chosen & dims:
@@ -137,16 +137,6 @@ def _is_over_channels_alone(step: OpCall) -> bool:
     dims: Any = step.argument(1, "dim")
     found = dims if isinstance(dims, tuple | list) else (dims,)
     return step.may_gate_reads and [dim % step.x.ids.dim() for dim in found] == varying(step.x.ids)
-
-
-def _are_dims(dims: Any) -> bool:
-    each = dims if isinstance(dims, tuple | list) else (dims,)
-    return len(each) > 0 and all(type(dim) is int for dim in each)
-
-
-def _n_space(step: OpCall) -> int:
-    found = (n for n in (1, 2, 3) if f"{n}d" in step.name)
-    return next(found, step.x.ids.dim() - 2)
 
 
 def _keeps_constants(step: OpCall) -> bool:
