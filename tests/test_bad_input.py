@@ -62,6 +62,13 @@ def test_options_of_add_gates_are_looked_at_first(options: dict[str, Any], messa
         al.add_gates(make_net(), X, **options)
 
 
+def test_a_model_without_numbers_is_refused() -> None:
+    net = make_net().to("meta")
+    for function in (al.add_gates, al.inspect):
+        with pytest.raises(al.InputError, match=r"'0.weight' is on the meta device.*to_empty"):
+            function(net, X)
+
+
 def test_an_example_without_rows_is_refused() -> None:
     with pytest.raises(al.InputError, match=r"example_inputs hold a tensor of shape \(0, 4\)"):
         al.add_gates(make_net(), X[:0])

@@ -207,6 +207,21 @@ def check_made(net: nn.Module) -> None:
             )
 
 
+def check_numbers(net: nn.Module) -> None:
+    """Refuse a model on the meta device.
+
+    Raises:
+        InputError: If a parameter or buffer has no numbers.
+    """
+    for name, tensor in list_tensors(net):
+        if tensor.is_meta:
+            raise InputError(
+                f"{name!r} is on the meta device, without numbers, and a model is looked at by "
+                "running it; make it where it is to be, or call model.to_empty(device=...) and "
+                "load its state_dict first"
+            )
+
+
 def check_unsharded(net: nn.Module, advice: str) -> None:
     """Refuse a model with parameters that `fully_shard` has spread over processes."""
     for name, parameter in net.named_parameters():

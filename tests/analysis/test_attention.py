@@ -498,6 +498,12 @@ WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
 }  # fmt: skip
 
 
+TURNED_OR_NORMED = (
+    Batched, Grouped, GroupedBySdpa, Decomposed, Normed, NormedByHand, Turned, TurnedInPairs,
+    TurnedLikeAnother, TurnedApart,
+)  # fmt: skip
+
+
 def gates_of(gated: nn.Module) -> dict[str, nn.Parameter]:
     """Return the gates of attention."""
     return {name: gate for name, gate in al.width_gates(gated).items() if name != "stem"}
@@ -533,6 +539,81 @@ def test_heads_lose_the_same_channels_each_beside_whole_heads(
     al.shrink_(gated)
     assert (gated(x) - before).abs().max() < 1e-10
     assert al.plan(gated).after == al.count_costs(small)
+
+
+# Of which gates each head may lose other channels: not where all heads share something within.
+FREE: dict[Callable[[], Attention], set[str]] = {
+    kind: {"value"} if kind in TURNED_OR_NORMED else set(WITHIN[kind]) for kind in KINDS
+} | {SharedAndTurned: set(), MultiQuery: set(), Cosine: set()}
+
+
+def shuffle_(gated: nn.Module) -> None:
+    """Let each gate within heads stand for another channel in each of them."""
+    generator = torch.Generator().manual_seed(1)
+    store: Any = gated.archlearn_gates
+    for order in store.orders().values():
+        order.copy_(torch.rand(order.shape, generator=generator).argsort(1))
+
+
+@each_kind
+def test_each_head_may_lose_other_channels_but_equally_many(
+    kind: Callable[[], Attention], tmp_path: Path
+) -> None:
+    x, path = draw(3, 6, 5), tmp_path / "small.safetensors"
+    gated, other = add_gates(kind), add_gates(kind)
+    store: Any = gated.archlearn_gates
+    assert set(store.orders()) == FREE[kind]
+    before, alike = gated(x), al.compact(close_within(add_gates(kind)))
+    shuffle_(gated)
+    assert torch.equal(gated(x), before)
+    close_within(gated).train()(x).square().sum().backward()
+    for name, probe in store.probes().items():
+        assert bool((probe.grad != 0).all())
+        torch.testing.assert_close(probe.grad.sum(0), gates_of(gated)[name].grad)
+    small: Any = al.compact(gated)
+    for mode in (True, False):
+        assert (gated.train(mode)(x) - small.train(mode)(x)).abs().max() < 1e-10
+    assert al.plan(gated).after == al.count_costs(small) == al.count_costs(alike)
+    kept = al.kept_channels(small)
+    if FREE[kind] & {"value", "qkv/2", "qkv/3"}:
+        n_places = len(kept["out.weight"][1]) // len(store.orders()[max(FREE[kind])])
+        places = [column % SIZE for column in kept["out.weight"][1]]
+        assert len({tuple(places[i : i + n_places]) for i in range(0, len(places), n_places)}) > 1
+    al.save(small, path)
+    assert (al.load(path)(x) - small(x)).abs().max() < 1e-12
+    after = gated(x)
+    al.shrink_(gated)
+    assert (gated(x) - after).abs().max() < 1e-10
+    assert al.kept_channels(al.compact(gated)) == kept
+    al.shrink_(other, like=gated.state_dict())
+    other.load_state_dict(gated.state_dict())
+    assert torch.equal(other(x), gated(x))
+    assert al.kept_channels(al.compact(other)) == kept
+
+
+def close_within(gated: nn.Module) -> nn.Module:
+    """Close a gate of each group within heads."""
+    with torch.no_grad():
+        for name, gate in gates_of(gated).items():
+            if gate is not heads_of(gated):
+                gates_of(gated)[name][1] = 0.1
+    return gated
+
+
+def test_a_state_from_before_heads_had_an_order_is_loaded() -> None:
+    gated, other = add_gates(ByHand), add_gates(ByHand)
+    close_within(gated)
+    state = {name: value for name, value in gated.state_dict().items() if ".order." not in name}
+    other.load_state_dict({name: value for name, value in state.items() if ".probe." not in name})
+    assert torch.equal(other(draw(2, 6, 5)), gated(draw(2, 6, 5)))
+
+
+def test_probes_are_no_weights() -> None:
+    gated = add_gates(ByHand)
+    store: Any = gated.archlearn_gates
+    known = {id(weight) for weight in al.weights(gated)}
+    assert store.probes()
+    assert not known & {id(probe) for probe in store.probes().values()}
 
 
 class OneHead(Attention):

@@ -54,8 +54,11 @@ def test_what_is_wrong_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--budget multiply_adds=75%,50%" in capsys.readouterr().err
     assert call("--budget", "multiply_adds", *out) == 1
     assert "write it as --budget" in capsys.readouterr().err
+    assert call("--budget", "multiply_adds=50%,half", *out) == 1
+    assert "budget for multiply_adds is 'half'; give a number" in capsys.readouterr().err
     assert call("--budget", "parameters=50%", "--seeds", "a", *out) == 1
     assert "write 0,1,2" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow

@@ -90,6 +90,8 @@ def test_the_command_exports_files(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "small.pt2").is_file()
     assert call("export", path, "--to", "python") == 1
     assert "--shape 1x28x28" in capsys.readouterr().err
+    assert call("export", path, "--to", "onnx", "--shape", "3x3") == 1
+    assert "small.safetensors does not take examples of shape (3, 3)" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     assert call("export", tmp_path / "run", "--to", "python") == 1
     assert "no compact model yet" in capsys.readouterr().err

@@ -57,6 +57,9 @@ def set_gates_(gated: nn.Module, gates: Gates) -> None:
     for width in al.width_gates(gated).values():
         closed = draw(width.shape, gates.closed) | draw(torch.Size(), gates.whole)
         width.copy_(torch.where(closed, CLOSED, OPEN))
+    for order in find_store(gated).orders().values():  # pyright: ignore[reportOptionalMemberAccess]
+        numbers = torch.rand(order.shape, generator=generator).argsort(1)
+        order.copy_(order.sort(1).values.gather(1, numbers))
     for depth in al.depth_gates(gated).values():
         depth.copy_(torch.where(draw(depth.shape, gates.linear), OPEN, CLOSED))
     for branch in al.branch_gates(gated).values():

@@ -43,6 +43,7 @@ NETWORKS = programs(STARTS, KINDS, SHAPES)
 # Nothing but streams, norms, branches, and what stands between them.
 _OF_STREAMS = ["stream", "group_normed", "stacked", "transformer", "headed", "mixed", "residual"]
 STREAMS = programs(_OF_STREAMS[:3], [*_OF_STREAMS, "plain"], SHAPES)
+HEADS = programs(["headed"], ["headed", "stream", "plain"], [(2, 6), (3, 5), (2, 6, 6)])
 
 
 class Network(nn.Module):

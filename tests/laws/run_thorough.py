@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from benchmarks.circumstances import describe
 from tests.laws import chains, checking
-from tests.laws.networks import NETWORKS, STREAMS
+from tests.laws.networks import HEADS, NETWORKS, STREAMS
 from tests.laws.pages import Outcome, write_page
 from tests.laws.programs import gates
 
@@ -59,7 +59,11 @@ ON_STREAMS: dict[str, Callable[..., None]] = {
     "streams_prediction": checking.check_prediction,
     "streams_shrink": checking.check_shrink,
 }
-LAWS = (*ON_NETWORKS, *ON_STREAMS, *ON_CHAINS)
+ON_HEADS: dict[str, Callable[..., None]] = {
+    "heads": checking.check_compact,
+    "heads_shrink": checking.check_shrink,
+}
+LAWS = (*ON_NETWORKS, *ON_STREAMS, *ON_HEADS, *ON_CHAINS)
 # A worker gives a law up once it has been broken this often.
 MOST_FAILURES = 3
 
@@ -86,8 +90,9 @@ def try_law(share: Share) -> Result:
     torch.set_num_threads(1)
     n_kept = 0
     failures: list[str] = []
-    law = (ON_NETWORKS | ON_STREAMS | ON_CHAINS)[share.law]
+    law = (ON_NETWORKS | ON_STREAMS | ON_HEADS | ON_CHAINS)[share.law]
     networks = STREAMS if share.law in ON_STREAMS else NETWORKS
+    networks = HEADS if share.law in ON_HEADS else networks
     drawn: tuple[Any, ...] = (chains.CHAINS,) if share.law in ON_CHAINS else (networks, gates)
 
     def counted(*example: Any) -> None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,22 @@ def test_a_query_of_a_head_that_is_off_by_a_millionth_is_seen(
     checking.check_same(gated, small, x)
     qkv = next(weight for name, weight in small.named_parameters() if "qkv.weight" in name)
     qkv.data[0] *= 1 + 1e-6
+    with pytest.raises(AssertionError, match="differ by"):
+        checking.check_same(gated, small, x)
+
+
+def test_another_channel_of_one_head_is_seen() -> None:
+    choices = (0, 1, 1, *PLAIN[3:])  # by hand, four heads of three channels
+    program = replace(STREAM, blocks=(STREAM.blocks[0], Block("headed", 4, choices)))
+    gated, x = checking.gate_and_set(program, replace(GATES, closed=0)), checking.fresh(program)
+    for branch in al.branch_gates(gated).values():
+        branch.data.fill_(1.0)
+    store: Any = gated.archlearn_gates
+    name, order = next(iter(store.orders().items()))
+    al.width_gates(gated)[name].data[0] = 0.1
+    small = al.compact(gated)
+    checking.check_same(gated, small, x)
+    order[2] = order[2].roll(1)
     with pytest.raises(AssertionError, match="differ by"):
         checking.check_same(gated, small, x)
 

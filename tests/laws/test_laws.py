@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, seed, settings
 
 from tests.laws import chains, checking
-from tests.laws.networks import NETWORKS, STREAMS, build
+from tests.laws.networks import HEADS, NETWORKS, STREAMS, build
 from tests.laws.programs import Gates, Program, gates
 
 LEAST_LEARNABLE = 0.9
@@ -54,6 +54,23 @@ def test_streams_through_norms_and_branches_are_compacted_exactly(
     checking.check_open(program, gates)
     checking.check_compact(program, gates)
     checking.check_prediction(program, gates)
+
+
+@given(program=HEADS, gates=gates)
+def test_heads_that_keep_other_channels_each_are_compacted_exactly(
+    program: Program, gates: Gates
+) -> None:
+    checking.check_open(program, gates)
+    checking.check_compact(program, gates)
+    checking.check_prediction(program, gates)
+    checking.check_states(program, gates)
+
+
+@pytest.mark.slow
+@FEW
+@given(program=HEADS, gates=gates)
+def test_heads_that_keep_other_channels_each_shrink_exactly(program: Program, gates: Gates) -> None:
+    checking.check_shrink(program, gates)
 
 
 @pytest.mark.slow

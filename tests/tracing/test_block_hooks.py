@@ -145,6 +145,34 @@ def test_a_hook_that_was_there_before_is_named(caplog: pytest.LogCaptureFixture)
     assert not calls
 
 
+def test_a_hook_of_the_whole_model_that_changes_its_output_is_named() -> None:
+    net = network()
+    net.register_forward_hook(lambda _, args, out: {**out, "y": 2 * out["y"]})
+    with pytest.raises(al.TracingError, match=r"The model has forward hooks.*remove them before"):
+        al.add_gates(net, X)
+
+
+class Streamed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.branch(x))
+
+
+def test_a_hook_that_adds_to_a_closed_branch_is_named() -> None:
+    gated = al.add_gates(Streamed().double(), X)
+    gated.get_submodule("branch").register_forward_hook(lambda _, args, out: out + 1.0)
+    with torch.no_grad():
+        al.branch_gates(gated)["branch"].fill_(0.2)
+    with pytest.raises(al.CertificateError, match="remove the forward hook of 'branch'"):
+        al.compact(gated)
+    with pytest.raises(al.SurgeryError, match="remove the forward hook of 'branch'"):
+        al.shrink_(gated)
+
+
 class Options:
     scale = 2.0
 

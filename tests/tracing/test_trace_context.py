@@ -162,6 +162,26 @@ def test_models_may_be_traced_in_several_threads() -> None:
     assert [torch.arange, torch.is_autocast_enabled, torch.autocast.__enter__] == own
 
 
+def test_gates_may_be_added_in_several_threads() -> None:
+    """While one looks at its model, others trace theirs, and torch is changed for them."""
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(3):
+                net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+                al.add_gates(net, X)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
 class Masked(nn.Module):
     """Adds the least number of the tensor's type where a mask is zero, as Hugging Face does."""
 

@@ -44,11 +44,14 @@ class Group:
         channels: The smallest atom of each, in the order of that site.
         least: How many of them stay, whatever their gates say: two where a norm reads them, for of
             one it would return a constant.
+        heads: Where the channels are places within heads, and each head may keep others, the
+            channels of those heads. Else None.
     """
 
     name: str
     channels: Tensor
     least: int = 1
+    heads: Tensor | None = None
 
 
 def find_groups(
@@ -219,12 +222,43 @@ class ChannelGraph:
         """Return whether each of some channels may go."""
         return (self.group_of[self.parents[:, channels]] >= 0).any(0)
 
-    def find_dropped(self, gone: Iterable[Tensor]) -> Tensor:
-        """Return whether each channel goes, if these of each group do."""
+    def find_dropped(
+        self, gone: Iterable[Tensor], ranks: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return whether each channel goes, if these of each group do.
+
+        `ranks` say for groups within heads which of the group each head has at each place; left
+        out, every head has the first at its first place.
+        """
         dropped = torch.zeros(len(self.root), dtype=torch.bool)
         for group, is_gone in zip(self.groups, gone, strict=True):
             dropped[group.channels] = is_gone
-        return dropped[self.parents].any(0)
+        rows, columns = self.parents
+        for group in self.groups:
+            if ranks and group.name in ranks:
+                place = self.places_in_heads(group, torch.arange(len(self.root)))
+                own = group.channels[ranks[group.name].cpu().reshape(-1)[place]]
+                columns = torch.where(place >= 0, own, columns)
+        return dropped[rows] | dropped[columns]
+
+    def in_free_heads(self) -> Tensor:
+        """Return for each atom whether it is a place within heads each of which may keep others."""
+        ids = torch.arange(len(self.root))
+        found = torch.zeros(len(self.root), dtype=torch.bool)
+        for group in self.groups:
+            if group.heads is not None:
+                found |= self.places_in_heads(group, ids) >= 0
+        return found
+
+    def places_in_heads(self, group: Group, ids: Tensor) -> Tensor:
+        """Return where atoms stand among all places within a group's heads, head by head; or -1."""
+        assert group.heads is not None
+        head_of, place_of = torch.full((2, len(self.root)), -1)
+        head_of[group.heads] = torch.arange(len(group.heads))
+        place_of[group.channels] = torch.arange(len(group.channels))
+        rows, columns = self.parents[:, ids]
+        is_within = (rows != columns) & (place_of[columns] >= 0)
+        return torch.where(is_within, head_of[rows] * len(group.channels) + place_of[columns], -1)
 
     def coarse_groups(self) -> Tensor:
         """Return whether gates of each group take much of a layer.

@@ -76,6 +76,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
 _ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
+_LIMITS = (torch.finfo, torch.iinfo)  # others stand in their place while a thread traces
 _JOINS = (torch.cat, torch.concat, torch.stack)
 
 
@@ -237,7 +238,7 @@ class _Follower(_Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         out, n_blocks = self._run_call(n), len(self.constraints.blocks)
         made = self._follow(n, out)
-        self.values[n.name] = None if isinstance(out, torch.finfo | torch.iinfo) else made
+        self.values[n.name] = None if isinstance(out, _LIMITS) else made
         if isinstance(out, Tensor):
             self.found.dtypes[n.name] = out.dtype
         self._note_hidden(n, n_blocks)

@@ -29,6 +29,7 @@ from archlearn.tracing.module_state import ModuleState, capture_state, preserve_
 from archlearn.tracing.output_types import structure_of, tensors_in
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import Traces
+from archlearn.tracing.trace_context import ONE_THREAD
 
 
 @dataclass(slots=True)
@@ -172,7 +173,14 @@ class _Stage:
         chance = preserve_rng(self.inputs)
         with preserve_state(self.net, self.before):
             try:
-                with torch.no_grad(), chance as devices, layers, warnings.catch_warnings():
+                # ONE_THREAD, or another that traces takes it for a draw.
+                with (
+                    ONE_THREAD,
+                    torch.no_grad(),
+                    chance as devices,
+                    layers,
+                    warnings.catch_warnings(),
+                ):
                     warnings.simplefilter("ignore")  # they are for whoever calls the model
                     random.seed(0)
                     torch.default_generator.manual_seed(0)
@@ -196,12 +204,20 @@ def _check_mode(stage: _Stage) -> None:
         ) from meant.error
     found = _find_difference(meant, traced)
     if found and not _find_difference(meant, stage.run_forward()):
+        why = (
+            "It does something that a trace does not hold, such as asking for type(x), catching an "
+            "error, or += on a view of another tensor. Move that into a submodule of its own and "
+            "name it in leaves=[...]: it is then called as it is. If another thread draws random "
+            "numbers meanwhile, call add_gates once more without it"
+        )
+        if has_hooks(stage.net):
+            why = (
+                "The model has forward hooks, which are around its forward and in no trace: remove "
+                "them before add_gates, and register them on the model that it returns"
+            )
         raise TracingError(
             f"cannot follow the forward of {type(stage.net).__name__}: on the example inputs its "
-            f"trace {found}. It does something that a trace does not hold, such as asking for "
-            "type(x), catching an error, or += on a view of another tensor. Move that into a "
-            "submodule of its own and name it in leaves=[...]: it is then called as it is. If "
-            "another thread draws random numbers meanwhile, call add_gates once more without it"
+            f"trace {found}. {why}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
+from archlearn.costs import COSTS, LATENCY
 from archlearn.data.file_cache import CONFIG, SUMMARY
 from archlearn.errors import SettingsError
 from archlearn.training.settings import (
@@ -274,13 +275,21 @@ def sweep(
 
 
 def _split_budgets(words: tuple[str, ...]) -> list[str]:
-    """Return one word for each budget: multiply_adds=75%,50% are two."""
+    """Return one word for each budget: multiply_adds=75%,50% are two.
+
+    What is no budget for any network is refused.
+    """
+    from archlearn.optim.gate_limits import read_budget
+
+    start = dict.fromkeys((*COSTS, LATENCY), 1.0)
     found: list[str] = []
     for word in words:
         name, sign, values = word.partition("=")
         if not (name and sign and all(value.strip() for value in values.split(","))):
             raise SettingsError(f"budget is {word!r}; write it as --budget multiply_adds=75%,50%")
-        found += [f"{name.strip()}={value.strip()}" for value in values.split(",")]
+        for value in map(str.strip, values.split(",")):
+            read_budget({name.strip().replace("-", "_"): value}, start, 1)
+            found.append(f"{name.strip()}={value}")
     return found
 
 

@@ -265,6 +265,7 @@ def export(
     """
     from archlearn.export.pretrained_folder import FILE
     from archlearn.export.programs import export_model
+    from archlearn.training.initial_model import run_once
     from archlearn.training.run_directory import read_run_settings, writing
 
     if (target / FILE).is_file():
@@ -286,6 +287,7 @@ def export(
             example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
         else:
             dataset, example = None, _make_example(network, parse_shape(shape))
+            run_once(network, example, str(path))
         made = export_model(network, chosen, to, example)
     sys.stdout.write(f"{made}\n")
     if dataset is not None:

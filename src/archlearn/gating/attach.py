@@ -25,7 +25,7 @@ from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
-from archlearn.module_utils import copy_model, find_reference, noticing_calls
+from archlearn.module_utils import check_numbers, copy_model, find_reference, noticing_calls
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
@@ -154,6 +154,7 @@ def trace_copy(
         InputError: As `select_sites` does, or if the model does not run on the inputs.
         TracingError: If its calls cannot be followed.
     """
+    check_numbers(net)
     inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _follow_and_check(

@@ -1,7 +1,7 @@
 """`GateContainer`: the submodule `archlearn_gates` that holds all gates of a model."""
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from itertools import compress
 from typing import Any, Literal
 
@@ -44,6 +44,11 @@ class GateContainer(nn.Module):
         original_costs: What the network cost with all its gates, once some have been cut out.
         original_sizes: How many gates each group had at first.
         original_widths: How wide each layer was at first.
+        order: Of groups whose heads may each keep other channels, buffers with a row a head: the
+            number of the channel that each gate stands for there. At first the i-th gate stands for
+            the i-th channel of every head. Numbers stay what they are when channels are cut out.
+        probe: Parameters of the same shapes that add nothing; their gradients are those that each
+            head's own channel would give its gate.
 
     Width gates are parameters in `width`, drawn ones in `concrete`: the same number means something
     else there, and a `state_dict` of the one kind must not be loaded into the other.
@@ -84,6 +89,14 @@ class GateContainer(nn.Module):
         for key in self._branch_keys:
             start = torch.tensor(BRANCH_START, dtype=torch.float64)
             self.branch.register_parameter(key, nn.Parameter(start))
+        self.order, self.probe = nn.Module(), nn.Module()
+        self._with_heads = [place for place, group in enumerate(groups) if group.heads is not None]
+        for place in self._with_heads:
+            shape = len(groups[place].heads), len(groups[place].channels)  # pyright: ignore
+            numbers = torch.arange(shape[1]).repeat(shape[0], 1)
+            self.order.register_buffer(self._width_keys[place], numbers)
+            probe = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+            self.probe.register_parameter(self._width_keys[place], probe)
         sizes = torch.tensor([len(group.channels) for group in groups], dtype=torch.long)
         self.n_width, self.n_depth = int(sizes.sum()), len(choice.links)
         self._kept: dict[str, Tensor] = {}
@@ -172,6 +185,31 @@ class GateContainer(nn.Module):
         found = [getattr(home, key) for key in self._width_keys]
         found += [getattr(depth, key) for key in self._depth_keys]
         return found + [getattr(branch, key) for key in self._branch_keys]
+
+    def probes(self) -> dict[str, nn.Parameter]:
+        """Return the probes by the name of their group."""
+        groups = self.choice.blueprint.groups
+        names = [groups[place].name for place in self._with_heads]
+        return {name: getattr(self.probe, gate_key(name)) for name in names}
+
+    def orders(self) -> dict[str, Tensor]:
+        """Return which channel of each head each gate stands for, by the name of the group."""
+        return {name: getattr(self.order, gate_key(name)) for name in self.probes()}
+
+    def find_dropped(
+        self, gone: Iterable[Tensor], orders: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return whether each channel goes, if these gates of each group do."""
+        orders = self.orders() if orders is None else orders
+        ranks = {name: order.argsort(dim=1, stable=True) for name, order in orders.items()}
+        return self.choice.blueprint.find_dropped(gone, ranks)
+
+    def names_of_heads(self, place: int) -> tuple[str, str] | None:
+        """Return the names of a group's order and probe, as the model finds them; None without."""
+        if place not in self._with_heads:
+            return None
+        key = self._width_keys[place]
+        return f"{STORE}.order.{key}", f"{STORE}.probe.{key}"
 
     def place_of_site(self, name: str) -> int:
         """Return where the depth gate of a site stands in `gates`."""
@@ -282,17 +320,26 @@ class GateContainer(nn.Module):
         blueprint = self.choice.blueprint
         known = blueprint.groups_among(channels)
         groups = [place for place in known if place >= 0 and place not in self.standing]
-        members = [blueprint.groups[place].channels for place in groups]
-        if len(groups) == 1 and torch.equal(members[0], channels):
+        members = [blueprint.groups[place] for place in groups]
+        if len(groups) == 1 and torch.equal(members[0].channels, channels):
             return groups, None
         index = torch.zeros(len(blueprint.root), dtype=torch.long)
-        joined = torch.cat([*members, channels[:0]])
-        index[joined] = torch.arange(1, len(joined) + 1)
         rows, columns = blueprint.parents[:, channels]
         is_pair = rows != columns
+        second, start = torch.zeros_like(channels), 1
+        for group in members:
+            n = len(group.channels)
+            if group.heads is None:
+                index[group.channels] = torch.arange(start, start + n)
+            else:
+                place = blueprint.places_in_heads(group, channels)
+                second = torch.where(place >= 0, start + place, second)
+                n *= len(group.heads)
+            start += n
         if not bool(is_pair.any()):
             return groups, index[channels]
-        return groups, torch.stack([index[rows], torch.where(is_pair, index[columns], 0)])
+        second = torch.where(is_pair & (second == 0), index[columns], second)
+        return groups, torch.stack([index[rows], second])
 
     def keep_index(self, index: Tensor) -> str:
         """Keep where a site's gates stand; return the name that the model finds it under."""
@@ -365,6 +412,13 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
             )
     if isinstance(store, GateContainer):
         _check_places(store, state, f"{prefix}{STORE}.kept.")
+        if any(key.startswith(f"{prefix}{STORE}.") for key in state):  # older ones have no orders
+            for name, probe in store.probes().items():
+                first = torch.arange(probe.shape[1]).repeat(len(probe), 1)
+                state.setdefault(f"{prefix}{STORE}.order.{gate_key(name)}", first)
+                state.setdefault(
+                    f"{prefix}{STORE}.probe.{gate_key(name)}", torch.zeros(probe.shape)
+                )
         store.restore_constants_()
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from archlearn.analysis.channel_graph import ChannelGraph
 from archlearn.analysis.channel_labels import FIXED, ZERO, Labels, core
 from archlearn.analysis.gate_sites import Site
+from archlearn.analysis.head_channels import ReadPlane, read_plane
 from archlearn.analysis.linear_ops import LinearOp, is_called_again, is_linear_op, read_linear_op
 from archlearn.analysis.propagation_rules import pooling, rule_for
 from archlearn.analysis.propagation_rules.normalization import (
@@ -31,6 +32,7 @@ from archlearn.analysis.propagation_rules.normalization import (
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
 from archlearn.module_utils import find_module, is_weight_hook
+from archlearn.nn.functional import gates_of_heads
 from archlearn.nn.norms import (
     masked_group_norm,
     masked_layer_norm,
@@ -40,7 +42,7 @@ from archlearn.nn.norms import (
     rescale_mean,
     weigh_channels,
 )
-from archlearn.nn.tristate_activation import gate_branch, gate_channels, mix_linear
+from archlearn.nn.tristate_activation import gate_branch, gate_channels, gate_heads, mix_linear
 from archlearn.op_table import out_of_place
 from archlearn.tracing.block_hooks import (
     MARKS,
@@ -231,6 +233,8 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
             writer.gate_variance(nodes[name], channels, read.dim)
         elif rule_for(by_name[name], net) is unit_length:
             writer.gate_length(nodes[name], channels, read.dim)
+        elif (plane := _plane_of_heads(blueprint, place, by_name[name])) is not None:
+            writer.gate_heads(nodes[name], plane)
         elif not on_weights.keys() & set(blueprint.groups_among(channels)):
             writer.gate_read(nodes[name], channels, read.dim)
     for group, readers in on_weights.items():
@@ -245,6 +249,14 @@ def insert_gates(net: nn.Module, store: GateContainer, place: int) -> fx.Graph:
     if not writer.acting.users:  # all gates stand still
         graph.erase_node(writer.acting)
     return graph
+
+
+def _plane_of_heads(blueprint: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | None:
+    """Return what a product reads of heads each of which may keep other channels."""
+    read = blueprint.root[blueprint.followed[place].reads[node.name].ids]
+    group = int(blueprint.group_of[read[0]])
+    is_within = group >= 0 and blueprint.groups[group].heads is not None
+    return read_plane(blueprint, place, node) if is_within else None
 
 
 def copy_with_marks(traces: Traces, place: int) -> tuple[fx.Graph, dict[str, fx.Node]]:
@@ -367,6 +379,23 @@ class _Writer:
             node.update_arg(node.args.index(source), self.read[key])
         else:
             node.replace_input_with(source, self.read[key])
+
+    def gate_heads(self, node: fx.Node, plane: ReadPlane) -> None:
+        """Let a product read its first factor through gates, others in each head."""
+        groups, index = self.store.find(plane.ids.reshape(-1))
+        blueprint = self.store.choice.blueprint
+        is_within = [blueprint.groups[group].heads is not None for group in groups]
+        if not any(is_within):
+            return
+        assert index is not None  # heads have gates of their own
+        source = node.all_input_nodes[0]
+        with self.graph.inserting_before(node):
+            width = self._assemble(groups, index[1])  # heads are gated behind
+            gated = self.graph.call_function(gate_heads, (source, width, plane.dims))
+        if source in node.args:
+            node.update_arg(node.args.index(source), gated)
+        else:
+            node.replace_input_with(source, gated)
 
     def gate_mean(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a mean be taken over the open channels."""
@@ -525,7 +554,15 @@ class _Writer:
     def _acting(self, place: int) -> fx.Node:
         """Return the gates at a place, which all that need them share."""
         if place not in self.assembled:
-            self.assembled[place] = self._prepare(operator.getitem, (self.acting, place))
+            gates = self._prepare(operator.getitem, (self.acting, place))
+            names = self.store.names_of_heads(place)
+            if names is not None:
+                with self.graph.inserting_after(self.last):
+                    order = self.graph.get_attr(names[0])
+                with self.graph.inserting_after(order):
+                    probe = self.last = self.graph.get_attr(names[1])
+                gates = self._prepare(gates_of_heads, (gates, order, probe))
+            self.assembled[place] = gates
         return self.assembled[place]
 
     def _assemble(self, groups: list[int], index: Tensor | None) -> fx.Node:

@@ -102,6 +102,9 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
     Gates learn by `GateOptimizer`.
     """
     known = {id(gate) for gate in _all_gates(model)}
+    for holder in find_holders(model):
+        if isinstance(holder, GateContainer):
+            known |= {id(probe) for probe in holder.probes().values()}
     return [p for p in model.parameters() if id(p) not in known]
 
 

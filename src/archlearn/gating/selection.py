@@ -14,12 +14,14 @@ from archlearn.analysis.channel_graph import (
     NO_GRADIENT,
     NOT_ASKED,
     ChannelGraph,
+    Group,
     build_channel_graph,
     number_groups,
 )
 from archlearn.analysis.channel_labels import FIXED, line_along
 from archlearn.analysis.constraints import Reason
 from archlearn.analysis.gate_sites import Site, find_trained
+from archlearn.analysis.head_channels import free_heads
 from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.analysis.mergeable_layers import MergeablePair, find_link, join_links
 from archlearn.analysis.residual_branches import Branch, Removals, find_branches, find_removals
@@ -148,6 +150,7 @@ def select_sites(
         leaves,
         with_streams=with_streams,
     )
+    blueprint = free_heads(blueprint, net)
     links, no_link = _find_links(net, blueprint, lambda site: Learn.DEPTH in request.of(site))
     branches, no_branch = find_branches(net, blueprint.graphs, blueprint.followed)
     for name in [*branches, *no_branch]:
@@ -185,11 +188,9 @@ def reselect_sites(
         traces=traces,
         whole_groups=old.whole_groups,
     )
+    new = free_heads(new, net)
     new_of = _match_channels(old, new, dropped)
-    groups = tuple(
-        replace(group, channels=new_of[group.channels[~dropped[group.channels]]])
-        for group in old.groups
-    )
+    groups = tuple(_narrow_group(group, new_of, new, dropped) for group in old.groups)
     channels = torch.cat([new.root[:0], *(group.channels for group in groups)])
     links, _ = _find_links(net, new, lambda site: site.name in choice.links)
     n_learnt = int(new.group_sizes().sum())
@@ -207,6 +208,18 @@ def reselect_sites(
         )
     new = replace(new, groups=groups, group_of=number_groups(new.root, groups))
     return _join(net, new, (links, choice.no_link), (branches, choice.no_branch))
+
+
+def _narrow_group(group: Group, new_of: Tensor, new: ChannelGraph, dropped: Tensor) -> Group:
+    """Return what is left of a group in a narrowed network."""
+    if group.heads is None:
+        return replace(group, channels=new_of[group.channels[~dropped[group.channels]]])
+    # Of each head others may be left, so that places are those of the narrowed network.
+    found = new_of[group.channels]
+    groups = [new.groups[place] for place in new.group_of[found[found >= 0]].unique() if place >= 0]
+    channels = [each.channels for each in groups if each.heads is not None]
+    heads = new_of[group.heads[~dropped[group.heads]]]
+    return replace(group, channels=torch.cat([heads[:0], *channels]), heads=heads)
 
 
 def _join(

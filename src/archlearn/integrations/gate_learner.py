@@ -121,5 +121,5 @@ def _cut_alike(model: nn.Module, state: dict[str, Any], *_: Any) -> None:
     # A trainer makes its optimiser, gates and all, of what takes gradients, before `start` lets
     # gates stand still again.
     store = find_store(model)
-    for gate in store.gates() if store is not None else ():
+    for gate in store.parameters() if store is not None else ():
         gate.requires_grad_()

@@ -71,6 +71,20 @@ def act_together(
     return tuple(split_gates(_set(flat, open_flat(flat, rows, pairs)), gates))
 
 
+def gates_of_heads(
+    acting: Float[Tensor, " size"], order: Tensor, probe: Float[Tensor, "heads size"]
+) -> Float[Tensor, " heads_times_size"]:
+    """Return a gate for each channel of each head, head by head, from one for each rank.
+
+    Args:
+        acting: The gates of the ranks, as they act.
+        order: For each head and rank the number of the channel that has it: `(heads, size)`.
+        probe: Adds nothing, and gets the gradient of each head's own channel, by rank.
+    """
+    rank = order.argsort(dim=1, stable=True)
+    return (acting[rank] + (probe - probe.detach()).gather(1, rank)).flatten()
+
+
 def is_concrete(numbers: Tensor) -> bool:
     """Return whether numbers may be looked at: nothing is traced, and no device waited for.
 

@@ -36,6 +36,15 @@ def gate_channels(x: Tensor, width: Tensor, dim: int = 1) -> Tensor:
     return x * width.view(-1, *[1] * len(inner))
 
 
+def gate_heads(x: Tensor, width: Tensor, dims: tuple[int, int]) -> Tensor:
+    """Return `x` with each channel of each head multiplied by its gate; heads come first."""
+    heads, within = (dim % x.dim() for dim in dims)
+    shape = [1] * x.dim()
+    shape[heads], shape[within] = x.shape[heads], x.shape[within]
+    table = width.to(x.dtype).view(x.shape[heads], x.shape[within])
+    return x * (table if heads < within else table.T).reshape(shape)
+
+
 def _sums_by_place(x: Tensor, places: int) -> bool:
     """Return whether there is to be a number for each place of a channel.
 

@@ -56,6 +56,7 @@ from archlearn.optim.gate_statistics import (
     find_growing,
     note_growth_,
     observe_,
+    sort_heads_,
 )
 from archlearn.optim.latency import LatencyCheck, LatencyTable, check_table, measure_latency
 from archlearn.optim.neuron_counts import NeuronCounts
@@ -132,13 +133,15 @@ class GateOptimizer(torch.optim.Optimizer):
                 "the gates are spread over processes by fully_shard, but a decision looks at all "
                 "of them; give fully_shard the blocks of the model, not the model as a whole"
             )
-        super().__init__([{"params": gates, "lr": 1.0, "step": 0, "frozen": False}], {})
+        learnt = [*gates, *self._store.probes().values()]
+        super().__init__([{"params": learnt, "lr": 1.0, "step": 0, "frozen": False}], {})
+        self._gates: list[Tensor] = [*gates]
         self._stood: Tensor | None = None
         if self._store.standing:  # another one has let them
             self._stood = self._store.kept.get_buffer(STANDING)
             let_stand_(self._owner, self._store, torch.zeros_like(self._stood))
-        if not all(gate.requires_grad for gate in gates):
-            for gate in gates:
+        if not all(gate.requires_grad for gate in learnt):
+            for gate in learnt:
                 gate.requires_grad_()
             renew_wrappers_(self._owner)
         self.schedule = schedule or GateSchedule()
@@ -214,8 +217,11 @@ class GateOptimizer(torch.optim.Optimizer):
         self._is_large = torch.cat([is_coarse, torch.ones_like(gone, dtype=torch.bool)])
         self._has_large = bool(self._is_large.any())
         self._neuron_counts = NeuronCounts(self._store.choice)
-        sizes = torch.tensor([gate.numel() for gate in self._store.gates()], dtype=torch.long)
-        self._parameter_of_gate = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        groups = {group.name: place for place, group in enumerate(blueprint.groups)}
+        counts = [(place, gate.numel()) for place, gate in enumerate(self._store.gates())]
+        counts += [(groups[name], probe.numel()) for name, probe in self._store.probes().items()]
+        places, sizes = torch.tensor(counts, dtype=torch.long).view(-1, 2).unbind(1)
+        self._parameter_of_gate = torch.repeat_interleave(places, sizes)
         self._rates: Tensor | None = None
 
     def _set_limits(self, budget: Budget | None) -> None:
@@ -492,6 +498,7 @@ class GateOptimizer(torch.optim.Optimizer):
         opened, gone = self._state()
         self._follow_device(opened.device)
         limits = self._limits_now(last=last)
+        self._sort_heads_(opened)
         earned = self._earned()
         earned[n_width:] /= torch.where(gone > 0, schedule.stay_linear, 1.0)
         if self._width_cost is None:
@@ -528,6 +535,21 @@ class GateOptimizer(torch.optim.Optimizer):
         values = is_kept if last else ranking.distances(bound, is_kept)
         widths, depths, branches = values.tensor_split([n_width, n_width + cost.n_depth])
         self._write_(torch.cat([widths, 1.0 - depths, branches]))
+
+    def _sort_heads_(self, opened: Tensor) -> None:
+        """Let each head's channels that earn most stand for the gates that are open.
+
+        So that channels go together which are the weakest of their heads. Those whose gates are
+        closed for good stay there.
+        """
+        groups = self._store.choice.blueprint.groups
+        sizes = [len(group.channels) for group in groups]
+        states = zip(groups, opened.split(sizes), self._for_good()[0].split(sizes), strict=True)
+        orders, probes = self._store.orders(), self._store.probes()
+        for group, is_open, for_good in states:
+            known = self.state[probes[group.name]] if group.name in probes else {}
+            if "mean" in known:
+                sort_heads_(orders[group.name], known["mean"], is_open, for_good, self.schedule)
 
     def _time_network(self) -> float:
         """Time the network that gates leave; return how many times as long as by the table."""
@@ -596,9 +618,13 @@ class GateOptimizer(torch.optim.Optimizer):
 
     def _earned(self) -> Tensor:
         """Return what each gate earns; in units of the loss where there is a price."""
-        gates, n_branches = self.param_groups[0]["params"], self._cost.n_branches
-        units = self._units[: self._cost.n_depth]
-        earned = estimate_earnings(gates, self.state, self.schedule, units, n_branches)
+        n_branches, units = self._cost.n_branches, self._units[: self._cost.n_depth]
+        means = {gate: self.state[gate].get("mean") for gate in self._gates}
+        for name, probe in self._store.probes().items():
+            if "mean" in self.state[probe]:  # of single channels, which may have been sorted anew
+                gate = self._store.width_gates()[name]
+                means[gate] = self.state[probe]["mean"].sum(0)
+        earned = estimate_earnings(means, self.schedule, units, n_branches)
         if self._width_cost is None:
             return earned
         earned /= self._weight_seen()
@@ -617,8 +643,8 @@ class GateOptimizer(torch.optim.Optimizer):
         return widths, torch.cat([depths, 1.0 - branches])
 
     def _write_(self, flat: Tensor) -> None:
-        gates: list[Tensor] = self.param_groups[0]["params"]
-        torch._foreach_copy_(gates, split_gates(flat.to(gates[0].dtype), gates))
+        values = flat.to(self._gates[0].dtype)
+        torch._foreach_copy_(self._gates, split_gates(values, self._gates))
         self._remember()
 
     def _sum_weights(self) -> float:

@@ -64,20 +64,19 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
 
 
 def estimate_earnings(
-    gates: list[Tensor], state: State, schedule: GateSchedule, units: Tensor, n_branches: int
+    means: Mapping[Tensor, Tensor | None], schedule: GateSchedule, units: Tensor, n_branches: int
 ) -> Tensor:
-    """Return what each gate earns: widths, then depths, then branches.
+    """Return what each gate earns: widths, then depths, then branches, in the order of `means`.
 
     A depth gate's gradient is a sum over the units of its layer, whose signs are at random:
     their number (its root, where sizes are counted) makes up for what cancels.
     """
     n_others = len(units) + n_branches
-    depths = range(len(gates) - n_others, len(gates) - n_branches)
-    if any("mean" in state[gate] for gate in gates):
-        known = [(state[gate].get("mean"), gate) for gate in gates]
-        values = [torch.zeros_like(gate) if mean is None else mean for mean, gate in known]
+    depths = range(len(means) - n_others, len(means) - n_branches)
+    if any(mean is not None for mean in means.values()):
+        values = [torch.zeros_like(g) if mean is None else mean for g, mean in means.items()]
     else:  # nothing was observed: gates speak for themselves
-        values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(gates)]
+        values = [1 - g.detach() if i in depths else g.detach() for i, g in enumerate(means)]
     earned = join_gates(values).double()
     n_width = len(earned) - n_others
     is_square = schedule.signal == "square"
@@ -85,6 +84,25 @@ def estimate_earnings(
     discount = schedule.branch_discount
     earned[n_width + len(units) :] /= discount if is_square else discount**0.5
     return earned
+
+
+def sort_heads_(
+    order: Tensor, mean: Tensor, is_open: Tensor, for_good: Tensor, schedule: GateSchedule
+) -> None:
+    """Sort the channels of each head by what they earn, in place: the first stand for open gates.
+
+    Args:
+        order: The channel of each head that each gate stands for: a row a head, a column a gate.
+        mean: What is known of those channels; it is sorted with them.
+        is_open: 1 for gates that are open. Their channels are preferred.
+        for_good: Whether a gate is closed for good: its channels stay.
+        schedule: Says by how much those that are open are preferred.
+    """
+    worth = torch.where(is_open > 0, mean * schedule.stay, mean).masked_fill(for_good, -torch.inf)
+    source = worth.argsort(dim=1, descending=True, stable=True)
+    target = (2 * for_good + (is_open == 0)).argsort(stable=True)
+    for values in (order, mean):
+        values[:, target] = values.gather(1, source)
 
 
 def note_growth_(branches: list[Tensor], state: State, weight: float, *, may_judge: bool) -> None:

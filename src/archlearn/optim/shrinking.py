@@ -43,7 +43,7 @@ from archlearn.surgery.compaction import apply_plan
 from archlearn.surgery.narrowing import select_kept
 from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
-from archlearn.tracing.block_hooks import without_marks
+from archlearn.tracing.block_hooks import advise_on_difference, without_marks
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
 from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
@@ -165,11 +165,13 @@ class _Rest:
         stays: Which gates of each group stay.
         left_out: The branches that do not.
         standing: Which of the gates that stay need not act any more; None if all must.
+        orders: Which channel of each head each gate stands for, as `GateContainer.orders`.
     """
 
     stays: dict[str, Tensor]
     left_out: tuple[str, ...]
     standing: Tensor | None
+    orders: dict[str, Tensor]
 
     def is_all_of(self, store: GateContainer) -> bool:
         """Return whether nothing is to be cut out, left out or passed over that is not already."""
@@ -218,7 +220,8 @@ def _find_kept(
     in_order = tuple(name for name in store.choice.branches if name in left_out)
     stays = {name: _keep_two(~gone.cpu()) for name, gone in closed.items()}
     is_still = bool(learners) and learners[0].can_stand_still()
-    return _Rest(stays, in_order, _find_standing(store, stays) if is_still else None)
+    standing = _find_standing(store, stays) if is_still else None
+    return _Rest(stays, in_order, standing, store.orders())
 
 
 def _find_standing(store: GateContainer, stays: dict[str, Tensor]) -> Tensor:
@@ -260,7 +263,34 @@ def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
         for name in (LEFT_OUT, STANDING)
     )
     flags = () if left_out is None else left_out.tolist()
-    return _Rest(found, tuple(compress(store.choice.branches, flags)), standing)
+    orders = {name: _read_order(store, name, found, state) for name in store.orders()}
+    return _Rest(found, tuple(compress(store.choice.branches, flags)), standing, orders)
+
+
+def _read_order(
+    store: GateContainer, name: str, stays: dict[str, Tensor], state: Mapping[str, Any]
+) -> Tensor:
+    """Return the order of a group in which gates that stay stand for what a `state_dict` has."""
+    order = store.orders()[name].cpu().clone()
+    end = f"{STORE}.order.{gate_key(name)}"
+    saved = next((value for key, value in state.items() if key.endswith(end)), None)
+    if saved is None:
+        return order
+    heads = torch.nonzero(_stays_of_heads(store, name, stays)).flatten()
+    for head, row in zip(heads, saved.cpu(), strict=True):
+        rest = order[head][~torch.isin(order[head], row)]
+        order[head, stays[name]], order[head, ~stays[name]] = row, rest
+    return order
+
+
+def _stays_of_heads(store: GateContainer, name: str, stays: dict[str, Tensor]) -> Tensor:
+    """Return which heads of a group stay."""
+    blueprint = store.choice.blueprint
+    group = next(group for group in blueprint.groups if group.name == name)
+    kept = torch.ones(len(blueprint.root), dtype=torch.bool)
+    for each in blueprint.groups:
+        kept[each.channels] = stays[each.name]
+    return kept[group.heads]
 
 
 def _prepare(
@@ -276,7 +306,8 @@ def _prepare(
         SurgeryError: If it is not the same function, and should be.
     """
     blueprint, stays = store.choice.blueprint, rest.stays
-    dropped = blueprint.find_dropped(~stays[group.name] for group in blueprint.groups)
+    gone = (~stays[group.name] for group in blueprint.groups)
+    dropped = store.find_dropped(gone, rest.orders)
     modes = modes_of(owner)
     inputs = place_inputs(owner, blueprint.inputs)
     with evaluating(owner):
@@ -296,6 +327,12 @@ def _prepare(
         fresh.leave_out_(rest.left_out)
         places = {name: torch.nonzero(each).flatten() for name, each in stays.items()}
         _copy_gates_(store, fresh, places)
+        in_heads = {
+            name: {0: torch.nonzero(_stays_of_heads(store, name, stays)).flatten(), 1: places[name]}
+            for name in rest.orders
+        }
+        for name, order in fresh.orders().items():
+            order.copy_(select_kept(rest.orders[name].cpu(), in_heads[name]))
         if rest.standing is not None:
             fresh.stand_still_(rest.standing)
         bind_gates_(small, fresh)
@@ -305,7 +342,7 @@ def _prepare(
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
             f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
-            "float64; train on without shrink_, and report the model"
+            f"float64; {advise_on_difference(owner)}, or train on without shrink_"
         )
     set_modes_(small, modes)
     kept: dict[str, Kept] = {}
@@ -316,6 +353,9 @@ def _prepare(
         if len(places[name]) < len(gate):
             key = f"{STORE}.{store.home_name}.{gate_key(name)}"
             kept[key] = {0: places[name].to(gate.device)}
+    for name, probe in store.probes().items():
+        indices = {dim: index.to(probe.device) for dim, index in in_heads[name].items()}
+        kept[f"{STORE}.probe.{gate_key(name)}"] = indices
     return _Cut(small, plan, kept, places)
 
 
@@ -332,6 +372,10 @@ def _copy_gates_(
             old = find(store)[name]
             gate.copy_(old)
             gate.requires_grad_(old.requires_grad)
+    for name, probe in fresh.probes().items():
+        probe.requires_grad_(store.probes()[name].requires_grad)
+        if places is None:
+            fresh.orders()[name].copy_(store.orders()[name])
 
 
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -424,7 +468,7 @@ def _transplant_(target: nn.Module, cut: _Cut, gates: GateContainer) -> None:
     store: GateContainer = getattr(target, STORE)
     for name, kept in cut.kept.items():
         _set_numbers_(find_tensor(target, name), kept)
-    homes = [(each.home, each.depth, each.branch) for each in (store, gates)]
+    homes = [(each.home, each.depth, each.branch, each.probe) for each in (store, gates)]
     for home, new_home in zip(*homes, strict=True):
         for key, gate in new_home.named_parameters():
             own: Any = getattr(home, key)

@@ -69,7 +69,8 @@ def compact(
     """Return the plain, smaller model that computes what `model` computes.
 
     It is of the user's own class, in evaluation or training mode as `model` is, and has its
-    `certificate` as an attribute. `model` is not changed.
+    `certificate` as an attribute. `model` is not changed, but no other thread may call it
+    meanwhile: to be compared, both models have other numbers for a while.
 
     Args:
         model: A model with gates.

@@ -63,7 +63,7 @@ class Rewriter:
     selections: Selections = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cuts = Cuts(self.dropped, self.blueprint.root)
+        self.cuts = Cuts(self.dropped, self.blueprint.root, self.blueprint.in_free_heads())
         self.selections = Selections(
             self.net, self.graph, self.values, self.nodes, self.narrowed, self.cuts
         )

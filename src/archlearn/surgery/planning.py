@@ -83,7 +83,7 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     store.check_standing()
     blueprint = store.choice.blueprint
     pairs = zip(blueprint.groups, widths.values(), strict=True)
-    dropped = blueprint.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
+    dropped = store.find_dropped(open_gates(gate, group.least) < 0.5 for group, gate in pairs)
     linear = tuple(site for site, gate in depths.items() if bool(is_open(gate)))
     left_out = store.left_out()
     closed = tuple(n for n, gate in branches.items() if n in left_out or not bool(is_open(gate)))

@@ -29,10 +29,14 @@ from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_
 
 @dataclass(slots=True)
 class Cuts:
-    """Cuts channels that are dropped, by their smallest atoms, out of tensors."""
+    """Cuts channels that are dropped, by their smallest atoms, out of tensors.
+
+    Atoms `in_heads` are places within heads each of which may keep others.
+    """
 
     dropped: Tensor
     root: Tensor
+    in_heads: Tensor
     known: dict[int, Tensor | None] = field(default_factory=dict)
 
     def reduce_all(self, full: Any) -> Any:
@@ -51,13 +55,16 @@ class Cuts:
         return self.known[key]
 
     def cut(self, labels: Labels, tensor: Tensor) -> Tensor | None:
-        """Return the part of a tensor with these labels that stays, None if it is no box."""
+        """Return the part of a tensor with these labels that stays, None if it is no box.
+
+        It is one where each head keeps others, but equally many.
+        """
         ids = labels.ids
         repeated = [dim for dim, stride in enumerate(ids.stride()) if stride == 0]
         for dim in repeated:
             if ids.shape[dim] > 1:
                 ids = ids.narrow(dim, 0, 1)
-        gone = self.dropped[self.root[ids]]
+        gone, is_free = self.dropped[self.root[ids]], self.in_heads[ids]
         if not bool(gone.any()):
             return tensor
         is_empty = bool(gone.all())
@@ -66,7 +73,10 @@ class Cuts:
                 whole = gone.movedim(dim, 0).reshape(gone.shape[dim], -1).all(1)
                 kept = torch.nonzero(~whole).flatten()
                 gone, tensor = gone.index_select(dim, kept), select(tensor, dim, kept)
-        return None if bool(gone.any()) else tensor
+                is_free = is_free.index_select(dim, kept)
+        if not bool(gone.any()):
+            return tensor
+        return _cut_heads(gone, tensor) if bool(is_free[gone].all()) else None
 
     def kept_along(self, labels: Labels, dim: int) -> Tensor:
         """Return the indices of a dimension at which something stays."""
@@ -80,6 +90,22 @@ class Cuts:
             for leaf in leaves_of(full)
             if isinstance(leaf, Labels)
         )
+
+
+def _cut_heads(gone: Tensor, tensor: Tensor) -> Tensor | None:
+    """Return what stays where each head loses other channels, None unless equally many.
+
+    Places within heads lie behind the heads: along the last dimension that varies.
+    """
+    dim = varying(gone)[-1]
+    counts = (~gone).sum(dim)
+    n_kept = int(counts.flatten()[0])
+    if not bool((counts == n_kept).all()):
+        return None
+    index = gone.to(torch.uint8).argsort(dim=dim, stable=True).narrow(dim, 0, n_kept)
+    shape = list(tensor.shape)
+    shape[dim] = n_kept
+    return tensor.gather(dim, index.expand(shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from archlearn.errors import InputError
+from archlearn.module_utils import has_hooks
 from archlearn.tracing.example_inputs import is_plain
 from archlearn.tracing.fx_utils import BLOCK_CALLS, NodeName, copy_graph, leaves_of, map_leaves
 from archlearn.tracing.output_types import construction_of, parts_of
@@ -135,6 +136,17 @@ def find_hooked(net: nn.Module, graphs: Iterable[fx.Graph]) -> str | None:
         if set(list_hooks(net.get_submodule(path))) - set(traced):
             return path
     return None
+
+
+def advise_on_difference(model: nn.Module) -> str:
+    """Return what to do where surgery is not exact: a hook registered since may be the reason."""
+    for name, module in model.named_modules():
+        if has_hooks(module) and list_hooks(module):
+            return (
+                f"remove the forward hook of {name or type(model).__name__!r}, which may act "
+                "behind the gates of what goes, or on other channels than before, and try again"
+            )
+    return "report the model"
 
 
 def call_hooks_at_marks(graph: fx.Graph) -> fx.Graph:

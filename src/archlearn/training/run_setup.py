@@ -18,7 +18,7 @@ from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.transforms import ImageTransform
 from archlearn.errors import CheckpointError, InputError, SettingsError
 from archlearn.gating.attach import add_gates
-from archlearn.gating.gate_container import find_store
+from archlearn.gating.gate_container import STORE, find_store
 from archlearn.gating.learn import Learn
 from archlearn.gating.parameters import width_gates
 from archlearn.gating.penalties import Strengths
@@ -406,6 +406,9 @@ def cut_to_budget_(
     for name, gate in loaded.model.named_parameters():
         if id(gate) in acting:
             earned = loaded.earned.get(name, gate).clone()
+            in_heads = loaded.earned.get(name.replace(f"{STORE}.width.", f"{STORE}.probe."))
+            if in_heads is not None and in_heads.shape != gate.shape:
+                earned = in_heads.sum(0)
             if id(gate) not in depths:
                 earned.masked_fill_(acting[id(gate)] == 0, -torch.inf)
             gates.state[gate]["mean"] = earned

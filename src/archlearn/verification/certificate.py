@@ -13,6 +13,7 @@ from archlearn.errors import CertificateError, InputError, first_line
 from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
+from archlearn.tracing.block_hooks import advise_on_difference
 from archlearn.tracing.generated_forward import class_forwards, unwrap
 from archlearn.tracing.module_state import preserve_weights
 from archlearn.tracing.output_types import tensors_in
@@ -289,7 +290,8 @@ class Comparison:
             raise CertificateError(
                 f"the two models differ by {wide:.2e} in float64 (allowed {limits[1]:.0e}) and by "
                 f"{own:.2e} in {name} (allowed {allowed:.0e}), relative to their outputs; they do "
-                "not compute the same function: keep the first, and report the model"
+                "not compute the same function: keep the first, and "
+                f"{advise_on_difference(self.models[0])}"
             )
         return Certificate(own, wide, name, sum(gap.n_inputs for gap in found), *limits)
 
@@ -333,7 +335,8 @@ class Comparison:
             raise CertificateError(
                 f"one of the two models, {type(model).__name__}, calls {called[0]!r} of the other, "
                 "so nothing is known of its own weights; something that is not copied holds that "
-                "module, such as a lambda or a hook made from it: remove it, and compact again"
+                "module, such as a lambda or a hook made from it, or another thread calls the "
+                "model now: remove it, or wait for it, and compact again"
             )
         return outputs
 

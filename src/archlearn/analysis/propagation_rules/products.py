@@ -6,9 +6,9 @@ whole: its queries, keys and values. Channels along the index that is summed ove
 go where it is zero in a factor, and it goes in both.
 
 Heads lose channels within, too: the i-th query of each with the i-th key of each, or the i-th value
-of each. Such a channel goes with its head, or with its place in all heads. Keys and values that all
-heads share (multi-query attention) go with their place alone. Few heads stay, and lose only
-channels within.
+of each. Such a channel goes with its head, or with its place in all heads; `head_channels` finds
+where places may be others in each head. Keys and values that all heads share (multi-query
+attention) go with their place alone. Few heads stay, and lose only channels within.
 
 Indices are written as letters, as einsum has them.
 """
