@@ -33,12 +33,7 @@ IMAGE_SUFFIXES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageReading:
-    """How images are read.
-
-    Attributes:
-        skip_broken: Leave broken images out, naming each, instead of refusing.
-        side: Height and width they are made; None is the layout's own.
-    """
+    """How images are read: to a side, or the layout's own, and with broken ones or not."""
 
     progress: DownloadProgress = no_progress
     skip_broken: bool = False

@@ -35,11 +35,9 @@ _TORCHVISION_KEYS = ("features.0.weight", "classifier.6.bias")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretrained:
-    """Weights by name, and the normalisation of the inputs they were learnt on.
+    """Weights by name, and mean and deviation of the inputs they were learnt on, where known.
 
-    Attributes:
-        mean: By colour, red first, where bytes count as 0 to 1; None where it is not known.
-        std: Likewise.
+    By colour, red first, where bytes count as 0 to 1.
     """
 
     state: Mapping[str, Tensor]

@@ -57,12 +57,7 @@ class RunPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frontier:
-    """The numbers of the figure.
-
-    Attributes:
-        best: The runs that no other run beats in both parameters and score, smallest first.
-        lower_is_better: Whether the score is an error.
-    """
+    """The numbers of the figure; the best runs no other beats in both parameters and score."""
 
     data: str
     score_name: str

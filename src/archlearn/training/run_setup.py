@@ -347,11 +347,7 @@ def set_layout_(model: nn.Module, layout: torch.memory_format) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedRun:
-    """A gated model with what it was trained on.
-
-    Attributes:
-        earned: What each gate earned, where a budget was learnt.
-    """
+    """A gated model with what it was trained on, and what gates earned under a budget."""
 
     model: nn.Module
     example: Tensor

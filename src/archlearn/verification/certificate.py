@@ -29,11 +29,9 @@ _SMALL = 2**14
 
 @dataclass(frozen=True, slots=True)
 class SampleInput:
-    """Arguments for one call of both models.
+    """Arguments for one call of both models; the examples among them count as one input.
 
-    Attributes:
-        n_inputs: How many inputs it stands for; the examples count as one.
-        n_rows: How many rows it has, if rows of the example were left out.
+    It has `n_rows` where rows of the example were left out.
     """
 
     inputs: ExampleInputs
