@@ -112,3 +112,19 @@ def test_a_model_that_shrinks_learns_the_same_channels_of_each_head() -> None:
     places = [{c % 16 for c in kept["value.weight"][0] if c // 16 == head} for head in range(HEADS)]
     assert len(set(map(frozenset, filter(None, places)))) > 1
     assert (runs[0](draw(3, 5, 6)) - runs[1](draw(3, 5, 6))).abs().max() < 1e-10
+
+
+def test_gates_inside_branches_are_observed_beside_probes() -> None:
+    torch.manual_seed(0)
+    x = draw(8, 5, 16)
+    block = nn.TransformerEncoderLayer(16, 4, 16, 0.0, batch_first=True, dtype=torch.float64)
+    model = al.add_gates(nn.Sequential(block, nn.Linear(16, 3, dtype=torch.float64)), x)
+    gates = al.GateOptimizer(model, STEPS, budget={"parameters": "80%"})
+    learn_from = torch.randint(3, (8,))
+    for _ in range(3):
+        F.cross_entropy(model(x).mean(1), learn_from).backward()
+        gates.step()
+        gates.zero_grad()
+    found = {name: gates.state[gate]["mean"] for name, gate in al.width_gates(model).items()}
+    assert any("/2" in name for name in found)  # queries and keys within heads
+    assert all(bool((mean > 0).all()) for mean in found.values())
