@@ -128,10 +128,7 @@ SIZES = {
 }
 
 LATER_SEEDS = (17, 18)
-LATER = {
-    "default": "validation=0.2",
-    "memory995": 'validation=0.2 gate_schedule=["memory=0.995"]',
-    "late": 'validation=0.2 gate_schedule=["begin=0.3"]',
+LATER = {name: CALM[name] for name in ("default", "memory995", "late")} | {
     "late_memory995": 'validation=0.2 gate_schedule=["begin=0.3","memory=0.995"]',
 }
 

@@ -678,8 +678,7 @@ class GateOptimizer(torch.optim.Optimizer):
             return
         gates: list[Tensor] = self.param_groups[0]["params"]
         device, number_format = gates[0].device, torch.promote_types(gates[0].dtype, torch.float32)
-        end = sum(gate.numel() for gate in self._gates)  # behind it are probes
-        closed = self._written[end - len(self._branches) : end].to(device) < THRESHOLD
+        closed = join_gates(self._branches).detach() < THRESHOLD
         hidden = (closed[:, None] & self._inside.to(device)).any(0)
         rates = (1.0 - self.schedule.memory) * ~hidden[self._parameter_of_gate.to(device)]
         if self._rates is None or self._rates.device != device:
