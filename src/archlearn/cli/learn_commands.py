@@ -86,11 +86,14 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-LEARN_EXAMPLES = """Examples:
+LEARN_EXAMPLES = r"""Examples:
   archlearn learn --model lenet --data mnist --out runs/a
-  archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 --out runs/b
-  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip --out runs/f
-  archlearn learn --model gpt --data tiny-shakespeare:input.txt --optimiser adam --out runs/g
+  archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 \
+    --out runs/b
+  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip \
+    --out runs/f
+  archlearn learn --model gpt --data tiny-shakespeare:input.txt \
+    --optimiser adam --out runs/g
   archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
   archlearn learn --config run.toml --seed 1 --out runs/d
   archlearn learn --resume runs/a
@@ -194,10 +197,13 @@ def report(*runs: Path, out: Path | None = None) -> None:
     sys.stdout.write(f"{target}\n")
 
 
-SWEEP_EXAMPLES = """Examples:
-  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
-  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray --jobs 8 --out /nfs/s
-  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s
+SWEEP_EXAMPLES = r"""Examples:
+  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 \
+    --out runs/sweep
+  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray \
+    --jobs 8 --out /nfs/s
+  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% \
+    --lose 0.5 --out runs/s
 """
 
 
