@@ -38,7 +38,7 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     without_graph_module,
 )
-from archlearn.tracing.module_state import restore_weights_
+from archlearn.tracing.module_state import check_weights
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
@@ -192,7 +192,7 @@ def _follow_and_check(
 
 
 def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> None:
-    """Run a copy and its graphs, which must do the same, and let it have its weights back."""
+    """Run a copy and its graphs, which must do the same."""
     traces = choice.blueprint.traces
     with noticing_calls(net) as called:
         check_trace(copied, traces, choice.blueprint.inputs)
@@ -202,7 +202,7 @@ def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> No
             "something that is not copied holds it, such as a lambda or a hook made from it; "
             "let that use the module that it is called with (self), or remove it"
         )
-    restore_weights_(copied, net, traces.graphs)
+    check_weights(copied, net)
 
 
 def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[str, ExampleInputs]]:

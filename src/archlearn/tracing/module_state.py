@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.errors import TracingError
-from archlearn.module_utils import computes_weights, find_module, has_hooks
 
 
 class Snapshot:
@@ -199,74 +198,16 @@ def _is_same(one: Any, two: Any) -> bool:
     return isinstance(one, _PLAIN) and one == two
 
 
-_MOVE_STATISTICS = ("batch_norm", "instance_norm")
-
-
 @torch.no_grad()
-def restore_weights_(copied: nn.Module, net: nn.Module, graphs: Sequence[fx.Graph]) -> None:
-    """Give a copy that was traced and run the weights of the model it was made from.
-
-    Some models move one network a little towards another at each call. A trace would pass over
-    that, so only a leaf may do it.
-    """
+def check_weights(copied: nn.Module, net: nn.Module) -> None:
+    """Raise if calls have moved weights of a copy: a network that follows another at each call."""
     own = dict(net.named_parameters())
-    copies = {name: p for name, p in copied.named_parameters() if name in own}
-    moved = [name for name, p in copies.items() if _has_moved(p, own[name])]
-    leaves = [f"{name}." for graph in graphs for name in _leaves_of(graph, copied)]
-    for name in moved:
-        if not any(name.startswith(leaf) for leaf in leaves):
+    for name, weight in copied.named_parameters():
+        if not holds(weight, own[name]) and not torch.allclose(
+            weight, own[name], rtol=0, atol=0, equal_nan=True
+        ):
             raise TracingError(
-                f"cannot follow the forward of {type(net).__name__}: {LEFT.format(name=name)}. A "
-                "submodule of its own that is named in leaves=[...] may do it"
+                f"cannot follow the forward of {type(net).__name__}: it changes {name!r} whenever "
+                "it is called, and a model is looked at by calling it; change weights in the "
+                "training loop, behind the optimiser's step"
             )
-        copies[name].data.copy_(own[name])
-
-
-def mutable_modules(graphs: Sequence[fx.Graph], net: nn.Module) -> tuple[str, ...]:
-    """Return the modules that may change when a model is called, "" for the whole of it."""
-    if any(has_hooks(m) or computes_weights(m) for m in net.modules()):
-        return ("",)  # whatever they do
-    names: set[str] = set()
-    for graph in graphs:
-        called = (getattr(node.target, "__name__", "") for node in graph.nodes)
-        moves = any(name in _MOVE_STATISTICS for name in called)
-        # Those in training mode, maybe in every mode of the model, may move as well.
-        modules = {str(n.target): find_module(net, str(n.target)) for n in graph.nodes
-                   if n.op == "call_module"}  # fmt: skip
-        learning = {name for name, m in modules.items() if m.training and m._buffers}
-        names |= {""} if moves else _leaves_of(graph, net) | learning
-    return tuple(sorted(names))
-
-
-@contextmanager
-def preserve_weights(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
-    """Put back whatever calls change in these modules: weights, buffers, attributes."""
-    known = dict(net.named_modules())
-    modules = {m: None for name in names if name in known for m in known[name].modules()}
-    weights = [p for m in modules for p in m._parameters.values() if p is not None]
-    numbers = [p.detach().clone() for p in weights]
-    before = ModuleState(modules)
-    try:
-        yield
-    finally:
-        before.put_back()
-        for weight, held in zip(weights, numbers, strict=True):
-            if _has_moved(weight.detach(), held):
-                weight.data.copy_(held)
-
-
-def _has_moved(now: Tensor, before: Tensor) -> bool:
-    if holds(now, before):
-        return False
-    return not torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
-
-
-def _leaves_of(graph: fx.Graph, net: nn.Module) -> set[str]:
-    """Return the modules of a user's own that are called as they are."""
-    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-
-    def is_torch(name: str) -> bool:
-        module: Any = find_module(net, name)
-        return type(module).__module__.startswith("torch.nn")
-
-    return {name for name in called if not is_torch(name)}
