@@ -208,11 +208,7 @@ def check_made(net: nn.Module) -> None:
 
 
 def check_numbers(net: nn.Module) -> None:
-    """Refuse a model on the meta device.
-
-    Raises:
-        InputError: If a parameter or buffer has no numbers.
-    """
+    """Refuse a model on the meta device."""
     for name, tensor in list_tensors(net):
         if tensor.is_meta:
             raise InputError(

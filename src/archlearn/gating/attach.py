@@ -51,11 +51,7 @@ from archlearn.tracing.transformer_blocks import (
 
 
 def check_net(net: Any) -> None:
-    """Raise if gates cannot be put on this.
-
-    Raises:
-        InputError: If it is no module, is wrapped, or has gates.
-    """
+    """Raise if gates cannot be put on this."""
     if unwrap(net) is not net:
         raise InputError(
             f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
@@ -84,11 +80,7 @@ def check_learn(learn: Any) -> None:
 
 
 def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
-    """Return the leaves as a tuple.
-
-    Raises:
-        InputError: If one is no submodule, neither by name nor by class.
-    """
+    """Return the leaves as a tuple."""
     if leaves is None or isinstance(leaves, str | type):
         raise InputError(
             f"leaves is {leaves!r}; give a list of names and classes"
@@ -149,10 +141,6 @@ def trace_copy(
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
     Their fused kernel may compute something else than their layers, and so may a subclass.
-
-    Raises:
-        InputError: As `select_sites` does, or if the model does not run on the inputs.
-        TracingError: If its calls cannot be followed.
     """
     check_numbers(net)
     inputs = with_attention_mask(net, inputs)

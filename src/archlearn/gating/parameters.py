@@ -109,11 +109,7 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
-    """Return the parts of a model that hold gates. Once a step, so it must be quick.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """Return the parts of a model that hold gates. Once a step, so it must be quick."""
     found: list[GateContainer | TriState] = []
     waiting: list[nn.Module | None] = [unwrap(model)]
     seen: set[nn.Module | None] = set()

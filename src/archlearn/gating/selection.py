@@ -136,12 +136,7 @@ def select_sites(
     must_learn: bool = True,
     with_streams: bool = True,
 ) -> LearnableSites:
-    """Return what is learnt in `net`; with `must_learn`, there must be something.
-
-    Raises:
-        InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
-            be learnt at all.
-    """
+    """Return what is learnt in `net`; with `must_learn`, there must be something."""
     request = _LearnRequest(learn)
     blueprint = build_channel_graph(
         net,
@@ -169,9 +164,6 @@ def reselect_sites(
     """Return what is learnt in a narrowed network: what was learnt, in the same groups.
 
     `choice` and `dropped` are of the whole network, `net` and `traces` of the narrowed one.
-
-    Raises:
-        SurgeryError: If other channels can be learnt now than those that were left.
     """
     old = choice.blueprint
     gated = {

@@ -239,11 +239,7 @@ def _keep_two(stays: Tensor) -> Tensor:
 
 
 def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
-    """Return what a `state_dict` still has.
-
-    Raises:
-        InputError: If it has some that the model has not.
-    """
+    """Return what a `state_dict` still has."""
     found: dict[str, Tensor] = {}
     for name, own in store.original_places().items():
         end = f"{STORE}.kept.{gate_key(name)}"
@@ -299,11 +295,7 @@ def _prepare(
     *,
     is_same: bool,
 ) -> _Cut:
-    """Return a smaller copy of the model with gates, and what was kept; nothing is changed.
-
-    Raises:
-        SurgeryError: If it is not the same function, and should be.
-    """
+    """Return a smaller copy of the model with gates, and what was kept; nothing is changed."""
     blueprint, stays = store.choice.blueprint, rest.stays
     gone = (~stays[group.name] for group in blueprint.groups)
     dropped = store.find_dropped(gone, rest.orders)
@@ -398,11 +390,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
 def _slice_states(
     owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer, *, is_loading: bool
 ) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Return what an optimiser keeps for parameters that lose something, and the slices of it.
-
-    Raises:
-        InputError: If it keeps something that has not its parameter's shape.
-    """
+    """Return what an optimiser keeps for parameters that lose something, and the slices of it."""
     found: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
     for name, kept in cut.kept.items():
         parameter = find_tensor(owner, name)

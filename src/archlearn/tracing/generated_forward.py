@@ -181,11 +181,7 @@ def without_graph_module(net: nn.Module) -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric.
-
-    Raises:
-        InputError: If it is no model.
-    """
+    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
             f"the model is {with_article(type(model).__name__)}; give an nn.Module, made already, "
