@@ -4,7 +4,7 @@ A trace is made by such a call, and what is left then would never be left again.
 leaves something is called as it is, and whatever is looked at by running is put back.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,42 +15,16 @@ from torch.fx.proxy import TraceError
 from archlearn.errors import TracingError
 
 
-class Snapshot:
-    """The numbers that tensors have at one time."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-        self.versions = [_version(tensor) for tensor in tensors]
-        self.numbers = [tensor.detach().clone() for tensor in tensors]
-
-    def find_written(self) -> int | None:
-        """Return the place of a tensor that was written to since, as far as torch counts that."""
-        for place, tensor in enumerate(self.tensors):
-            if _version(tensor) != self.versions[place]:
-                return place
-        return None
-
-    def put_back_(self) -> None:
-        """Let all tensors have the numbers that they had."""
-        for tensor, numbers, version in zip(self.tensors, self.numbers, self.versions, strict=True):
-            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
-            if _version(tensor) != version or not holds(tensor, numbers):
-                # The former may switch gradients on.
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(numbers)
-        self.versions = [_version(tensor) for tensor in self.tensors]
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
-def holds(tensor: Tensor, numbers: Tensor) -> bool:
+def _holds(tensor: Tensor, numbers: Tensor) -> bool:
     """Return whether a tensor has these numbers, as far as they can be compared."""
     try:
         return torch.equal(tensor, numbers)
     except RuntimeError:  # sparse tensors, rare dtypes, and those on the meta device
         return True
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 LEFT = (
@@ -70,23 +44,15 @@ class ModuleState:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # Those of torch.jit keep what they hold out of sight.
         self.each = [_Holding(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        self.places = [
-            (name, tensor)
-            for each in self.each
-            for name, tensor in each.buffers.items()
-            if tensor is not None
-        ]
-        self.numbers = Snapshot([tensor for _, tensor in self.places])
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
-        for _, name in self.list_changed():
-            return name
-        place = self.numbers.find_written()
-        return "" if place is None else self.places[place][0]
+        changed = [name for _, name in self.list_changed()]
+        changed += [name for each in self.each for name in each.list_written()]
+        return next(iter(changed), "")
 
     def list_changed(self) -> list[tuple[nn.Module, str]]:
-        """Return the attributes and buffers that have changed since: their module, and name."""
+        """Return the attributes and buffers that are others since: their module, and name."""
         return [(each.module, name) for each in self.each for name in each.list_changed()]
 
     def check(self) -> None:
@@ -97,14 +63,12 @@ class ModuleState:
 
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        tensors = self.numbers.find_written() is None
-        return tensors and all(each.only_flags_changed() for each in self.each)
+        return all(each.only_flags_changed() for each in self.each)
 
     def put_back(self) -> None:
         """Let the modules hold what they held."""
         for each in self.each:
             each.put_back()
-        self.numbers.put_back_()
 
 
 class _Holding:
@@ -116,14 +80,12 @@ class _Holding:
         containers = {name: each for name, each in self.own.items() if type(each) in _CONTAINERS}
         containers |= {name: vars(module)[name] for name in (_BUFFERS, *_HOOKS)}
         self.containers = {name: (each, _contents(each)) for name, each in containers.items()}
-
-    @property
-    def buffers(self) -> dict[str, Tensor | None]:
-        """The buffers that it held."""
-        return self.containers[_BUFFERS][1]
+        self.buffers: dict[str, Tensor | None] = self.containers[_BUFFERS][1]
+        tensors = {name: each for name, each in self.buffers.items() if each is not None}
+        self.numbers = {n: (x, _version(x), x.detach().clone()) for n, x in tensors.items()}
 
     def list_changed(self) -> list[str]:
-        """Return the names of attributes, and of buffers, that have changed since."""
+        """Return the names of attributes, and of buffers, that are others since."""
         now, none = _own(vars(self.module)), object()
         changed = [
             name
@@ -137,10 +99,15 @@ class _Holding:
         names = {**self.buffers, **held}
         return changed + [n for n in names if self.buffers.get(n) is not held.get(n)]
 
+    def list_written(self) -> list[str]:
+        """Return the names of buffers that were written to since, as far as torch counts that."""
+        return [n for n, (x, version, _) in self.numbers.items() if _version(x) != version]
+
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        now = vars(self.module)
-        return all(name in _HOOKS or _is_flag(now.get(name, now)) for name in self.list_changed())
+        now, changed = vars(self.module), self.list_changed()
+        are_flags = all(name in _HOOKS or _is_flag(now.get(name, now)) for name in changed)
+        return are_flags and not self.list_written()
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""
@@ -152,6 +119,13 @@ class _Holding:
                 container.clear()
                 add = container.extend if isinstance(container, list) else container.update
                 add(contents)
+        for name, (tensor, version, numbers) in self.numbers.items():
+            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
+            if _version(tensor) != version or not _holds(tensor, numbers):
+                # The former may switch gradients on.
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(numbers)
+            self.numbers[name] = tensor, _version(tensor), numbers
 
 
 def capture_state(net: nn.Module) -> ModuleState:
@@ -203,7 +177,7 @@ def check_weights(copied: nn.Module, net: nn.Module) -> None:
     """Raise if calls have moved weights of a copy: a network that follows another at each call."""
     own = dict(net.named_parameters())
     for name, weight in copied.named_parameters():
-        if not holds(weight, own[name]) and not torch.allclose(
+        if not _holds(weight, own[name]) and not torch.allclose(
             weight, own[name], rtol=0, atol=0, equal_nan=True
         ):
             raise TracingError(
