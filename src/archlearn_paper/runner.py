@@ -168,7 +168,7 @@ def _list_lost(before: Results, request: RunRequest) -> list[str]:
 def _name_data(data: str | None) -> str | None:
     """Return the name of data; where the images of a known set lie makes no difference."""
     kind = (data or "").partition(":")[0]
-    return kind if kind in ("tiny-imagenet", "imagenet") else data
+    return kind if kind == "tiny-imagenet" else data
 
 
 def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:

@@ -17,6 +17,7 @@ from archlearn.errors import (
     ArchlearnError,
     InputError,
     TracingError,
+    check_kind,
     lies_in,
     with_article,
 )
@@ -25,7 +26,13 @@ from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
-from archlearn.module_utils import check_numbers, copy_model, find_reference, noticing_calls
+from archlearn.module_utils import (
+    check_numbers,
+    copy_model,
+    find_reference,
+    list_tensors,
+    noticing_calls,
+)
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
@@ -69,11 +76,9 @@ def check_net(net: Any) -> None:
 
 def check_learn(learn: Any) -> None:
     """Raise if this says of no layer what is to be learnt there."""
-    if learn is not None and not isinstance(learn, Mapping):
-        raise InputError(
-            f"learn is {with_article(type(learn).__name__)}; give a dict from layer names to "
-            'Learn, such as {"fc*": Learn.WIDTH}'
-        )
+    if learn is not None:
+        advice = 'give a dict from layer names to Learn, such as {"fc*": Learn.WIDTH}'
+        check_kind("learn", learn, Mapping, advice)
     for key in learn or ():
         if not isinstance(key, str):
             raise InputError(f"learn has the key {key!r}; layers are named by strings")
@@ -142,7 +147,7 @@ def trace_copy(
 
     Their fused kernel may compute something else than their layers, and so may a subclass.
     """
-    check_numbers(net)
+    check_numbers(list_tensors(net))
     inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _follow_and_check(

@@ -375,6 +375,12 @@ def find_store(model: nn.Module) -> GateContainer | None:
     return store
 
 
+def list_gated(model: nn.Module) -> str:
+    """Return the names of the parts of a model that `add_gates` was called on."""
+    parts = [name for name, module in model.named_modules() if STORE in module._modules]
+    return " and ".join(map(repr, parts))
+
+
 def add_store_(model: nn.Module, store: GateContainer) -> None:
     """Give a model its gates, in the mode that it is in."""
     model.add_module(STORE, store.train(model.training))

@@ -14,6 +14,7 @@ from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
+from archlearn.module_utils import check_numbers
 from archlearn.tracing.generated_forward import unwrap
 
 Budget = Mapping[str, "float | str"]
@@ -115,6 +116,7 @@ def find_gated(model: nn.Module) -> nn.Module:
             "give one part, and make a GateOptimizer for each; for TriState placed by hand use "
             "parameter_groups and penalty"
         )
+    check_numbers(found[0].named_parameters())
     store: Any = getattr(found[0], STORE)
     if store.kind != "binary":
         raise InputError(
@@ -136,7 +138,7 @@ def check_arguments(
         raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
     for name, count in counts.items():
         if not lies_in(count, 1, LARGEST) or count != int(count):
-            raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
+            raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
     if not lies_in(largest_cut, 0, 1):
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
-from archlearn.errors import InputError, SurgeryError
+from archlearn.errors import InputError, SurgeryError, check_kind
 from archlearn.gating.attach import bind_gates_, let_stand_
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
@@ -50,8 +50,11 @@ from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
 """The indices that are kept along each dimension of a tensor that loses some."""
-_MIXING = ("LBFGS", "Muon", "SOAP", "Shampoo")
-"""Optimisers whose update of one number depends on the others of its tensor."""
+_MIXING = (
+    *("adamp", "dadapt", "lamb", "lars", "lbfgs", "muon", "novograd", "prodigy", "sgdp"),
+    *("shampoo", "soap"),
+)
+"""Parts of names of optimisers whose update of one number depends on others, as by a norm."""
 _log = logging.getLogger(__name__)
 
 
@@ -104,6 +107,8 @@ def shrink_(
     store: GateContainer = getattr(owner, STORE)
     if like is None:
         store.check_standing()
+    else:
+        check_kind("like", like, Mapping, "give the state_dict of a model that was shrunk")
     kept = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
     for follower in followers:
         _check_copy(owner, follower)
@@ -370,7 +375,8 @@ def _copy_gates_(
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
     """Raise if an optimiser that is needed was not given, or cannot follow."""
     for optimizer in optimizers:
-        if type(optimizer).__name__ in _MIXING:
+        names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+        if any(word in name for word in _MIXING for name in names):
             raise InputError(
                 f"cannot shrink with {type(optimizer).__name__}: its update of a number depends on "
                 "others, so what stays would be updated otherwise; use an optimiser that goes "

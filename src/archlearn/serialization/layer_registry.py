@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from archlearn.errors import FileError, InputError, first_line
+from archlearn.errors import FileError, InputError, check_kind, first_line
 from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import Gate, TriState, state_of
 from archlearn.op_table import saved_calls
@@ -198,7 +198,11 @@ def all_composites() -> dict[str, type[nn.Module]]:
 
 def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any]]:
     """Return the user's classes and those that every file may name."""
-    for name in modules or {}:
+    advice = 'give a dict from names to classes, such as {"Attention": Attention}'
+    check_kind("modules", {} if modules is None else modules, Mapping, advice)
+    for name, kind in (modules or {}).items():
+        check_kind(f"a name in modules, {name!r},", name, str, advice)
+        check_kind(f"modules[{name!r}]", kind, type, advice)
         if name == "container" or name.startswith(("torch.", "archlearn.")):
             raise InputError(
                 f"modules={{{name!r}: ...}} takes a name that files use; choose another"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.original_channels import KEPT, read_kept
-from archlearn.errors import FileError
+from archlearn.errors import FileError, check_kind
 from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import (
     check_tensors,
@@ -427,6 +427,7 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
         FileError: If the file is truncated, foreign, of a later version, not allowed, or beyond
             one of the limits in `archlearn.serialization.limits`.
     """
+    check_kind("path", path, (str, PathLike), "give the name of a file")
     path = Path(path)
     if not path.is_file():
         found = "it is a folder" if path.is_dir() else "there is no such file"

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.original_channels import write_kept
-from archlearn.errors import FileError
+from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
@@ -265,6 +265,7 @@ def save(
         TracingError: If the model's `forward` cannot be followed.
     """
     model = unwrap(model)
+    check_kind("path", path, (str, PathLike), "give the name of a file")
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
     _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))

@@ -10,7 +10,7 @@ from torch import fx, nn
 from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import unit_of
-from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.errors import ArchlearnError, SurgeryError, check_kind, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
@@ -88,11 +88,9 @@ def compact(
         CertificateError: If the result differs from the model, and is to be certified.
     """
     model = unwrap(model)
-    if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
-        raise InputError(
-            f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
-            "and example inputs as example_inputs=..."
-        )
+    if plan is not None:
+        advice = "give a Plan from archlearn.plan(model), and example inputs as example_inputs=..."
+        check_kind("plan", plan, Plan, advice)
     check_unsharded(
         model,
         "and compact needs it whole; bring the weights together by get_model_state_dict(model, "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import CertificateError, InputError, first_line
+from archlearn.errors import LARGEST, CertificateError, InputError, first_line, lies_in
 from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
@@ -221,6 +221,8 @@ def certify(
         CertificateError: If they differ by more than rounding explains.
     """
     inputs = ExampleInputs.of(example_inputs)
+    if tolerance is not None and not lies_in(tolerance, 0, LARGEST):
+        raise InputError(f"tolerance is {tolerance!r}; give a number from 0 on, such as 1e-3")
     first, second = unwrap(first), unwrap(second)
     modules = (*first.modules(), *second.modules())
     has_gates = any(isinstance(module, GateContainer | TriState) for module in modules)

@@ -214,10 +214,10 @@ class RelaxDropout:
 
 def _choose_plan(scale: Scale) -> CaseStudy:
     """Return the plan for a scale; the data must be colour images of many classes."""
-    if scale.data.partition(":")[0] not in ("tiny-imagenet", "imagenet", "folder"):
+    if scale.data.partition(":")[0] not in ("tiny-imagenet", "folder"):
         raise SettingsError(
-            f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
-            "imagenet:DIR or folder:DIR"
+            f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR "
+            "or folder:DIR"
         )
     return QUICK_STUDY if scale.name == "quick" else _FULL_STUDY
 
