@@ -29,7 +29,7 @@ from archlearn.training.callbacks import EpochEnd, SilentCallback
 from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings, override
 from benchmarks.circumstances import as_markdown, describe
-from benchmarks.training_run import parse_value
+from benchmarks.single_run import parse_value
 
 BOUND_SECONDS = 30.0
 PAPER_MINUTES = 30

@@ -29,8 +29,8 @@ from archlearn.training import Audience, RunSettings, learn, override
 from archlearn.training.callbacks import EpochEnd, SilentCallback
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
+from benchmarks.single_run import parse_value
 from benchmarks.torchvision_import import import_models
-from benchmarks.training_run import parse_value
 
 ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"] {also} shrink=true',
         "whole": 'budget=["{budget}"] {also} shrink=false'}  # fmt: skip
