@@ -20,7 +20,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     flat_pairs,
-    plane,
+    plane_along,
     pointwise,
     varying,
     without_repeats,
@@ -165,7 +165,7 @@ class ChannelConstraints:
         is_copy = any(bool(torch.isin(own, cells).all()) for cells in self.copied)
         if len(within) != 1 or not is_copy:
             return self.read(labels, dim)
-        cells, state = (plane(x, (dim, within[0])) for x in (labels.ids, labels.state))
+        cells, state = (plane_along(x, (dim, within[0])) for x in (labels.ids, labels.state))
         rows = self.new_atoms(len(cells))
         self.note_grid(cells, rows, torch.full((cells.shape[1],), FIXED))
         return rows, state.amax(1)

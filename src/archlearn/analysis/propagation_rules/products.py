@@ -28,7 +28,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     filled,
-    plane,
+    plane_along,
     pointwise,
     spread_plane,
     varying,
@@ -177,7 +177,7 @@ def _pass_grid(
             dims = letters.index(heads), letters.index(within)
             if dims[0] not in varying(labels.ids):
                 step.repeated.append(original)
-            cells, state = (plane(x, dims) for x in (labels.ids, labels.state))
+            cells, state = (plane_along(x, dims) for x in (labels.ids, labels.state))
             known = cells if known is None else known
             step.constraints.tie(known, cells)
             states.append(state)
