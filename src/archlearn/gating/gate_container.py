@@ -271,11 +271,7 @@ class GateContainer(nn.Module):
         self.standing = frozenset(torch.nonzero(flags).flatten().tolist())
 
     def check_standing(self) -> None:
-        """Raise if a gate has changed that `forward` passes over.
-
-        Raises:
-            InputError: Naming the gate, and what to do.
-        """
+        """Raise if a gate has changed that `forward` passes over."""
         n_groups = len(self._width_keys)
         names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
         for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
@@ -404,9 +400,6 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     """Refuse a `state_dict` with gates of another kind, before anything is loaded.
 
     What it does not hold is put back: the model may come from the meta device.
-
-    Raises:
-        InputError: If it holds some.
     """
     store: Any = module._modules.get(STORE)
     own = store.home_name if isinstance(store, GateContainer) else None

@@ -127,11 +127,7 @@ class TriState(nn.Module):
 
 
 def check_gate(name: str, gate: Tensor) -> None:
-    """Raise if a gate is not a number in [0, 1].
-
-    Raises:
-        GateError: Naming the gate, what was found, and what to do.
-    """
+    """Raise if a gate is not a number in [0, 1]."""
     values = gate.detach()
     if bool(values.isnan().any()):
         raise GateError(

@@ -30,9 +30,6 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
             run) or several: a number, or a percentage of the start such as "50%".
         start: The costs of the network with all gates open.
         n_examples: The number of rows of the example inputs.
-
-    Raises:
-        InputError: If it is not such a budget.
     """
     if not isinstance(budget, Mapping) or not budget:  # pyright: ignore[reportUnnecessaryIsInstance]
         found = "empty" if budget == {} else with_article(type(budget).__name__)
@@ -78,11 +75,7 @@ def check_reachable(
     present: Mapping[str, float],
     n_examples: int,
 ) -> None:
-    """Raise if a budget is below what the smallest network costs.
-
-    Raises:
-        InputError: With the least, the present and the asked cost.
-    """
+    """Raise if a budget is below what the smallest network costs."""
     for name, limit in asked.items():
         if limit < least[name]:
             costs = (limit, least[name], present[name])
@@ -114,11 +107,7 @@ def _write_cost(name: str, cost: float, n_examples: int) -> str:
 
 
 def find_gated(model: nn.Module) -> nn.Module:
-    """Return the part of a model that `add_gates` made.
-
-    Raises:
-        InputError: If there is not just one, or its gates are drawn at random.
-    """
+    """Return the part of a model that `add_gates` made."""
     found = [module for module in unwrap(model).modules() if STORE in module._modules]
     if len(found) != 1:
         raise InputError(
@@ -140,11 +129,7 @@ def find_gated(model: nn.Module) -> nn.Module:
 def check_arguments(
     total_steps: Any, budget: Any, width_cost: Any, largest_cut: Any, **counts: Any
 ) -> None:
-    """Raise if an argument of `GateOptimizer` means nothing.
-
-    Raises:
-        InputError: With the argument and what it may be.
-    """
+    """Raise if an argument of `GateOptimizer` means nothing."""
     if not lies_in(total_steps, 1, LARGEST) or total_steps != int(total_steps):
         raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
     if budget is not None and width_cost is not None:
@@ -184,11 +169,7 @@ def least_widths(
     largest_cut: float,
     steps: Tensor,
 ) -> Tensor:
-    """Return how many gates of each group must stay open, in steps of so many.
-
-    Raises:
-        InputError: If a protected layer is not there.
-    """
+    """Return how many gates of each group must stay open, in steps of so many."""
     blueprint = store.choice.blueprint
     sizes = blueprint.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)

@@ -48,11 +48,7 @@ NamedTensors = dict[str, Tensor]
 def describe(
     model: nn.Module, traces: Traces, modules: Mapping[str, type[Any]]
 ) -> tuple[Description, NamedTensors]:
-    """Return a model's description and its tensors by name.
-
-    Raises:
-        FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
-    """
+    """Return a model's description and its tensors by name."""
     check_nesting(model)
     hooked = find_hooked(model, forward_graphs(model))
     if hooked is not None:
@@ -299,11 +295,7 @@ def save(
 def describe_model(
     model: nn.Module, example_inputs: object = None
 ) -> tuple[Description, NamedTensors]:
-    """Return what a file would hold of a model, without writing one.
-
-    Raises:
-        FileError: If a layer or a call cannot be written.
-    """
+    """Return what a file would hold of a model, without writing one."""
     model = unwrap(model)
     _check_model(model)
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))

@@ -46,7 +46,7 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     user_class,
 )
-from archlearn.tracing.module_state import mutable_modules, preserve_weights
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import Certificate, Comparison
@@ -173,8 +173,7 @@ def _make(
         training=graphs[1] if graphs[1:] else None,
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
-    moving = mutable_modules(traces.graphs, small)
-    comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
+    comparison = Comparison((model, small), doubles, inputs, is_derived=True)
     certificate = _finish_(small, comparison, traces, changed, certified=certified)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
@@ -204,7 +203,7 @@ def apply_plan(
     What surgery computes is in double precision still.
     """
     blueprint = decision.choice.blueprint
-    with preserve_weights(gated, mutable_modules(blueprint.traces.graphs, gated)):
+    with preserve_state(gated):
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]
@@ -265,10 +264,9 @@ def _finish_(
 
     A graph is right by its construction; the user's own `forward` serves where it does the same.
     """
-    with preserve_weights(small, comparison.movers):
-        if changed and not certified:
-            try_graph(small, traces, comparison.inputs)
-        is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
+    if changed and not certified:
+        try_graph(small, traces, comparison.inputs)
+    is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
     certificate = None
     if is_own and certified:
         with suppress(Exception):  # whatever the user's own forward does on narrowed layers

@@ -181,11 +181,7 @@ def without_graph_module(net: nn.Module) -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric.
-
-    Raises:
-        InputError: If it is no model.
-    """
+    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric."""
     advice = "give an nn.Module, made already, not its parameters or state_dict"
     check_kind("the model", model, nn.Module, advice)
     while True:
