@@ -3,9 +3,9 @@
     python -m benchmarks.learning ROWS... --weights DIR --text FILE --side-by-side 4 --out DIR
     python -m benchmarks.learning --page results/learning.md --out DIR
 
-Each row of `ROWS` (see `GROUPS`) is one run of `python -m archlearn.training` in a process of its
-own; runs that are finished in DIR are not repeated. Seeds and bounds are fixed here, before a run;
-the test set is read once, at the end of each run.
+Each row of `ROWS` (see `GROUPS`) is one run of `python -m benchmarks.single_run` in a process of
+its own; runs that are finished in DIR are not repeated. Seeds and bounds are fixed here, before a
+run; the test set is read once, at the end of each run.
 """
 
 import argparse
@@ -396,7 +396,7 @@ def _start(name: str, words: str, out: Path) -> "subprocess.Popen[bytes]":
     folder.parent.mkdir(parents=True, exist_ok=True)
     rival = re.search(r"rival=(\S+) ?", words)
     if rival is None:
-        module = ["archlearn.training"]
+        module = ["benchmarks.single_run"]
     else:
         module, words = ["benchmarks.rivals", rival[1]], words.replace(rival[0], "")
     command = [sys.executable, "-m", *module, str(folder), *words.split()]

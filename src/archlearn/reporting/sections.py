@@ -48,6 +48,7 @@ from archlearn.reporting.series import (
     width_lines,
 )
 
+Counts = tuple[int | None, int | None]
 PICTURE_NOTE = "Bars are as long as the square root of their channels."
 MOST_WIDTHS = 12
 MOST_LINES = 6
@@ -90,6 +91,7 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
             ("Cost", "Before", "After", "Left", "Fewer"),
             [_cost_row(*cost) for cost in _counted(run)],
         ),
+        "by_layer": _by_layer(run),
         "speed": _speed(run),
         "progress": [item for item in _progress(run) if item is not None],
         "epochs": TableItem(
@@ -185,6 +187,33 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
         format_percent(share, 1 if share and share > 0.01 else 2),
         format_ratio(before, after),
     )
+
+
+def _by_layer(run: RunRecord) -> TableItem:
+    """Return one row for each layer that multiplies, then what is left, the sums and the score."""
+    counts = {
+        name: _pair(costs, run.after.layers.get(name, (0, 0)))
+        for name, costs in run.before.layers.items()
+        if costs[1]
+    }
+    total = _pair(*((end.parameters, end.multiply_adds) for end in (run.before, run.after)))
+    if counts:
+        columns = zip(total, zip(*counts.values(), strict=True), strict=True)
+        rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
+        counts |= {"norms and others": rest} if any(rest) else {}
+    shares = [after / before if before and after is not None else None
+              for before, after in (total[:2], total[2:])]  # fmt: skip
+    scores = [format_score(run, score) for score in (run.score_before, run.score)]
+    rows = [(name, *map(format_count, row)) for name, row in (*counts.items(), ("total", total))]
+    rows.append(("left", "", format_percent(shares[0], 1), "", format_percent(shares[1], 1)))
+    rows.append((f"{run.score_name} ({run.score_source})", *scores, "", ""))
+    head = ("layer", "parameters", "after", "multiply-adds", "after")
+    return TableItem(f"{write_title(run)}, before and after", head, rows)
+
+
+def _pair(before: Counts, after: Counts) -> tuple[int | None, ...]:
+    """Put what was before beside what is after: parameters, then multiply-adds."""
+    return before[0], after[0], before[1], after[1]
 
 
 def _speed(run: RunRecord) -> TableItem | None:

@@ -12,7 +12,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     check_at_least,
     group,
@@ -20,7 +19,14 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
-from archlearn_paper.tables import NOTHING, write_counts, write_spread
+from archlearn_paper.tables import (
+    NOTHING,
+    Column,
+    counts_in,
+    make_table,
+    names_in,
+    spread_in,
+)
 
 _MODELS = ("lenet", "mlp:300-100")
 _EPOCHS = 30
@@ -51,7 +57,7 @@ def name_change(model: str, change: str) -> str:
     return f"{model}: {change}"
 
 
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return one run for each network, change and seed."""
     scale = scale.shorten(_EPOCHS, 3)
     changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
@@ -114,36 +120,23 @@ def _tabulate(derived: Derived) -> list[ResultTable]:
     changes = derived["changes"]
     contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
     others = [found for found in changes if found["change"] not in _KEEPS_MORE]
-    return [
-        _tabulate_changes("The strengths, as the paper contrasts them.", contrasts),
-        _tabulate_changes("Everything else, one thing at a time.", others),
-    ]
-
-
-def _tabulate_changes(title: str, changes: Sequence[Mapping[str, Any]]) -> ResultTable:
-    rows = tuple(
+    neurons, points = spread_in("more_neurons", 1, error=True), spread_in("points", error=True)
+    columns: list[Column] = [
+        ("network", "{model}"),
+        ("changed", "{change}"),
+        ("architectures", names_in("architectures")),
+        ("parameters", counts_in("parameters")),
+        ("accuracy %", spread_in("accuracy")),
         (
-            found["model"],
-            found["change"],
-            ", ".join(found["architectures"]),
-            write_counts(found["parameters"]),
-            write_spread(found["accuracy"]),
-            *_write_differences(found),
-        )
-        for found in changes
-    )
-    columns = (
-        "network", "changed", "architectures", "parameters", "accuracy %",
-        "neurons more than the recipe, seed by seed", "points above it",
-    )  # fmt: skip
-    return ResultTable(columns=columns, rows=rows, title=title)
-
-
-def _write_differences(found: Mapping[str, Any]) -> tuple[str, str]:
-    if found["change"] == BASE:
-        return NOTHING, NOTHING
-    neurons = write_spread(found["more_neurons"], 1, error=True)
-    return neurons, write_spread(found["points"], error=True)
+            "neurons more than the recipe, seed by seed",
+            lambda found: NOTHING if found["change"] == BASE else neurons(found),
+        ),
+        ("points above it", lambda found: NOTHING if found["change"] == BASE else points(found)),
+    ]
+    return [
+        make_table(contrasts, columns, "The strengths, as the paper contrasts them."),
+        make_table(others, columns, "Everything else, one thing at a time."),
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -27,6 +27,7 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     filled,
+    plane_along,
     pointwise,
     varying,
 )
@@ -172,7 +173,7 @@ def _pass_grid(
             states.append(state[None])
         else:
             dims = letters.index(heads), letters.index(within)
-            cells, state = (_plane(x, dims) for x in (labels.ids, labels.state))
+            cells, state = (plane_along(x, dims) for x in (labels.ids, labels.state))
             known = cells if known is None else known
             step.constraints.tie(known, cells)
             states.append(state)
@@ -195,12 +196,6 @@ def _pass_grid(
         step.gate_read(whole[0][1].index(within), torch.where(is_open, columns, FIXED))
     unknown = torch.full_like(rows, UNKNOWN)
     return along(rows, unknown, shape, out.index(heads)), known.reshape(-1)
-
-
-def _plane(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
-    """Return a matrix of two dimensions, at the first index of each other one."""
-    moved = tensor.movedim(dims, (0, 1))
-    return moved[(slice(None), slice(None), *(0,) * (moved.dim() - 2))]
 
 
 def _spread_plane(ids: Tensor, state: Tensor, shape: torch.Size, dims: tuple[int, int]) -> Labels:
