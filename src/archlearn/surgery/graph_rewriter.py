@@ -34,8 +34,8 @@ from archlearn.tracing.shape_guards import topic_of
 _COUNTS = ("numel", "nelement")
 _FAILED = "failed"
 _MOVES = (
-    reshape.move, reshape.pick, reshape.pad, reshape.attribute, reshape.expand_as,
-    elementwise.new,
+    reshape.move, reshape.shuffle_pixels, reshape.pick, reshape.pad, reshape.attribute,
+    reshape.expand_as, elementwise.new,
 )  # fmt: skip
 
 
