@@ -336,7 +336,8 @@ NOTES = {
     "had been seen), or 40: 20 more in all than any other. Ours has "
     "memory=0.98 here. Their strengths were fixed before: L0's on short runs of ResNet-20 and "
     "ResNet-56 with train images alone, so that about half of the cost falls by "
-    "itself (on the GPU just half of its gates were open then); that of L1 as Torch-Pruning's recipe has it, times rate and steps.",
+    "itself (on the GPU just half of its gates were open then); that of L1 as "
+    "Torch-Pruning's recipe has it, times rate and steps.",
     "nobudget": "Without a budget, half of the multiply-adds that can go.",
     "capacity": "ResNet-20 of half the multiply-adds without any learning of gates: the sizes that "
     "the learnt rows of the same seed ended with, and uniform ones, trained from fresh weights.",
