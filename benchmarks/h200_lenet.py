@@ -25,11 +25,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import EpochEnd, SilentCallback
 from archlearn.training.run import Audience, learn
 from archlearn.training.settings import RunSettings, override
 from benchmarks.circumstances import as_markdown, describe
+from benchmarks.single_run import parse_value
 
 BOUND_SECONDS = 30.0
 PAPER_MINUTES = 30

@@ -3,7 +3,7 @@
     python -m benchmarks.rivals KIND FOLDER name=value ... [like=RUN]
 
 Makes the network of KIND (see `KINDS`) for a ResNet at half of its multiply-adds, and trains it as
-`python -m archlearn.training FOLDER name=value ...` does, with `learn=nothing`. `like` is a
+`python -m benchmarks.single_run FOLDER name=value ...` does, with `learn=nothing`. `like` is a
 finished run of ours whose sizes are taken over. All cuts are made by our own surgery, which is
 exact on option-A shortcuts.
 """
@@ -25,13 +25,13 @@ from archlearn.models.cifar_networks import ResNet, draw_weights_
 from archlearn.models.model_registry import build_network
 from archlearn.nn.functional import THRESHOLD
 from archlearn.nn.hard_concrete import CLOSING_ODDS, SPAN
-from archlearn.training.__main__ import learn_by_words as train
-from archlearn.training.__main__ import parse_value
 from archlearn.training.initial_model import start_network
 from archlearn.training.objectives import objective_of
 from archlearn.training.run_directory import COMPACT, read_lines
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings, override
+from benchmarks.single_run import learn_by_words as train
+from benchmarks.single_run import parse_value
 
 SHARE = 0.5
 EXAMPLE = (2, 3, 32, 32)

@@ -26,10 +26,10 @@ from typing import Any
 from torch import nn
 
 from archlearn.training import Audience, RunSettings, learn, override
-from archlearn.training.__main__ import parse_value
 from archlearn.training.callbacks import EpochEnd, SilentCallback
 from benchmarks.circumstances import as_markdown, describe
 from benchmarks.learning import NETWORKS
+from benchmarks.single_run import parse_value
 from benchmarks.torchvision_import import import_models
 
 ARMS = {"plain": "learn=nothing", "shrinking": 'budget=["{budget}"] {also} shrink=true',

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -67,6 +67,88 @@ def test_a_model_without_numbers_is_refused() -> None:
     for function in (al.add_gates, al.inspect):
         with pytest.raises(al.InputError, match=r"'0.weight' is on the meta device.*to_empty"):
             function(net, X)
+
+    model: nn.Module = al.add_gates(make_net(), X).to("meta")
+    for function in (al.plan, al.compact, al.read_architecture, al.shrink_):
+        with pytest.raises(al.InputError, match=r"'0.weight' is on the meta device.*to_empty"):
+            function(model)
+
+
+WRONG: Any = "x"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: al.GateSchedule(memory=WRONG), "memory is 'x'; a decay is from 0 to below 1"),
+        (lambda: al.GateSchedule(begin=WRONG), "begin is 'x' and end 0.7; both are parts of"),
+        (lambda: al.certify(make_net(), make_net(), X, tolerance=WRONG), "tolerance is 'x'; give"),
+        (
+            lambda: al.load(__file__, modules=cast("Any", [1])),
+            "modules is a list; give a dict from names to cl",
+        ),
+        (
+            lambda: al.save(make_net(), "a", modules=cast("Any", {1: nn.Linear})),
+            "in modules, 1, is an int; g",
+        ),
+        (lambda: al.load(__file__, modules={"a": WRONG}), r"modules\['a'\] is a str; give a dict"),
+        (lambda: al.load(cast("str", None)), "path is a NoneType; give the name of a file"),
+        (lambda: al.save(make_net(), cast("str", 3)), "path is an int; give the name of a file"),
+    ],
+)
+def test_arguments_are_looked_at_first(function: Callable[[], object], message: str) -> None:
+    with pytest.raises(al.InputError, match=message):
+        function()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "x"}, r"schedule is a str; give an archlearn.GateSchedule\(...\)"),
+        ({"schedule": {}}, r"schedule is a dict; give an archlearn.GateSchedule\(...\)"),
+        ({"every": 0}, "every is 0; give a whole number from 1 on"),
+    ],
+)
+def test_options_of_a_gate_optimizer_are_looked_at_first(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(al.InputError, match=message):
+        al.GateOptimizer(al.add_gates(make_net(), X), 10, **options)
+
+
+def test_states_of_something_else_are_refused() -> None:
+    model: nn.Module = al.add_gates(make_net(), X)
+    gates = al.GateOptimizer(model, 10)
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    wrong: list[Any] = [{}, None, optimiser.state_dict(), model.state_dict()]
+    for state in wrong:
+        with pytest.raises(al.InputError, match="the state is of no GateOptimizer; give what its"):
+            gates.load_state_dict(state)
+    gates.load_state_dict(gates.state_dict())
+    with pytest.raises(al.InputError, match="like is a list; give the state_dict of a model that"):
+        al.shrink_(model, optimiser, gates, like=cast("dict[str, Any]", [1]))
+
+
+def test_parts_that_were_gated_separately_are_named() -> None:
+    x = torch.randn(3, 2)
+    second = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
+    both = nn.Sequential(al.add_gates(make_net(), X), al.add_gates(second, x))
+    with pytest.raises(al.InputError, match="added to '0' and '1' separately; call inspect on ea"):
+        al.inspect(both)
+    with pytest.raises(al.InputError, match="in the submodule '0' and '1'; call plan, compact or"):
+        al.compact(both)
+
+
+def test_a_bias_given_behind_add_gates_is_named() -> None:
+    net = make_net()
+    net[0].register_parameter("bias", None)
+    model: Any = al.add_gates(net, X)
+    model[0].bias = nn.Parameter(torch.zeros(8))
+    al.compact(model)  # it takes all channels
+    al.width_gates(model)["0"].data[:3] = 0.0
+    for function in (al.plan, al.compact, al.shrink_):
+        with pytest.raises(al.InputError, match=r"'0.bias' is new since gates were added.*before"):
+            function(model)
 
 
 def test_an_example_without_rows_is_refused() -> None:

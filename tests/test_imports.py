@@ -91,7 +91,7 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert al.__file__ is not None
     files = Counter(path.name for path in Path(al.__file__).parent.rglob("*.py"))
     counted = {name for name, count in files.items() if count > 1}
-    assert counted == {"__init__.py", "__main__.py"}
+    assert counted == {"__init__.py"}
 
 
 def imports_a_submodule(path: Path) -> bool:

@@ -55,6 +55,12 @@ def with_article(name: str) -> str:
     return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
 
 
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], advice: str) -> None:
+    """Raise if an argument is of another kind than it should be, with the advice what to give."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {with_article(type(value).__name__)}; {advice}")
+
+
 def lies_in(value: Any, low: float, high: float) -> bool:
     """Return whether a value is a number from `low` to `high`; NaN is not."""
     try:

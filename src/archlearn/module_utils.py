@@ -6,7 +6,7 @@ each call is one, and so is what a module keeps to be looked at: such tensors ar
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -207,18 +207,13 @@ def check_made(net: nn.Module) -> None:
             )
 
 
-def check_numbers(net: nn.Module) -> None:
-    """Refuse a model on the meta device.
-
-    Raises:
-        InputError: If a parameter or buffer has no numbers.
-    """
-    for name, tensor in list_tensors(net):
+def check_numbers(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors of a model that are on the meta device."""
+    for name, tensor in tensors:
         if tensor.is_meta:
             raise InputError(
-                f"{name!r} is on the meta device, without numbers, and a model is looked at by "
-                "running it; make it where it is to be, or call model.to_empty(device=...) and "
-                "load its state_dict first"
+                f"{name!r} is on the meta device, without numbers; make the model where it is to "
+                "be, or call model.to_empty(device=...) and load its state_dict first"
             )
 
 

@@ -25,7 +25,7 @@ from archlearn_paper.experiments import TITLES, find_experiment
 from archlearn_paper.parallel_runs import SIDE_BY_SIDE
 from archlearn_paper.results import Results, join_results, read_results, write_results
 from archlearn_paper.runner import ProgressLines, RunRequest, run_stages
-from archlearn_paper.tables import ResultsFound, describe_results, write_page
+from archlearn_paper.tables import ResultsFound, write_page
 
 RESULTS, QUICK_RESULTS = Path("results"), Path("runs") / "quick"
 
@@ -213,7 +213,7 @@ def _show(experiment: Experiment, results: Results, folder: Path) -> bool:
         # A machine that is lent for its GPU may have little else.
         sys.stdout.write("no figure: matplotlib is not installed; draw it elsewhere by --draw\n")
     page = write_page(experiment, results, folder)
-    sys.stdout.write(f"{describe_results(experiment, results)}\n\n")
+    sys.stdout.write(f"\n{page.read_text(encoding='utf-8')}\n")
     for path in (folder / f"{experiment.name}.json", page, *drawn):
         sys.stdout.write(f"{path}\n")
     return True

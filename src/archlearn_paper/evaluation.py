@@ -18,7 +18,7 @@ from archlearn.training.objectives import Objective, objective_of
 from archlearn.training.run_setup import load_dataset
 from archlearn.training.settings import RunSettings, to_table
 from archlearn.verification.speed import compare_speed
-from archlearn_paper.experiment import Evaluation, Row
+from archlearn_paper.experiment import Row, Run
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MOST_NUMBERS = 1 << 31
@@ -55,8 +55,9 @@ def _load(settings: RunSettings, device: torch.device) -> Dataset:
     return dataset.to(device) if dataset.train.n_bytes <= _MOST_BYTES_ON_DEVICE else dataset
 
 
-def evaluate_work(work: Evaluation) -> Row:
+def evaluate_run(work: Run) -> Row:
     """Return the row of a network that is measured as it is."""
+    assert work.network is not None
     dataset, device = find_dataset(work.settings), best_device()
     objective = objective_of(dataset)
     return Row(

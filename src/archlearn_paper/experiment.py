@@ -181,24 +181,18 @@ class Run:
             once in a run.
         finish_compact: Whether the network becomes compact as soon as gates stand still, and is
             trained in that form to the end. The momentum of its weights starts anew there.
+        is_trained: Whether anything is learnt; else the network is measured as it is, and settings
+            say the data and the seed.
         measured: What its row is to hold besides.
     """
 
     row: str
     settings: RunSettings
     network: nn.Module | None = None
+    is_trained: bool = True
     after_epoch: Callable[[nn.Module, int], None] | None = None
     finish_compact: bool = False
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """A network that is measured as it is, without training; settings say the data and the seed."""
-
-    row: str
-    settings: RunSettings
-    network: nn.Module
 
 
 class MissingModelError(Exception):
@@ -238,9 +232,8 @@ def check_at_least(
 ) -> Check:
     """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
     measured = write_with_error(found, "−", digits) + unit
-    return Check(
-        what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=reaches(found, bound)
-    )
+    met = reaches(found, bound)
+    return Check(what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=met)
 
 
 def check_at_most(
@@ -274,8 +267,7 @@ class ResultTable:
     title: str = ""
 
 
-RunTask = Run | Evaluation
-Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[RunTask]]
+Stage = Callable[[Scale, Sequence[FinishedRun]], Sequence[Run]]
 """Returns what is to be done next, from the scale and everything done by the stages before."""
 Derived = Mapping[str, Any]
 

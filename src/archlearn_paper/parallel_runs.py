@@ -7,13 +7,14 @@ lie on the device.
 
 import copy
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -44,8 +45,7 @@ SIDE_BY_SIDE = 16
 _NOWHERE = Path("runs-side-by-side-write-nothing")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a run came to: its row, with its gates over the epochs, and its compact model."""
 
     row: Row
@@ -56,11 +56,10 @@ def train_side_by_side(
     runs: Sequence[Run],
     *,
     on_epoch: Callable[[int, int], None] | None = None,
-    on_end: Callable[[Outcome], None] | None = None,
     side_by_side: int = SIDE_BY_SIDE,
     until: float = math.inf,
-) -> list[Outcome]:
-    """Carry out all runs and return what each came to, in the same order.
+) -> Iterator[Outcome]:
+    """Carry out all runs and yield what each came to, in the same order.
 
     The hardware settings of the first run are those of all. Nothing is written. Where the time is
     up, the outcomes are fewer than the runs.
@@ -68,34 +67,27 @@ def train_side_by_side(
     Args:
         runs: What to do.
         on_epoch: Told of the epochs done by all runs, and of how many.
-        on_end: Told of every run that has ended, in order.
         side_by_side: How many runs share a GPU at a time.
         until: Time of `time.monotonic` after which no run is to end, judged by those before it.
     """
     if not runs:
-        return []
+        return
     fabric = start_fabric(runs[0].settings.hardware)
-    n_epochs, n_done = sum(_count_epochs(run, fabric) for run in runs), 0
+    n_epochs, done = sum(_count_epochs(run, fabric) for run in runs), itertools.count(1)
 
     def count_epoch() -> None:
-        nonlocal n_done
-        n_done += 1
+        n_done = next(done)
         if on_epoch is not None:
             on_epoch(n_done, n_epochs)
 
     size = side_by_side if fabric.device.type == "cuda" else 1
-    outcomes: list[Outcome] = []
     longest = 0.0
     for start in range(0, len(runs), size):
         began = time.monotonic()
         if began + longest > until:
-            break
-        for outcome in _train_group(runs[start : start + size], fabric, count_epoch):
-            outcomes.append(outcome)
-            if on_end is not None:
-                on_end(outcome)
+            return
+        yield from _train_group(runs[start : start + size], fabric, count_epoch)
         longest = max(longest, time.monotonic() - began)
-    return outcomes
 
 
 def _count_epochs(run: Run, fabric: Fabric) -> int:

@@ -19,16 +19,14 @@ from archlearn.serialization import save
 from archlearn.training.hardware import describe_hardware, describe_versions, start_fabric
 from archlearn.training.run_directory import check_writable
 from archlearn.training.settings import HardwareSettings, to_table
-from archlearn_paper.evaluation import evaluate_work
+from archlearn_paper.evaluation import evaluate_run
 from archlearn_paper.experiment import (
     QUICK,
-    Evaluation,
     Experiment,
     FinishedRun,
     MissingModelError,
     Row,
     Run,
-    RunTask,
     Scale,
     Stage,
 )
@@ -47,7 +45,7 @@ _LENGTH = 16
 _ADDED_LATER = {"normalise": "data", "multiple_of": 1}
 
 
-def run_key(work: RunTask) -> str:
+def run_key(work: Run) -> str:
     """Return a text that is the same for the same row, settings and network, and no others.
 
     What is done after an epoch counts by its `repr`. Where and how fast the arithmetic is done
@@ -61,15 +59,14 @@ def run_key(work: RunTask) -> str:
             if table.get(name) == value:
                 del table[name]
     asked: list[Any] = [work.row, settings]
-    if isinstance(work, Run):
+    if work.is_trained:
         asked += [repr(work.after_epoch), work.finish_compact]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     tensors = {} if work.network is None else work.network.state_dict()
     for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    kind = "measured" if isinstance(work, Evaluation) else "trained"
-    return f"{kind}-{digest.hexdigest()[:_LENGTH]}"
+    return f"{'trained' if work.is_trained else 'measured'}-{digest.hexdigest()[:_LENGTH]}"
 
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -168,7 +165,7 @@ def _list_lost(before: Results, request: RunRequest) -> list[str]:
 def _name_data(data: str | None) -> str | None:
     """Return the name of data; where the images of a known set lie makes no difference."""
     kind = (data or "").partition(":")[0]
-    return kind if kind in ("tiny-imagenet", "imagenet") else data
+    return kind if kind == "tiny-imagenet" else data
 
 
 def run_stages(request: RunRequest, callback: ProgressLines) -> Results | None:
@@ -204,7 +201,7 @@ class _StageRunner:
         self._known = _read_known(request)
         self._commit = find_commit()
         self._done: list[FinishedRun] = []
-        self._without_model: list[dict[str, RunTask]] = []
+        self._without_model: list[dict[str, Run]] = []
         name = request.experiment.name
         before = read_results(request.folder, name, unfinished=True)
         self._unfinished = {row.asked: row for row in (before.rows if before else ())}
@@ -263,23 +260,25 @@ class _StageRunner:
         self._done = [self._known[done.row.asked] for done in self._done]
         return True
 
-    def _make(self, works: Sequence[RunTask]) -> bool:
+    def _make(self, works: Sequence[Run]) -> bool:
         """Make runs, and return whether there was time for all of them."""
         for work in works:
-            if isinstance(work, Evaluation):
-                self._record(evaluate_work(work), work, work.network)
-        runs = [work for work in works if isinstance(work, Run)]
-        waiting = iter(runs)
+            if work.network is not None and not work.is_trained:
+                self._record(evaluate_run(work), work, work.network)
+        runs = [work for work in works if work.is_trained]
         outcomes = train_side_by_side(
             runs,
             on_epoch=self._callback.advanced,
-            on_end=lambda outcome: self._record(outcome.row, next(waiting), outcome.model),
             side_by_side=self._request.side_by_side,
             until=self._request.until,
         )
-        return len(outcomes) == len(runs)
+        n_ended = 0
+        for work, outcome in zip(runs, outcomes, strict=False):
+            self._record(outcome.row, work, outcome.model)
+            n_ended += 1
+        return n_ended == len(runs)
 
-    def _record(self, row: Row, work: RunTask, model: nn.Module) -> None:
+    def _record(self, row: Row, work: Run, model: nn.Module) -> None:
         """Write a finished run down, and its model."""
         experiment = self._request.experiment
         path = model_path(self._request.folder, experiment.name, row.row, row.seed)
@@ -291,7 +290,7 @@ class _StageRunner:
             commit=self._commit,
             digest=hashlib.sha256(path.read_bytes()).hexdigest(),
             history=row.history if experiment.keeps_history else (),
-            measured=work.measured if isinstance(work, Run) else {},
+            measured=work.measured,
         )
         self._write_down(FinishedRun(row=row, path=path))
         self._callback.finished(row)

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,36 @@ def write_count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def join_architectures(architectures: Sequence[str]) -> str:
-    """Write the architectures of all seeds, each once, in order."""
-    return ", ".join(dict.fromkeys(architectures))
+Column = tuple[str, str | Callable[[Any], str]]
+"""The title of a column, and what it writes of a row: a format of its entries, as "{cost:g}", or a
+function of it."""
+
+
+def make_table(rows: Iterable[Any], columns: Sequence[Column], title: str = "") -> ResultTable:
+    """Return a table with a line for each row; of one that is None it has dashes."""
+
+    def write(row: Any, how: str | Callable[[Any], str]) -> str:
+        if row is None:
+            return NOTHING
+        return how.format_map(row) if isinstance(how, str) else how(row)
+
+    cells = tuple(tuple(write(row, how) for _, how in columns) for row in rows)
+    return ResultTable(columns=tuple(name for name, _ in columns), rows=cells, title=title)
+
+
+def counts_in(entry: str) -> Callable[[Any], str]:
+    """Return what writes the spread of whole numbers that an entry of a row is."""
+    return lambda row: write_counts(row[entry])
+
+
+def spread_in(entry: str, digits: int = 2, *, error: bool = False) -> Callable[[Any], str]:
+    """Return what writes the spread that an entry of a row is."""
+    return lambda row: write_spread(row[entry], digits, error=error)
+
+
+def names_in(entry: str) -> Callable[[Any], str]:
+    """Return what writes the names that an entry of a row lists."""
+    return lambda row: ", ".join(row[entry])
 
 
 def write_markdown(table: ResultTable) -> str:
@@ -61,34 +88,15 @@ def write_markdown(table: ResultTable) -> str:
     return "\n".join(lines)
 
 
-def format_text(table: ResultTable) -> str:
-    """Return a table in columns, for a terminal."""
-    cells = [table.columns, *table.rows]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(table.columns))]
-    lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in cells]
-    rule = "  ".join("-" * width for width in widths)
-    title = [table.title] if table.title else []
-    return "\n".join([*title, lines[0].rstrip(), rule, *(line.rstrip() for line in lines[1:])])
-
-
 def tabulate_checks(checks: Sequence[Check]) -> ResultTable:
     """Return what had to be shown and what was."""
-    rows = tuple(
-        (check.what, check.bound, check.measured, "yes" if check.met else "**no**")
-        for check in checks
-    )
-    return ResultTable(columns=("what must be shown", "bound", "measured", "met"), rows=rows)
-
-
-def describe_results(experiment: Experiment, results: Results) -> str:
-    """Return tables and checks for a terminal."""
-    parts = [format_text(table) for table in experiment.tabulate(results.derived)]
-    checks = experiment.check(results.derived)
-    if checks:
-        parts.append(format_text(tabulate_checks(checks)).replace("**", ""))
-    if results.quick:
-        parts.append(describe_scale(results))
-    return "\n\n".join(["", *parts])
+    columns: list[Column] = [
+        ("what must be shown", lambda check: check.what),
+        ("bound", lambda check: check.bound),
+        ("measured", lambda check: check.measured),
+        ("met", lambda check: "yes" if check.met else "**no**"),
+    ]
+    return make_table(checks, columns)
 
 
 def describe_scale(results: Results) -> str:
@@ -227,13 +235,13 @@ def _compose_failures(there: list[tuple[Experiment, Results]]) -> str:
     summary = f"## What did not reproduce\n\n{met} of {len(checks)} checks are met."
     if not failed:
         return summary
-    table = ResultTable(
-        columns=("experiment", "what must be shown", "bound", "measured"),
-        rows=tuple(
-            (f"[{e.name}](#{_anchor(e)})", check.what, check.bound, check.measured)
-            for e, check in failed
-        ),
-    )
+    columns: list[Column] = [
+        ("experiment", lambda pair: f"[{pair[0].name}](#{_anchor(pair[0])})"),
+        ("what must be shown", lambda pair: pair[1].what),
+        ("bound", lambda pair: pair[1].bound),
+        ("measured", lambda pair: pair[1].measured),
+    ]
+    table = make_table(failed, columns)
     return f"{summary} The others, with what was measured:\n\n{write_markdown(table)}"
 
 

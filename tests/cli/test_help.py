@@ -1,5 +1,6 @@
 """Help needs no torch and has examples; a misspelt word is answered with the right one."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 
 from tests.cli.commands import assert_refused, run
 
-COMMANDS = ("learn", "inspect", "compact", "evaluate", "report", "paper", "compare", "data", "demo")
+COMMANDS = (
+    *("learn", "inspect", "compact", "evaluate", "export", "sweep"),
+    *("report", "paper", "compare", "data", "demo"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -17,6 +21,16 @@ def test_help_has_examples(command: str, tmp_path: Path) -> None:
     assert code == 0
     assert f"archlearn {command}" in output
     assert "Examples:" in output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fills_the_lines_of_a_terminal(command: str, tmp_path: Path) -> None:
+    text = run([command, "--help"], tmp_path)[1]
+    assert "--empty-" not in text
+    assert not re.search(r"default: (False|None|inf|\(\))\]", text)
+    about, examples = text.split("\n╭")[0], text.split("Examples:")[1]
+    assert not re.search(r"\S\n\S", about), "a paragraph has line breaks of its own"
+    assert all(len(line) <= 80 for line in examples.splitlines())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([command, "--help"] for command in COMMANDS)])

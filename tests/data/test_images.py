@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.io import savemat
 
 import archlearn as al
 from archlearn import DataError
@@ -147,69 +146,14 @@ def test_worker_that_is_killed_is_told_of(folder: Path, monkeypatch: pytest.Monk
         load(folder)
 
 
-@pytest.fixture
-def imagenet(tmp_path: Path) -> Path:
-    """Three classes whose numbers in the kit are in another order than their names."""
-    root = tmp_path / "ilsvrc"
-    names = ["n03", "n01", "n02"]
-    for number, name in enumerate(sorted(names)):
-        write_images(root / "train" / name, 4, first=10 * number)
-    write_images(root / "val", 5, first=200)
-    kit = root / "ILSVRC2012_devkit_t12" / "data"
-    kit.mkdir(parents=True)
-    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n1\n2\n2\n1\n")
-    kinds = [("ILSVRC2012_ID", "i4"), ("WNID", object), ("words", object), ("num_children", "i4")]
-    rows = [(place + 1, name, "thing", 0) for place, name in enumerate(names)]
-    savemat(kit / "meta.mat", {"synsets": np.array([*rows, (4, "n04", "group", 2)], dtype=kinds)})
-    return root
-
-
-def test_imagenets_validation_has_the_labels_of_the_kit(imagenet: Path) -> None:
-    examples = al.data.load_examples(f"imagenet:{imagenet}:{SIDE}")
-    assert len(examples.train) == 12
-    found = dict(zip(reds(examples.test), examples.test.targets.tolist(), strict=True))
-    # In the order of their names n01, n02, n03 are 0, 1, 2; the kit calls them 2, 3, 1.
-    assert found == {200: 1, 201: 2, 202: 0, 203: 0, 204: 2}
-    assert all(
-        target == red // 10
-        for red, target in zip(reds(examples.train), examples.train.targets.tolist(), strict=True)
-    )
-
-
-def test_imagenets_validation_may_have_one_folder_a_class(imagenet: Path) -> None:
+def test_validation_images_of_a_folder_are_its_test_part(tmp_path: Path) -> None:
     for number, name in enumerate(("n01", "n02", "n03")):
-        write_images(imagenet / "val" / name, 2, first=50 + 10 * number)
-    test = al.data.load_examples(f"imagenet:{imagenet}:{SIDE}").test
+        write_images(tmp_path / "ilsvrc" / "train" / name, 4, first=10 * number)
+        write_images(tmp_path / "ilsvrc" / "val" / name, 2, first=50 + 10 * number)
+    test = al.data.load_examples(f"folder:{tmp_path / 'ilsvrc'}:{SIDE}").test
     assert sorted(zip(reds(test), test.targets.tolist(), strict=True)) == [
         (50, 0), (51, 0), (60, 1), (61, 1), (70, 2), (71, 2),
     ]  # fmt: skip
-
-
-def test_imagenet_that_is_not_whole_is_refused(imagenet: Path, tmp_path: Path) -> None:
-    labels = next(imagenet.rglob("*ground_truth.txt"))
-    labels.write_text("1\n2\n")
-    with pytest.raises(DataError, match=r"holds 5 images, but .* has 2 labels"):
-        al.data.load_examples(f"imagenet:{imagenet}")
-    labels.write_text("1\n2\n4\n1\n2\n")
-    with pytest.raises(DataError, match=r"class 4 is 'n04', which .* does not have"):
-        al.data.load_examples(f"imagenet:{imagenet}")
-    (labels.parent / "meta.mat").write_bytes(b"no table")
-    with pytest.raises(DataError, match=r"meta.mat is not the table"):
-        al.data.load_examples(f"imagenet:{imagenet}")
-    labels.unlink()
-    with pytest.raises(DataError, match="unpack the development kit"):
-        al.data.load_examples(f"imagenet:{imagenet}")
-    with pytest.raises(DataError, match="is not a folder"):
-        al.data.load_examples(f"imagenet:{tmp_path / 'nowhere'}")
-
-
-@pytest.mark.parametrize(
-    "body", [b"1\n2\nthree\n1\n2\n", b"\xff\xfe1\n2\n3\n1\n2\n", b"1\n2\n\xb2\n1\n2\n"]
-)
-def test_labels_of_imagenet_that_are_no_numbers_are_refused(imagenet: Path, body: bytes) -> None:
-    next(imagenet.rglob("*ground_truth.txt")).write_bytes(body)
-    with pytest.raises(DataError, match=r"ground_truth.txt holds .*unpack it anew"):
-        al.data.load_examples(f"imagenet:{imagenet}")
 
 
 def test_every_other_image_is_a_slice_too(folder: Path) -> None:

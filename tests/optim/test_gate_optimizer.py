@@ -236,7 +236,7 @@ def test_the_least_width_and_the_largest_cut_hold(digits: Any) -> None:
             "a budget or a width_cost, not both",
         ),
         ({"protect": ["nosuch"]}, "no layer is called so; there are 0, 2"),
-        ({"least_width": 0}, "a layer keeps 1 channel or more"),
+        ({"least_width": 0}, "give a whole number from 1 on"),
         ({"largest_cut": 2.0}, "give a part between 0 and 1"),
         ({"total_steps": 0}, "give the number of steps"),
         ({"total_steps": float("inf")}, "give the number of steps"),

@@ -112,7 +112,7 @@ def test_widths_are_multiples_where_the_network_shrinks_while_it_learns() -> Non
 
 def test_a_multiple_that_is_no_number_of_channels_is_refused() -> None:
     model = al.add_gates(Residual(), torch.randn(2, 64))
-    with pytest.raises(al.InputError, match=r"multiple_of is 0; a layer keeps 1 channel or more"):
+    with pytest.raises(al.InputError, match=r"multiple_of is 0; give a whole number from 1 on"):
         al.GateOptimizer(model, 10, multiple_of=0)
 
 

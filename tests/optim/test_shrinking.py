@@ -366,6 +366,16 @@ def test_state_that_cannot_be_sliced_is_refused_and_nothing_is_changed(kind: str
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize("kind", ["LAMB", "FusedLamb", "Lars", "NvNovoGrad", "Prodigy", "LBFGSNew"])
+def test_an_optimiser_that_mixes_numbers_is_refused_by_its_name(kind: str) -> None:
+    model, x, y = make("chain")
+    mixing = type(kind, (torch.optim.SGD,), {})
+    rule = type("Own", (mixing,), {})(al.weights(model), lr=0.1)
+    step(model, rule, x, y)
+    with pytest.raises(al.InputError, match="cannot shrink with Own: its update of a number depe"):
+        al.shrink_(model, rule)
+
+
 def test_what_cannot_shrink_is_told_once_and_trains_on(caplog: pytest.LogCaptureFixture) -> None:
     """As `archlearn learn` and the callbacks of trainers do it."""
     model, x, y = make("chain")

@@ -20,14 +20,13 @@ from archlearn_paper.comparison.methods import (
     OURS,
     SCRATCH,
     ComparisonSetup,
-    PruningMethod,
 )
 from archlearn_paper.comparison.ranking import UNTUNED, name_result
 from archlearn_paper.comparison.stages import _reduce, make_networks
 from archlearn_paper.experiment import FinishedRun, Scale, group
 from archlearn_paper.results import Results
 from archlearn_paper.runner import RunRequest, run_stages
-from archlearn_paper.tables import describe_results
+from archlearn_paper.tables import write_page
 from tests.cli.commands import start_command
 from tests.paper.making import Counter, make_row
 
@@ -51,7 +50,7 @@ def carry_out(folder: Path) -> tuple[Results, int, str]:
     counter = Counter()
     order = RunRequest(experiment=experiment, scale=TINY, folder=folder, command="compare")
     results = run_stages(order, counter)
-    return results, counter.n, describe_results(experiment, results)
+    return results, counter.n, write_page(experiment, results, folder).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_a_comparison_is_found_and_judged_by_its_file(
     assert experiment.name == first[0].experiment
     assert experiment.title.startswith("lenet on digits:28")
     # Fastfood reached no budget, and is asked about all the same
-    assert describe_results(experiment, results) == first[2]
+    assert write_page(experiment, results, folder).read_text() == first[2]
 
 
 SCALE = Scale(name="quick", seeds=(0,), epochs=2, limit=300, data="digits:28", batch_size=50)
@@ -151,11 +150,11 @@ def test_workers_make_the_same_networks(tmp_path: Path) -> None:
     path = tmp_path / "large.safetensors"
     save(CONTEST.fresh_network(0), path)
     large = FinishedRun(row=make_row("large network", parameters=431_080), path=path)
-    pruned = {each.name: each for each in METHODS if isinstance(each, PruningMethod)}
+    pruned = {each.name: each for each in METHODS if each.is_pruning}
     makes = [
-        partial(_reduce, "taylor", pruned["taylor"].reduce, CONTEST, large, 10_000),
+        partial(_reduce, pruned["taylor"].reduce, CONTEST, large, 10_000),
         partial(refuse, 10),
-        partial(_reduce, "svd", pruned["svd"].reduce, CONTEST, large, 10_000),
+        partial(_reduce, pruned["svd"].reduce, CONTEST, large, 10_000),
     ]
     alone, helped = make_networks(makes, 0), make_networks(makes, 2)
     assert alone[1] is None

@@ -23,8 +23,8 @@ def settings(**given: object) -> RunSettings:
 
 def test_a_run_in_a_team_comes_to_what_it_comes_to_alone(tmp_path) -> None:
     runs = [Run(row="a", settings=settings(seed=seed)) for seed in (3, 4)]
-    together = train_side_by_side(runs)
-    alone = train_side_by_side(runs[1:])
+    together = list(train_side_by_side(runs))
+    alone = list(train_side_by_side(runs[1:]))
     assert [outcome.row.seed for outcome in together] == [3, 4]
     assert together[1].row.test_loss == alone[0].row.test_loss
     assert together[0].row.test_loss != together[1].row.test_loss
@@ -103,7 +103,7 @@ def test_few_train_examples_are_scored_on_few(
 
 def test_team_normalises_as_asked() -> None:
     with pytest.raises(SettingsError, match="images of three colours"):
-        train_side_by_side([Run(row="a", settings=settings(normalise="imagenet"))])
+        list(train_side_by_side([Run(row="a", settings=settings(normalise="imagenet"))]))
 
 
 def test_only_the_first_classes_are_kept() -> None:
@@ -134,13 +134,13 @@ def test_a_run_that_ends_compact_comes_to_what_it_would_have_come_to() -> None:
     assert small.row.test_loss == pytest.approx(whole.row.test_loss, rel=1e-9)
 
 
-def test_every_epoch_and_every_end_is_told() -> None:
+def test_every_epoch_is_told_and_a_run_handed_over_at_its_end() -> None:
     places: list[tuple[int, int]] = []
-    ended: list[str] = []
-    train_side_by_side(
+    outcomes = train_side_by_side(
         [Run(row=row, settings=settings(limit=200)) for row in "ab"],
         on_epoch=lambda done, of: places.append((done, of)),
-        on_end=lambda outcome: ended.append(outcome.row.row),
     )
+    assert next(outcomes).row.row == "a"
+    assert places == [(1, 4), (2, 4)]
+    assert [outcome.row.row for outcome in outcomes] == ["b"]
     assert places == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert ended == ["a", "b"]

@@ -19,12 +19,10 @@ from archlearn_paper.comparison import choose_setup, find_methods
 from archlearn_paper.experiment import (
     FULL,
     QUICK,
-    Evaluation,
     Experiment,
     FinishedRun,
     Row,
     Run,
-    RunTask,
     Scale,
 )
 from archlearn_paper.experiments import find_experiment
@@ -71,25 +69,27 @@ def settings(scale: Scale, seed: int) -> RunSettings:
     )
 
 
-def train_plainly(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def train_plainly(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     assert not done
     return [Run(row="plain", settings=settings(scale, seed)) for seed in scale.seeds]
 
 
-def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-    works: list[RunTask] = []
+def go_on(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
+    works: list[Run] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
-        works.append(Evaluation(row="again", settings=settings(scale, seed), network=network))
+        works.append(
+            Run(row="again", settings=settings(scale, seed), network=network, is_trained=False)
+        )
         works.append(Run(row="longer", settings=settings(scale, seed), network=network))
     return works
 
 
-def by_the_rows_alone(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def by_the_rows_alone(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     return [Run(row="next", settings=settings(scale, d.row.seed + 10)) for d in done]
 
 
-def train_no_more(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def train_no_more(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     for finished in done:
         finished.load_model()
     return []

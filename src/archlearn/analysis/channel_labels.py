@@ -54,6 +54,11 @@ def line_along(tensor: Tensor, dim: int) -> Tensor:
     return tensor.movedim(dim, -1)[(0,) * (tensor.dim() - 1)]
 
 
+def plane_along(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
+    """Return a matrix of two dimensions, at the first index of each other one."""
+    return tensor.movedim(dims, (-2, -1))[(0,) * (tensor.dim() - 2)]
+
+
 def fixed_like(tensor: Tensor) -> Labels:
     """Return labels for a tensor of which nothing may go."""
     return filled(tensor.shape, FIXED, UNKNOWN)
@@ -69,6 +74,13 @@ def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
     view = [1] * len(shape)
     view[dim] = -1
     return Labels(ids.reshape(view).expand(shape), state.reshape(view).expand(shape))
+
+
+def spread_plane(ids: Tensor, state: Tensor, shape: torch.Size, dims: tuple[int, int]) -> Labels:
+    """Return labels that vary along two dimensions as matrices say."""
+    one, two = (x if dims[0] < dims[1] else x.T for x in (ids, state))
+    view = [n if dim in dims else 1 for dim, n in enumerate(shape)]
+    return Labels(one.reshape(view).expand(shape), two.reshape(view).expand(shape))
 
 
 def varying(ids: Tensor) -> list[int]:
@@ -112,11 +124,15 @@ def pointwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply a function of elements at the same place, once for all that is repeated."""
     shapes = {tensor.shape for tensor in tensors}
     shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
-    spread = [tensor.expand(shape) for tensor in tensors]
-    for dim, size in enumerate(shape):
-        if size > 1 and all(tensor.stride(dim) == 0 for tensor in spread):
-            spread = [tensor.narrow(dim, 0, 1) for tensor in spread]
-    return function(*spread).expand(shape)
+    return function(*_narrow_repeated(*(tensor.expand(shape) for tensor in tensors))).expand(shape)
+
+
+def _narrow_repeated(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return equally shaped tensors at the first index of dimensions that all of them repeat."""
+    for dim, size in enumerate(tensors[0].shape):
+        if size > 1 and all(tensor.stride(dim) == 0 for tensor in tensors):
+            tensors = tuple(tensor.narrow(dim, 0, 1) for tensor in tensors)
+    return tensors
 
 
 def select(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
@@ -139,15 +155,17 @@ def replaced(state: Tensor, old: int, new: int) -> Tensor:
 
 def flat_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return two equally shaped label tensors as vectors, without what is repeated in both."""
-    for dim in range(first.dim()):
-        if first.stride(dim) == 0 and second.stride(dim) == 0 and first.shape[dim] > 1:
-            first, second = first.narrow(dim, 0, 1), second.narrow(dim, 0, 1)
+    first, second = _narrow_repeated(first, second)
     return first.reshape(-1), second.reshape(-1)
 
 
 def without_repeats(ids: Tensor) -> Tensor:
     """Return labels as a vector, without what is repeated along expanded dimensions."""
-    for dim in range(ids.dim()):
-        if ids.stride(dim) == 0 and ids.shape[dim] > 1:
-            ids = ids.narrow(dim, 0, 1)
-    return ids.reshape(-1)
+    return _narrow_repeated(ids)[0].reshape(-1)
+
+
+def where_varying(ids: Tensor) -> Tensor:
+    """Return labels at the first index of dimensions along which they do not vary."""
+    for dim in set(range(ids.dim())) - set(varying(ids)):
+        ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
+    return ids

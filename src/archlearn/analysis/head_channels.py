@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.channel_labels import FIXED, Labels, varying
+from archlearn.analysis.channel_labels import FIXED, Labels, plane_along, varying, where_varying
 from archlearn.analysis.linear_ops import is_linear_op, read_linear_op
 from archlearn.analysis.propagation_rules import elementwise, products, reshape, rule_for
 from archlearn.tracing.fx_utils import leaves_of
@@ -44,12 +44,11 @@ def read_plane(graph: ChannelGraph, place: int, node: fx.Node) -> ReadPlane | No
     within = graph.followed[place].reads[node.name].dim
     if not isinstance(labels, Labels):
         return None
-    found, n_dims = _without_repeats(labels.ids), labels.ids.dim()
+    found, n_dims = where_varying(labels.ids), labels.ids.dim()
     heads = [dim - n_dims for dim in varying(graph.parents[0][found])]
     if len(heads) != 1 or heads == [within]:
         return None
-    moved = found.movedim((heads[0], within), (0, 1))
-    ids = moved[(slice(None), slice(None), *(0,) * (n_dims - 2))]
+    ids = plane_along(found, (heads[0], within))
     rows = graph.parents[0][ids[:, 0]]
     return ReadPlane(ids, (heads[0], within)) if len(rows.unique()) == len(rows) else None
 
@@ -100,7 +99,7 @@ class _Search:
 
     def groups_within(self, ids: Tensor) -> list[int]:
         """Return the groups of which some channels lie within heads here."""
-        return [p for p in self.within[_without_repeats(ids)].unique().tolist() if p >= 0]
+        return [p for p in self.within[where_varying(ids)].unique().tolist() if p >= 0]
 
     def bar(self, groups: Iterable[int]) -> None:
         """Take down that every head must keep the same channels of these groups."""
@@ -108,7 +107,7 @@ class _Search:
 
     def look_at(self, ids: Tensor) -> None:
         """Take down the heads that a tensor has, or that it has not all of each, in one order."""
-        ids = _without_repeats(ids).reshape(-1)
+        ids = where_varying(ids).reshape(-1)
         self.bar(self.graph.group_of[self.graph.root[ids]].unique().tolist())  # places themselves
         for place in self.groups_within(ids):
             self._look_at_runs(place, ids[self.within[ids] == place])
@@ -163,14 +162,7 @@ class _Search:
         """Return whether a factor has the same number for all places within a head, or its own."""
         if self.groups_within(factor.ids):
             return True
-        ids = _without_repeats(made.ids)
+        ids = where_varying(made.ids)
         columns = torch.where(self.within[ids] < 0, FIXED, self.graph.parents[1][ids])
         behind = [dim - ids.dim() for dim in varying(columns)]
         return all(-dim > factor.ids.dim() or factor.shape[dim] == 1 for dim in behind)
-
-
-def _without_repeats(ids: Tensor) -> Tensor:
-    """Return labels at the first index of dimensions along which they do not vary."""
-    for dim in set(range(ids.dim())) - set(varying(ids)):
-        ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
-    return ids

@@ -4,17 +4,26 @@ Nothing here imports torch: a command does that when it runs, so that help is sh
 """
 
 import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from archlearn import __version__
 from archlearn.cli import learn_commands, model_commands, paper
 from archlearn.errors import ArchlearnError, RunInterruptedError, RunStoppedError
 
 FAILED, STOPPED, INTERRUPTED, UNREAD = 1, 3, 130, 141
+
+
+def _show_default(value: object) -> str | None:
+    """Return a default as help shows it; that nothing is asked for goes without saying."""
+    return None if value in (None, False, (), math.inf) else str(value)
+
 
 app = App(
     name="archlearn",
@@ -24,24 +33,25 @@ app = App(
     exit_on_error=False,
     print_error=False,
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative_iterable=(), show_default=_show_default),
 )
-app.command(learn_commands.learn_command, name="learn", help_epilogue=learn_commands.LEARN_EXAMPLES)
-app.command(
-    model_commands.inspect_command, name="inspect", help_epilogue=model_commands.INSPECT_EXAMPLES
-)
-app.command(
-    model_commands.compact_command, name="compact", help_epilogue=model_commands.COMPACT_EXAMPLES
-)
-app.command(
-    model_commands.evaluate_command, name="evaluate", help_epilogue=model_commands.EVALUATE_EXAMPLES
-)
-app.command(model_commands.export, help_epilogue=model_commands.EXPORT_EXAMPLES)
-app.command(learn_commands.sweep, help_epilogue=learn_commands.SWEEP_EXAMPLES)
-app.command(learn_commands.report, help_epilogue=learn_commands.REPORT_EXAMPLES)
-app.command(paper.paper, help_epilogue=paper.PAPER_EXAMPLES)
-app.command(paper.compare, help_epilogue=paper.COMPARE_EXAMPLES)
-app.command(model_commands.data, help_epilogue=model_commands.DATA_EXAMPLES)
-app.command(learn_commands.demo, help_epilogue=learn_commands.DEMO_EXAMPLES)
+_COMMANDS = {
+    "learn": (learn_commands.learn_command, learn_commands.LEARN_EXAMPLES),
+    "inspect": (model_commands.inspect_command, model_commands.INSPECT_EXAMPLES),
+    "compact": (model_commands.compact_command, model_commands.COMPACT_EXAMPLES),
+    "evaluate": (model_commands.evaluate_command, model_commands.EVALUATE_EXAMPLES),
+    "export": (model_commands.export, model_commands.EXPORT_EXAMPLES),
+    "sweep": (learn_commands.sweep, learn_commands.SWEEP_EXAMPLES),
+    "report": (learn_commands.report, learn_commands.REPORT_EXAMPLES),
+    "paper": (paper.paper, paper.PAPER_EXAMPLES),
+    "compare": (paper.compare, paper.COMPARE_EXAMPLES),
+    "data": (model_commands.data, model_commands.DATA_EXAMPLES),
+    "demo": (learn_commands.demo, learn_commands.DEMO_EXAMPLES),
+}
+for _name, (_command, _examples) in _COMMANDS.items():
+    # Help fills the terminal's lines: those of a paragraph, and of an argument, are joined.
+    _command.__doc__ = re.sub(r"(?<=\S)\n(?: {8})?(?=\S)", " ", cleandoc(_command.__doc__ or ""))
+    app.command(_command, name=_name, help_epilogue=_examples)
 
 
 def run_app(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
@@ -86,11 +86,14 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-LEARN_EXAMPLES = """Examples:
+LEARN_EXAMPLES = r"""Examples:
   archlearn learn --model lenet --data mnist --out runs/a
-  archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 --out runs/b
-  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip --out runs/f
-  archlearn learn --model gpt --data tiny-shakespeare:input.txt --optimiser adam --out runs/g
+  archlearn learn --model lenet --data mnist --width-cost 3e-4 --epochs 30 \
+    --out runs/b
+  archlearn learn --model resnet20 --data cifar-10 --augment pad-crop-flip \
+    --out runs/f
+  archlearn learn --model gpt --data tiny-shakespeare:input.txt \
+    --optimiser adam --out runs/g
   archlearn learn --model mypackage.net:build --data folder:photos --out runs/c
   archlearn learn --config run.toml --seed 1 --out runs/d
   archlearn learn --resume runs/a
@@ -167,50 +170,40 @@ def demo(*, out: Path = Path("runs/demo")) -> None:
 REPORT_EXAMPLES = """Examples:
   archlearn report runs/a
   archlearn report runs/a runs/b runs/c --out compare.html
-  archlearn report runs/a --to latex
 """
 
 
-def report(
-    *runs: Path, to: Literal["html", "latex", "markdown"] = "html", out: Path | None = None
-) -> None:
+def report(*runs: Path, out: Path | None = None) -> None:
     """Write one self-contained page about one run, or several side by side.
 
     Args:
         runs: Folders of runs.
-        to: A page, or a table of costs and accuracy to paste into a paper.
-        out: The file. A page of one run is report.html in the run's folder unless said otherwise,
-            one of several report.html here; a table is printed.
+        out: The file. [default: report.html, of one run in its folder, of several here]
     """
     from archlearn.training.run_directory import REPORT
 
     if not runs:
         raise SettingsError("say which runs: archlearn report runs/a runs/b")
     from archlearn.reporting import write_report
-    from archlearn.reporting.paper_table import read_paper_table, write_paper_table
     from archlearn.reporting.run_reader import explaining_odd_files, read_run
     from archlearn.training.run_directory import writing
 
     with explaining_odd_files(runs):
-        found = [read_run(run) for run in runs]  # refused before a folder is made
-        text = "" if to == "html" else write_paper_table(read_paper_table(found), to)
-    if to == "html":
-        target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-        with writing(target):
-            write_report(list(runs), target)
-        sys.stdout.write(f"{target}\n")
-        return
-    if out is None:
-        sys.stdout.write(text)
-        return
-    with writing(out):
-        out.write_text(text, encoding="utf-8")
+        for run in runs:  # refused before a folder is made
+            read_run(run)
+    target = out or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
+    with writing(target):
+        write_report(list(runs), target)
+    sys.stdout.write(f"{target}\n")
 
 
-SWEEP_EXAMPLES = """Examples:
-  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 --out runs/sweep
-  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray --jobs 8 --out /nfs/s
-  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% --lose 0.5 --out runs/s
+SWEEP_EXAMPLES = r"""Examples:
+  archlearn sweep --budget multiply_adds=75%,50%,25% --seeds 0,1,2 \
+    --out runs/sweep
+  RAY_ADDRESS=head:6379 archlearn sweep --budget multiply_adds=75%,50% --ray \
+    --jobs 8 --out /nfs/s
+  archlearn sweep --model resnet20 --data cifar-10 --budget parameters=50% \
+    --lose 0.5 --out runs/s
 """
 
 

@@ -1,7 +1,6 @@
 """`archlearn inspect`, `compact`, `evaluate`, `export`, `data`: one model, or one data set."""
 
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,13 +11,12 @@ from cyclopts.validators import Number
 import archlearn as al
 from archlearn.costs import CostName
 from archlearn.data.file_cache import no_progress
-from archlearn.errors import ArchlearnError, InputError, SettingsError
+from archlearn.errors import InputError, SettingsError
 from archlearn.training.settings import RunSettings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from archlearn.data.dataset import Dataset
     from archlearn.training.metrics import Score
 
 INSPECT_EXAMPLES = """Examples:
@@ -286,13 +284,10 @@ def export(
             dataset = al.training.load_dataset(read_run_settings(target), no_progress)
             example = al.training.objective_of(dataset).inputs(dataset.train.inputs[:2])
         else:
-            dataset, example = None, _make_example(network, parse_shape(shape))
+            example = _make_example(network, parse_shape(shape))
             run_once(network, example, str(path))
         made = export_model(network, chosen, to, example)
     sys.stdout.write(f"{made}\n")
-    if dataset is not None:
-        before = _export_original(target, dataset, to, example)
-        sys.stdout.write(f"on disk: {before}, {made.n_bytes:,} bytes now\n")
 
 
 def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> None:
@@ -311,21 +306,6 @@ def _export_pretrained(path: Path, out: Path | None, config: Path | None) -> Non
     with writing(folder / FILE if folder.is_dir() else folder):
         saved = save_pretrained(al.load(path), folder, config)
     sys.stdout.write(f"{saved}\n")
-
-
-def _export_original(run: Path, dataset: "Dataset", to: str, example: "Tensor") -> str:
-    """Say what the network that a run began with takes on disk in the same format."""
-    from archlearn.export.programs import export_model
-    from archlearn.training.initial_model import start_network
-    from archlearn.training.run_directory import read_run_settings
-
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / f"original{_SUFFIXES[to]}"
-        try:
-            original = start_network(read_run_settings(run), dataset)
-            return f"{export_model(original, path, to, example).n_bytes:,} bytes before"
-        except ArchlearnError as error:
-            return f"not known before ({error})"
 
 
 def _make_example(network: "nn.Module", shape: tuple[int, ...]) -> "Tensor":

@@ -9,7 +9,7 @@ from torch import Tensor
 from archlearn.data.dataset import Examples, Split, Task
 from archlearn.data.file_cache import DownloadProgress, no_progress
 from archlearn.data.image_cache import ImageReading
-from archlearn.data.image_folders import load_folder, load_imagenet, load_tiny_imagenet
+from archlearn.data.image_folders import load_folder, load_tiny_imagenet
 from archlearn.data.standard_datasets import (
     FASHION_MNIST,
     MNIST,
@@ -31,7 +31,6 @@ MNIST_SIDE = 28
 IMAGE_LAYOUTS = {
     "folder": load_folder,
     "tiny-imagenet": load_tiny_imagenet,
-    "imagenet": load_imagenet,
 }
 DATASETS = {
     "mnist": "70,000 handwritten digits, 28 x 28 (fetched)",
@@ -42,7 +41,6 @@ DATASETS = {
     "idx:DIR": "four files as MNIST has them, in a folder of yours",
     "folder:DIR": "images, one folder a class; folder:DIR:64 chooses the side",
     "tiny-imagenet:DIR": "Tiny-ImageNet-200 as its authors ship it",
-    "imagenet:DIR": "ILSVRC-2012 with its development kit; imagenet:DIR:128 chooses the side",
     "tiny-shakespeare:FILE": "a text, to predict its next characters; FILE:64 chooses the window",
     "package.module:function": "your own function; see the documentation",
 }

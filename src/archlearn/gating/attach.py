@@ -17,6 +17,7 @@ from archlearn.errors import (
     ArchlearnError,
     InputError,
     TracingError,
+    check_kind,
     lies_in,
     with_article,
 )
@@ -25,7 +26,13 @@ from archlearn.gating.insertion import insert_gates
 from archlearn.gating.l0_folding import find_writers
 from archlearn.gating.learn import Learn
 from archlearn.gating.selection import LearnableSites, select_sites
-from archlearn.module_utils import check_numbers, copy_model, find_reference, noticing_calls
+from archlearn.module_utils import (
+    check_numbers,
+    copy_model,
+    find_reference,
+    list_tensors,
+    noticing_calls,
+)
 from archlearn.nn import hard_concrete
 from archlearn.nn.tristate_activation import DEPTH_START, WIDTH_START, TriState
 from archlearn.tracing.block_hooks import warn_of_traced_hooks
@@ -38,7 +45,7 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     without_graph_module,
 )
-from archlearn.tracing.module_state import restore_weights_
+from archlearn.tracing.module_state import check_weights
 from archlearn.tracing.rng import preserve_rng
 from archlearn.tracing.symbolic_trace import ExampleInputs, Leaf
 from archlearn.tracing.trace_context import frozen, without_autocast
@@ -51,11 +58,7 @@ from archlearn.tracing.transformer_blocks import (
 
 
 def check_net(net: Any) -> None:
-    """Raise if gates cannot be put on this.
-
-    Raises:
-        InputError: If it is no module, is wrapped, or has gates.
-    """
+    """Raise if gates cannot be put on this."""
     if unwrap(net) is not net:
         raise InputError(
             f"the model is wrapped in {with_article(type(net).__name__)}; give the model as it was "
@@ -73,22 +76,16 @@ def check_net(net: Any) -> None:
 
 def check_learn(learn: Any) -> None:
     """Raise if this says of no layer what is to be learnt there."""
-    if learn is not None and not isinstance(learn, Mapping):
-        raise InputError(
-            f"learn is {with_article(type(learn).__name__)}; give a dict from layer names to "
-            'Learn, such as {"fc*": Learn.WIDTH}'
-        )
+    if learn is not None:
+        advice = 'give a dict from layer names to Learn, such as {"fc*": Learn.WIDTH}'
+        check_kind("learn", learn, Mapping, advice)
     for key in learn or ():
         if not isinstance(key, str):
             raise InputError(f"learn has the key {key!r}; layers are named by strings")
 
 
 def check_leaves(net: nn.Module, leaves: Any) -> tuple[Leaf, ...]:
-    """Return the leaves as a tuple.
-
-    Raises:
-        InputError: If one is no submodule, neither by name nor by class.
-    """
+    """Return the leaves as a tuple."""
     if leaves is None or isinstance(leaves, str | type):
         raise InputError(
             f"leaves is {leaves!r}; give a list of names and classes"
@@ -149,12 +146,8 @@ def trace_copy(
     """Return a copy, and what is learnt in it; torch's own blocks are followed where they can be.
 
     Their fused kernel may compute something else than their layers, and so may a subclass.
-
-    Raises:
-        InputError: As `select_sites` does, or if the model does not run on the inputs.
-        TracingError: If its calls cannot be followed.
     """
-    check_numbers(net)
+    check_numbers(list_tensors(net))
     inputs = with_attention_mask(net, inputs)
     try:
         copied, choice = _follow_and_check(
@@ -192,7 +185,7 @@ def _follow_and_check(
 
 
 def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> None:
-    """Run a copy and its graphs, which must do the same, and let it have its weights back."""
+    """Run a copy and its graphs, which must do the same."""
     traces = choice.blueprint.traces
     with noticing_calls(net) as called:
         check_trace(copied, traces, choice.blueprint.inputs)
@@ -202,7 +195,7 @@ def _check_copy(net: nn.Module, copied: nn.Module, choice: LearnableSites) -> No
             "something that is not copied holds it, such as a lambda or a hook made from it; "
             "let that use the module that it is called with (self), or remove it"
         )
-    restore_weights_(copied, net, traces.graphs)
+    check_weights(copied, net)
 
 
 def _find_learnable_parts(net: nn.Module, inputs: ExampleInputs) -> list[tuple[str, ExampleInputs]]:

@@ -9,12 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archlearn.costs import Costs
 from archlearn.errors import ArchlearnError, InputError, first_line
-from archlearn.gating.gate_container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import GateContainer, find_store
 from archlearn.module_utils import check_made, evaluating, find_reference
 from archlearn.nn.norms import LocalResponse, NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.generated_forward import class_forwards, unwrap
-from archlearn.tracing.module_state import mutable_modules, preserve_state, preserve_weights
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.symbolic_trace import ExampleInputs
 from archlearn.tracing.trace_context import frozen
 from archlearn.tracing.transformer_blocks import count_flops
@@ -85,10 +85,6 @@ def count_multiply_adds(model: nn.Module, inputs: ExampleInputs) -> int:
 def _count_flops(model: nn.Module, inputs: ExampleInputs) -> Any:
     """Return the counter of one run in evaluation mode."""
     with ExitStack() as stack:
-        for gated in [m for m in model.modules() if STORE in m._modules]:
-            store: Any = getattr(gated, STORE)
-            graphs = store.choice.blueprint.traces.graphs
-            stack.enter_context(preserve_weights(gated, mutable_modules(graphs, gated)))
         for each in (evaluating(model), preserve_state(model), frozen(model), torch.no_grad()):
             stack.enter_context(each)
         counter = stack.enter_context(count_flops())

@@ -271,11 +271,7 @@ class GateContainer(nn.Module):
         self.standing = frozenset(torch.nonzero(flags).flatten().tolist())
 
     def check_standing(self) -> None:
-        """Raise if a gate has changed that `forward` passes over.
-
-        Raises:
-            InputError: Naming the gate, and what to do.
-        """
+        """Raise if a gate has changed that `forward` passes over."""
         n_groups = len(self._width_keys)
         names = [*self.width_gates(), *self.depth_gates(), *self.branch_gates()]
         for place, (name, gate) in enumerate(zip(names, self.gates(), strict=True)):
@@ -379,6 +375,12 @@ def find_store(model: nn.Module) -> GateContainer | None:
     return store
 
 
+def list_gated(model: nn.Module) -> str:
+    """Return the names of the parts of a model that `add_gates` was called on."""
+    parts = [name for name, module in model.named_modules() if STORE in module._modules]
+    return " and ".join(map(repr, parts))
+
+
 def add_store_(model: nn.Module, store: GateContainer) -> None:
     """Give a model its gates, in the mode that it is in."""
     model.add_module(STORE, store.train(model.training))
@@ -398,9 +400,6 @@ def prepare_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     """Refuse a `state_dict` with gates of another kind, before anything is loaded.
 
     What it does not hold is put back: the model may come from the meta device.
-
-    Raises:
-        InputError: If it holds some.
     """
     store: Any = module._modules.get(STORE)
     own = store.home_name if isinstance(store, GateContainer) else None

@@ -372,27 +372,28 @@ class _Writer:
         source = node.all_input_nodes[0]
         key = source, tuple(channels.tolist())
         if key not in self.read:
+            width = self._assemble(groups, index)
             with self.graph.inserting_before(node):
-                width = self._assemble(groups, index)
                 self.read[key] = self.graph.call_function(gate_channels, (source, width, dim))
-        if source in node.args:  # once: a closed gate would have no gradient through its square
-            node.update_arg(node.args.index(source), self.read[key])
-        else:
-            node.replace_input_with(source, self.read[key])
+        self._let_read(node, self.read[key])
 
     def gate_heads(self, node: fx.Node, plane: ReadPlane) -> None:
         """Let a product read its first factor through gates, others in each head."""
         groups, index = self.store.find(plane.ids.reshape(-1))
         blueprint = self.store.choice.blueprint
-        is_within = [blueprint.groups[group].heads is not None for group in groups]
-        if not any(is_within):
+        if all(blueprint.groups[group].heads is None for group in groups):
             return
         assert index is not None  # heads have gates of their own
-        source = node.all_input_nodes[0]
+        width = self._assemble(groups, index[1])  # heads are gated behind
         with self.graph.inserting_before(node):
-            width = self._assemble(groups, index[1])  # heads are gated behind
-            gated = self.graph.call_function(gate_heads, (source, width, plane.dims))
-        if source in node.args:
+            arguments = (node.all_input_nodes[0], width, plane.dims)
+            gated = self.graph.call_function(gate_heads, arguments)
+        self._let_read(node, gated)
+
+    def _let_read(self, node: fx.Node, gated: fx.Node) -> None:
+        """Let a call read something else than its first input, at one place alone."""
+        source = node.all_input_nodes[0]
+        if source in node.args:  # once: a closed gate would have no gradient through its square
             node.update_arg(node.args.index(source), gated)
         else:
             node.replace_input_with(source, gated)
@@ -404,40 +405,27 @@ class _Writer:
 
     def gate_variance(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let a variance be taken over the open channels."""
-        groups, index = self.store.find(channels)
-        if not groups:
-            return
-        names = ("dim", "unbiased", "keepdim")
-        given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+        given = _options_of(node, "dim", "unbiased", "keepdim")
         correction = given.get("correction", given.get("unbiased", True))
-        with self.graph.inserting_before(node):
-            width = self._assemble(groups, index)
-            arguments = (
-                node.all_input_nodes[0],
-                width,
-                dim,
-                correction,
-                given.get("keepdim", False),
-            )
-            made = self.graph.call_function(masked_variance, arguments)
-        node.replace_all_uses_with(made)
-        self.graph.erase_node(node)
+        more = dim, correction, given.get("keepdim", False)
+        self._gate_inside(node, channels, masked_variance, *more)
 
     def gate_length(self, node: fx.Node, channels: Tensor, dim: int) -> None:
         """Let `F.normalize` take the length over the open channels."""
+        given = _options_of(node, "p", "dim", "eps")
+        more = dim, given.get("p", 2.0), given.get("eps", 1e-12)
+        self._gate_inside(node, channels, masked_unit_length, *more)
+
+    def _gate_inside(self, node: fx.Node, channels: Tensor, function: Any, *more: Any) -> None:
+        """Put a function of a call's input, and of the gates of its channels, in its place."""
         groups, index = self.store.find(channels)
-        if not groups:
-            return
-        given = dict(zip(("p", "dim", "eps"), node.args[1:], strict=False)) | dict(node.kwargs)
+        if groups:
+            width = self._assemble(groups, index)
+            self._replace(node, function, node.all_input_nodes[0], width, *more)
+
+    def _replace(self, node: fx.Node, function: Any, *arguments: Any) -> None:
         with self.graph.inserting_before(node):
-            arguments = (
-                node.all_input_nodes[0],
-                self._assemble(groups, index),
-                dim,
-                given.get("p", 2.0),
-                given.get("eps", 1e-12),
-            )
-            made = self.graph.call_function(masked_unit_length, arguments)
+            made = self.graph.call_function(function, arguments)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
@@ -486,7 +474,7 @@ class _Writer:
             kind = getattr(node.target, "__name__", "")
             is_rms, is_group = kind == "rms_norm", kind == "group_norm"
             names = ("num_groups", "weight", *(() if is_rms else ("bias",)), "eps")
-            given = dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
+            given = _options_of(node, *names)
         if is_rms:
             return masked_rms_norm, (given.get("weight"), given.get("eps"))
         arguments = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
@@ -512,9 +500,7 @@ class _Writer:
         if layer is not None and layer.weight is not None and layer.weight.numel() < n_activations:
             with self.graph.inserting_before(last):
                 owner = self.graph.get_attr(str(last.target))
-                made = self.graph.call_function(call_gated, (owner, last.args[0], None, 1, gate))
-            last.replace_all_uses_with(made)
-            self.graph.erase_node(last)
+            self._replace(last, call_gated, owner, last.args[0], None, 1, gate)
             return
         with self.graph.inserting_before(node):
             gated = self.graph.call_function(gate_branch, (node.args[operand], gate))
@@ -534,13 +520,11 @@ class _Writer:
     def gate_columns(self, node: fx.Node, reader: Reader) -> None:
         """Let a layer read its input through the gates, by scaling its weight."""
         groups, index = self.store.find(reader.channels)
+        width = self._assemble(groups, index)
         with self.graph.inserting_before(node):
-            width = self._assemble(groups, index)
             layer = self.graph.get_attr(reader.op.layer)
-            arguments = (layer, node.all_input_nodes[0], width, reader.op.in_dim)
-            made = self.graph.call_function(call_gated, arguments)
-        node.replace_all_uses_with(made)
-        self.graph.erase_node(node)
+        source = node.all_input_nodes[0]
+        self._replace(node, call_gated, layer, source, width, reader.op.in_dim)
 
     def mix_linear(self, node: fx.Node, site: Site) -> fx.Node:
         """Put the depth gate of a site behind a node."""
@@ -589,6 +573,11 @@ class _Writer:
         with self.graph.inserting_after(self.last):
             self.last = self.graph.call_function(function, arguments)
         return self.last
+
+
+def _options_of(node: fx.Node, *names: str) -> dict[str, Any]:
+    """Return the arguments of a call behind its first, by names."""
+    return dict(zip(names, node.args[1:], strict=False)) | dict(node.kwargs)
 
 
 def make_out_of_place_(node: fx.Node, net: nn.Module) -> None:

@@ -22,9 +22,6 @@ def find_writers(blueprint: ChannelGraph, net: nn.Module) -> list[tuple[str, Ten
     """Return the layers into which real gates can go, one for each gated site.
 
     Each with the place of the gate of each of its rows among all width gates; -1 for none.
-
-    Raises:
-        InputError: If there is a gate that cannot, naming the layer and why.
     """
     place_of = blueprint.gate_places()
     writers: list[tuple[str, Tensor]] = []

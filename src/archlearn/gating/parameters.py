@@ -51,12 +51,8 @@ def clip_gates_(model: nn.Module) -> None:
     """Bring every gate back into [0, 1]; call this after each step of the optimiser."""
     gates = [gate for holder in find_holders(model) for gate in holder.gates()]
     with torch.no_grad():
-        if gates[0].is_cuda:  # two launches for all gates
-            torch._foreach_clamp_min_(gates, 0.0)
-            torch._foreach_clamp_max_(gates, 1.0)
-        else:
-            for gate in gates:
-                gate.clamp_(0.0, 1.0)
+        torch._foreach_clamp_min_(gates, 0.0)
+        torch._foreach_clamp_max_(gates, 1.0)
 
 
 def parameter_groups(
@@ -109,11 +105,7 @@ def weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 def find_holders(model: nn.Module) -> list[GateContainer | TriState]:
-    """Return the parts of a model that hold gates. Once a step, so it must be quick.
-
-    Raises:
-        InputError: If there are none.
-    """
+    """Return the parts of a model that hold gates. Once a step, so it must be quick."""
     found: list[GateContainer | TriState] = []
     waiting: list[nn.Module | None] = [unwrap(model)]
     seen: set[nn.Module | None] = set()

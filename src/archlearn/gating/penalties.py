@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archlearn.analysis.cost_model import marginal_costs
 from archlearn.costs import COSTS, Price, combine_costs
-from archlearn.errors import LARGEST, InputError, lies_in, with_article
+from archlearn.errors import LARGEST, InputError, check_kind, lies_in
 from archlearn.gating.gate_container import GateContainer
 from archlearn.gating.parameters import find_holders
 from archlearn.nn.functional import THRESHOLD, is_concrete, is_open, join_gates, open_flat
@@ -157,11 +157,8 @@ def penalty(model: nn.Module, strengths: Strengths) -> Float[Tensor, ""]:
     Raises:
         InputError: If the model has no gates.
     """
-    if not isinstance(strengths, Strengths):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(
-            f"strengths is {with_article(type(strengths).__name__)}; give archlearn.Strengths, "
-            "such as Strengths.from_width_cost(1e-3)"
-        )
+    advice = "give archlearn.Strengths, such as Strengths.from_width_cost(1e-3)"
+    check_kind("strengths", strengths, Strengths, advice)
     terms: list[Tensor] = []
     for holder in find_holders(model):
         if isinstance(holder, GateContainer):

@@ -136,12 +136,7 @@ def select_sites(
     must_learn: bool = True,
     with_streams: bool = True,
 ) -> LearnableSites:
-    """Return what is learnt in `net`; with `must_learn`, there must be something.
-
-    Raises:
-        InputError: If `learn` names no layer, asks for what is not exact, or if nothing can
-            be learnt at all.
-    """
+    """Return what is learnt in `net`; with `must_learn`, there must be something."""
     request = _LearnRequest(learn)
     blueprint = build_channel_graph(
         net,
@@ -169,9 +164,6 @@ def reselect_sites(
     """Return what is learnt in a narrowed network: what was learnt, in the same groups.
 
     `choice` and `dropped` are of the whole network, `net` and `traces` of the narrowed one.
-
-    Raises:
-        SurgeryError: If other channels can be learnt now than those that were left.
     """
     old = choice.blueprint
     gated = {
@@ -268,14 +260,10 @@ def select_tristates(net: nn.Module, inputs: ExampleInputs) -> LearnableSites:
 
 
 class _LearnRequest:
-    """The user's `learn=` mapping, and which of its keys have met a site or a branch."""
+    """The user's `learn=` mapping: of a site or a branch the last key that fits decides."""
 
     def __init__(self, learn: Mapping[str, Learn] | None) -> None:
         self.learn = learn
-        self.met: dict[str, list[Site]] = {key: [] for key in learn or {}}
-        self.met_branch: dict[str, list[str]] = {key: [] for key in learn or {}}
-        self.seen: dict[str, Site] = {}
-        self.branches: list[str] = []
         for key, wish in (learn or {}).items():
             if not isinstance(wish, Learn):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError(
@@ -284,39 +272,50 @@ class _LearnRequest:
                 )
 
     def of(self, site: Site) -> Learn:
-        """Return what is asked for at a site; the last key that fits decides."""
-        self.seen[site.name] = site
-        keys = self._find_keys(_names(site))
-        for key in keys:
-            self.met[key].append(site)
-        return Learn.WIDTH | Learn.DEPTH if self.learn is None else self._last(keys)
+        """Return what is asked for at a site."""
+        return self._find(_names(site), Learn.WIDTH | Learn.DEPTH)
 
     def of_branch(self, name: str) -> Learn:
         """Return what is asked for at a branch."""
-        self.branches.append(name)
-        keys = self._find_keys({name, name.split("#")[0]})
-        for key in keys:
-            self.met_branch[key].append(name)
-        return Learn.DEPTH if self.learn is None else self._last(keys)
+        return self._find(_names_of_branch(name), Learn.DEPTH)
 
-    def _find_keys(self, names: set[str]) -> list[str]:
-        return [key for key in self.met if any(fnmatchcase(name, key) for name in names)]
-
-    def _last(self, keys: list[str]) -> Learn:
-        return (self.learn or {})[keys[-1]] if keys else Learn.NOTHING
+    def _find(self, names: set[str], all_of_it: Learn) -> Learn:
+        if self.learn is None:
+            return all_of_it
+        fitting = [wish for key, wish in self.learn.items() if _fits(key, names)]
+        return fitting[-1] if fitting else Learn.NOTHING
 
     def check(self, choice: LearnableSites) -> None:
         """Raise if a key meets nothing, or names one site and asks for what is not exact."""
-        for key, sites in self.met.items():
-            if not sites and not self.met_branch[key]:
-                raise InputError(self._unknown(key))
+        blueprint = choice.blueprint
+        sites = [site for each in blueprint.sites for site in each]
+        sites += [stream.site for stream in blueprint.streams]
+        branches = [*choice.branches, *choice.no_branch]
+        for key in self.learn or ():
+            met = [site for site in sites if _fits(key, _names(site))]
+            met_branches = [name for name in branches if _fits(key, _names_of_branch(name))]
+            if not met and not met_branches:
+                raise InputError(_explain_unknown(key, sites, branches))
             if not any(sign in key for sign in "*?["):
-                self._check_exact(key, choice)
+                self._check_exact(key, choice, met, met_branches)
 
-    def _check_exact(self, key: str, choice: LearnableSites) -> None:
+    def _check_exact(
+        self, key: str, choice: LearnableSites, met: list[Site], branches: list[str]
+    ) -> None:
         wish = (self.learn or {})[key]
-        names = {site.name for site in list(self.met[key]) if self.of(site) == wish}
-        self._check_branches(key, choice, names)
+        names = {site.name for site in met if self.of(site) == wish}
+        for name in branches:
+            if Learn.WIDTH in wish and not names:
+                raise InputError(
+                    f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
+                    "ask for Learn.DEPTH there, and for the widths of its layers by their names"
+                )
+            why = choice.no_branch.get(name, NOT_ASKED)
+            if Learn.DEPTH in wish and why is not NOT_ASKED and not names & choice.links.keys():
+                raise InputError(
+                    f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
+                    f"be exact: {why.text}; {why.fix}"
+                )
         streams = [stream.site for stream in choice.blueprint.bare_streams]
         for site in [*choice.blueprint.sites[0], *streams]:
             if site.name not in names:
@@ -327,7 +326,7 @@ class _LearnRequest:
                     f"learn[{key!r}] asks for the width of {site.name!r}, but that would not be "
                     f"exact: {reason.text}; {reason.fix}"
                 )
-            has_depth = site.name in choice.links or choice.branches.keys() & self.met_branch[key]
+            has_depth = site.name in choice.links or choice.branches.keys() & set(branches)
             if Learn.DEPTH in wish and not has_depth:
                 why = choice.no_link[site.name]
                 raise InputError(
@@ -335,36 +334,28 @@ class _LearnRequest:
                     f"could follow: {why.text}; ask for Learn.WIDTH only there"
                 )
 
-    def _check_branches(self, key: str, choice: LearnableSites, sites: set[str]) -> None:
-        wish = (self.learn or {})[key]
-        for name in self.met_branch[key]:
-            if Learn.WIDTH in wish and not sites:
-                raise InputError(
-                    f"learn[{key!r}] asks for a width, but {name!r} is a branch, which has none; "
-                    "ask for Learn.DEPTH there, and for the widths of its layers by their names"
-                )
-            why = choice.no_branch.get(name, NOT_ASKED)
-            if Learn.DEPTH in wish and why is not NOT_ASKED and not sites & choice.links.keys():
-                raise InputError(
-                    f"learn[{key!r}] asks for the branch {name!r}, but leaving it out would not "
-                    f"be exact: {why.text}; {why.fix}"
-                )
 
-    def _unknown(self, key: str) -> str:
-        known = sorted({name for site in self.seen.values() for name in _names(site)})
-        known += self.branches
-        sites = sorted({site.name for site in self.seen.values()})
-        named = f"; branches after their block: {', '.join(self.branches[:20])}"
-        close = difflib.get_close_matches(key, known, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
-        return (
-            f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
-            f"front of them: {', '.join(sites[:20])}{named if self.branches else ''}"
-        )
+def _fits(key: str, names: set[str]) -> bool:
+    return any(fnmatchcase(name, key) for name in names)
 
 
 def _names(site: Site) -> set[str]:
     return {site.name, site.name.split("#")[0], site.module or site.name}
+
+
+def _names_of_branch(name: str) -> set[str]:
+    return {name, name.split("#")[0]}
+
+
+def _explain_unknown(key: str, sites: list[Site], branches: list[str]) -> str:
+    known = sorted({name for site in sites for name in _names(site)}) + branches
+    named = f"; branches after their block: {', '.join(branches[:20])}" if branches else ""
+    close = difflib.get_close_matches(key, known, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+    return (
+        f"learn[{key!r}] fits no site of gates{hint} Sites are named after the layer in "
+        f"front of them: {', '.join(sorted({site.name for site in sites})[:20])}{named}"
+    )
 
 
 def _find_links(

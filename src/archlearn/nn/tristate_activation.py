@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archlearn.errors import GateError, InputError, lies_in, with_article
+from archlearn.errors import GateError, InputError, check_kind, lies_in
 from archlearn.nn.functional import binarise
 
 WIDTH_START = 0.55
@@ -93,11 +93,8 @@ class TriState(nn.Module):
         super().__init__()
         if not lies_in(n_channels, 1, math.inf) or n_channels != int(n_channels):
             raise InputError(f"n_channels is {n_channels!r}; a layer has at least one channel")
-        if activation is not None and not isinstance(activation, nn.Module):  # pyright: ignore
-            raise InputError(
-                f"activation is {with_article(type(activation).__name__)}; give a module, such as "
-                "nn.ReLU()"
-            )
+        if activation is not None:
+            check_kind("activation", activation, nn.Module, "give a module, such as nn.ReLU()")
         self.n_channels = n_channels
         self.dim = dim
         self.activation = nn.ReLU() if activation is None else activation
@@ -130,11 +127,7 @@ class TriState(nn.Module):
 
 
 def check_gate(name: str, gate: Tensor) -> None:
-    """Raise if a gate is not a number in [0, 1].
-
-    Raises:
-        GateError: Naming the gate, what was found, and what to do.
-    """
+    """Raise if a gate is not a number in [0, 1]."""
     values = gate.detach()
     if bool(values.isnan().any()):
         raise GateError(

@@ -14,6 +14,7 @@ from archlearn.costs import COSTS, LATENCY, unit_of
 from archlearn.errors import LARGEST, InputError, lies_in, with_article
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.gating.selection import LearnableSites
+from archlearn.module_utils import check_numbers
 from archlearn.tracing.generated_forward import unwrap
 
 Budget = Mapping[str, "float | str"]
@@ -29,9 +30,6 @@ def read_budget(budget: Budget, start: Mapping[str, float], n_examples: int) -> 
             run) or several: a number, or a percentage of the start such as "50%".
         start: The costs of the network with all gates open.
         n_examples: The number of rows of the example inputs.
-
-    Raises:
-        InputError: If it is not such a budget.
     """
     if not isinstance(budget, Mapping) or not budget:  # pyright: ignore[reportUnnecessaryIsInstance]
         found = "empty" if budget == {} else with_article(type(budget).__name__)
@@ -77,11 +75,7 @@ def check_reachable(
     present: Mapping[str, float],
     n_examples: int,
 ) -> None:
-    """Raise if a budget is below what the smallest network costs.
-
-    Raises:
-        InputError: With the least, the present and the asked cost.
-    """
+    """Raise if a budget is below what the smallest network costs."""
     for name, limit in asked.items():
         if limit < least[name]:
             costs = (limit, least[name], present[name])
@@ -113,11 +107,7 @@ def _write_cost(name: str, cost: float, n_examples: int) -> str:
 
 
 def find_gated(model: nn.Module) -> nn.Module:
-    """Return the part of a model that `add_gates` made.
-
-    Raises:
-        InputError: If there is not just one, or its gates are drawn at random.
-    """
+    """Return the part of a model that `add_gates` made."""
     found = [module for module in unwrap(model).modules() if STORE in module._modules]
     if len(found) != 1:
         raise InputError(
@@ -126,6 +116,7 @@ def find_gated(model: nn.Module) -> nn.Module:
             "give one part, and make a GateOptimizer for each; for TriState placed by hand use "
             "parameter_groups and penalty"
         )
+    check_numbers(found[0].named_parameters())
     store: Any = getattr(found[0], STORE)
     if store.kind != "binary":
         raise InputError(
@@ -138,11 +129,7 @@ def find_gated(model: nn.Module) -> nn.Module:
 def check_arguments(
     total_steps: Any, budget: Any, width_cost: Any, largest_cut: Any, **counts: Any
 ) -> None:
-    """Raise if an argument of `GateOptimizer` means nothing.
-
-    Raises:
-        InputError: With the argument and what it may be.
-    """
+    """Raise if an argument of `GateOptimizer` means nothing."""
     if not lies_in(total_steps, 1, LARGEST) or total_steps != int(total_steps):
         raise InputError(f"total_steps is {total_steps!r}; give the number of steps of the run")
     if budget is not None and width_cost is not None:
@@ -151,7 +138,7 @@ def check_arguments(
         raise InputError(f"width_cost is {width_cost!r}; a price is a number from 0 on")
     for name, count in counts.items():
         if not lies_in(count, 1, LARGEST) or count != int(count):
-            raise InputError(f"{name} is {count!r}; a layer keeps 1 channel or more")
+            raise InputError(f"{name} is {count!r}; give a whole number from 1 on")
     if not lies_in(largest_cut, 0, 1):
         raise InputError(f"largest_cut is {largest_cut!r}; give a part between 0 and 1")
 
@@ -182,11 +169,7 @@ def least_widths(
     largest_cut: float,
     steps: Tensor,
 ) -> Tensor:
-    """Return how many gates of each group must stay open, in steps of so many.
-
-    Raises:
-        InputError: If a protected layer is not there.
-    """
+    """Return how many gates of each group must stay open, in steps of so many."""
     blueprint = store.choice.blueprint
     sizes = blueprint.group_sizes()
     least = torch.ceil(sizes * (1.0 - largest_cut) - 1e-9).long().clamp(min=least_width)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.costs import COSTS, LATENCY, unit_of
-from archlearn.errors import InputError
+from archlearn.errors import InputError, check_kind
 from archlearn.gating.attach import let_stand_
 from archlearn.gating.gate_container import STANDING, STORE, GateContainer
 from archlearn.nn.functional import THRESHOLD, join_gates, open_flat, split_gates
@@ -125,8 +125,10 @@ class GateOptimizer(torch.optim.Optimizer):
         """
         self._owner = find_gated(model)
         self._store: GateContainer = getattr(self._owner, STORE)
-        counts = {"least_width": least_width, "multiple_of": multiple_of}
+        counts = {"least_width": least_width, "multiple_of": multiple_of, "every": every}
         check_arguments(total_steps, budget, width_cost, largest_cut, **counts)
+        self.schedule = GateSchedule() if schedule is None else schedule
+        check_kind("schedule", self.schedule, GateSchedule, "give an archlearn.GateSchedule(...)")
         gates = [gate for gate in self._store.gates() if isinstance(gate, nn.Parameter)]
         if any(hasattr(gate, "full_tensor") for gate in gates):
             raise InputError(
@@ -144,7 +146,6 @@ class GateOptimizer(torch.optim.Optimizer):
             for gate in learnt:
                 gate.requires_grad_()
             renew_wrappers_(self._owner)
-        self.schedule = schedule or GateSchedule()
         self._latency, self._latency_check, self._checked_at = None, None, math.inf
         if isinstance(budget, Mapping) and LATENCY in budget:
             self._latency = latency or measure_latency(self._owner)
@@ -464,8 +465,15 @@ class GateOptimizer(torch.optim.Optimizer):
         """Load a state; numbers stay in the precision they were kept in.
 
         Raises:
-            InputError: If it is of a model that other channels have been cut out of.
+            InputError: If it is of something else, or of a model that other channels have been cut
+                out of.
         """
+        given: Any = state_dict
+        groups = given.get("param_groups") if isinstance(given, Mapping) else None
+        if not groups or "frozen" not in groups[0]:
+            raise InputError(
+                "the state is of no GateOptimizer; give what its state_dict() returned"
+            )
         gates: list[Tensor] = self.param_groups[0]["params"]
         for gate, state in zip(gates, map(state_dict["state"].get, range(len(gates))), strict=True):
             mean = (state or {}).get("mean", gate)

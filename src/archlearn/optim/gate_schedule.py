@@ -37,7 +37,7 @@ class GateSchedule:
     end: float = 0.7
     power: float = 3.0
     decisions: int = 200
-    memory: float = 0.98
+    memory: float = 0.995
     stay: float = 1.2
     stay_linear: float = 4.0
     branch_discount: float = 1.0
@@ -50,12 +50,13 @@ class GateSchedule:
     def __post_init__(self) -> None:
         if self.signal not in ("square", "size", "signed"):
             raise InputError(f"signal is {self.signal!r}; choose square, size or signed")
-        if not 0 <= self.begin < self.end <= 1:
+        are_parts = lies_in(self.begin, 0, 1) and lies_in(self.end, 0, 1)
+        if not are_parts or self.begin >= self.end:
             raise InputError(
                 f"begin is {self.begin!r} and end {self.end!r}; both are parts of the run, and the "
                 "first comes before the second"
             )
-        if not 0 <= self.memory < 1:
+        if not lies_in(self.memory, 0, 1) or self.memory == 1:
             raise InputError(f"memory is {self.memory!r}; a decay is from 0 to below 1")
         bounds = {"power": 0, "decisions": 1, "stay": 1, "stay_linear": 1, "cost_power": 0}
         bounds |= {"branch_discount": 1, "patience": 1, "cuts": 0, "size_power": 0}

@@ -26,9 +26,6 @@ def observe_(gates: list[Tensor], state: State, schedule: GateSchedule, rates: A
     """Add the gradients of this step to what is known of each gate.
 
     `rates` say how much this step counts for each gate; None where it does for all alike.
-
-    Raises:
-        InputError: If no gate has a gradient.
     """
     seen = [gate for gate in gates if gate.grad is not None]
     if not seen:

@@ -7,9 +7,10 @@ from torch import nn
 
 from archlearn.analysis.gate_sites import Site
 from archlearn.costs import unit_of, write_costs
+from archlearn.errors import InputError
 from archlearn.gating.attach import check_leaves, check_rows, trace_copy
 from archlearn.gating.cost_counter import known_inputs
-from archlearn.gating.gate_container import STORE, find_store
+from archlearn.gating.gate_container import STORE, find_store, list_gated
 from archlearn.gating.selection import LearnableSites, explain_no_sites, select_tristates
 from archlearn.nn.tristate_activation import TriState
 from archlearn.optim.cost_function import CostFunction
@@ -130,8 +131,12 @@ def inspect(
     model = unwrap(model)
     store = find_store(model)
     if store is not None:
-        owner = next(module for module in model.modules() if module._modules.get(STORE) is store)
-        return _inspect(store.choice, CostFunction(owner, store.choice))
+        owners = [module for module in model.modules() if STORE in module._modules]
+        if len(owners) > 1:
+            raise InputError(
+                f"gates were added to {list_gated(model)} separately; call inspect on each of them"
+            )
+        return _inspect(store.choice, CostFunction(owners[0], store.choice))
     inputs = known_inputs(model, example_inputs)
     if any(isinstance(module, TriState) for module in model.modules()):
         return _inspect(select_tristates(model, inputs))

@@ -90,11 +90,7 @@ def measure_latency(model: nn.Module, device: str | torch.device | None = None) 
 
 
 def check_table(table: LatencyTable, store: GateContainer) -> None:
-    """Raise if a table was measured on another network, or for another batch.
-
-    Raises:
-        InputError: With what differs.
-    """
+    """Raise if a table was measured on another network, or for another batch."""
     blueprint = store.choice.blueprint
     n_examples, known = (
         count_examples(blueprint.inputs),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from archlearn.analysis.original_channels import KEPT
-from archlearn.errors import InputError, SurgeryError
+from archlearn.errors import InputError, SurgeryError, check_kind
 from archlearn.gating.attach import bind_gates_, let_stand_
 from archlearn.gating.cost_counter import place_inputs
 from archlearn.gating.gate_container import LEFT_OUT, STANDING, STORE, GateContainer, gate_key
@@ -45,14 +45,16 @@ from archlearn.surgery.plan import Plan
 from archlearn.surgery.planning import Decision, find_sliceable, write_plan
 from archlearn.tracing.block_hooks import advise_on_difference, without_marks
 from archlearn.tracing.generated_forward import check_forwards, class_forwards, unwrap
-from archlearn.tracing.module_state import mutable_modules
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import TOLERANCES, compare_in_both_modes
 
 Kept = dict[int, Tensor]
 """The indices that are kept along each dimension of a tensor that loses some."""
-_MIXING = ("LBFGS", "Muon", "SOAP", "Shampoo")
-"""Optimisers whose update of one number depends on the others of its tensor."""
+_MIXING = (
+    *("adamp", "dadapt", "lamb", "lars", "lbfgs", "muon", "novograd", "prodigy", "sgdp"),
+    *("shampoo", "soap"),
+)
+"""Parts of names of optimisers whose update of one number depends on others, as by a norm."""
 _log = logging.getLogger(__name__)
 
 
@@ -105,6 +107,8 @@ def shrink_(
     store: GateContainer = getattr(owner, STORE)
     if like is None:
         store.check_standing()
+    else:
+        check_kind("like", like, Mapping, "give the state_dict of a model that was shrunk")
     kept = _find_kept(owner, store, inner) if like is None else _read_kept(store, like)
     for follower in followers:
         _check_copy(owner, follower)
@@ -240,11 +244,7 @@ def _keep_two(stays: Tensor) -> Tensor:
 
 
 def _read_kept(store: GateContainer, state: Mapping[str, Any]) -> _Rest:
-    """Return what a `state_dict` still has.
-
-    Raises:
-        InputError: If it has some that the model has not.
-    """
+    """Return what a `state_dict` still has."""
     found: dict[str, Tensor] = {}
     for name, own in store.original_places().items():
         end = f"{STORE}.kept.{gate_key(name)}"
@@ -300,11 +300,7 @@ def _prepare(
     *,
     is_same: bool,
 ) -> _Cut:
-    """Return a smaller copy of the model with gates, and what was kept; nothing is changed.
-
-    Raises:
-        SurgeryError: If it is not the same function, and should be.
-    """
+    """Return a smaller copy of the model with gates, and what was kept; nothing is changed."""
     blueprint, stays = store.choice.blueprint, rest.stays
     gone = (~stays[group.name] for group in blueprint.groups)
     dropped = store.find_dropped(gone, rest.orders)
@@ -336,9 +332,7 @@ def _prepare(
         if rest.standing is not None:
             fresh.stand_still_(rest.standing)
         bind_gates_(small, fresh)
-        movers = {name for name, module in owner.named_modules() if module._buffers}
-        movers = {*movers, *mutable_modules(blueprint.traces.graphs, owner)} - {STORE}
-        gap = compare_in_both_modes(owner, small, inputs, tuple(movers)) if is_same else 0.0
+        gap = compare_in_both_modes(owner, small, inputs) if is_same else 0.0
     if not gap <= TOLERANCES[torch.float64]:
         raise SurgeryError(
             f"cannot shrink {type(owner).__name__}: the smaller model differs by {gap:.1e} in "
@@ -381,7 +375,8 @@ def _copy_gates_(
 def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.Optimizer]) -> None:
     """Raise if an optimiser that is needed was not given, or cannot follow."""
     for optimizer in optimizers:
-        if type(optimizer).__name__ in _MIXING:
+        names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+        if any(word in name for word in _MIXING for name in names):
             raise InputError(
                 f"cannot shrink with {type(optimizer).__name__}: its update of a number depends on "
                 "others, so what stays would be updated otherwise; use an optimiser that goes "
@@ -401,11 +396,7 @@ def _check_optimizers(owner: nn.Module, cut: _Cut, optimizers: list[torch.optim.
 def _slice_states(
     owner: nn.Module, cut: _Cut, optimizer: torch.optim.Optimizer, *, is_loading: bool
 ) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
-    """Return what an optimiser keeps for parameters that lose something, and the slices of it.
-
-    Raises:
-        InputError: If it keeps something that has not its parameter's shape.
-    """
+    """Return what an optimiser keeps for parameters that lose something, and the slices of it."""
     found: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
     for name, kept in cut.kept.items():
         parameter = find_tensor(owner, name)

@@ -10,7 +10,6 @@ from archlearn.data.file_cache import write_atomically
 from archlearn.errors import InputError
 from archlearn.reporting.comparison import describe_comparison
 from archlearn.reporting.figures import write_variables
-from archlearn.reporting.paper_table import read_paper_table, write_paper_table
 from archlearn.reporting.run_reader import explaining_odd_files, read_run
 from archlearn.reporting.sections import describe_run
 
@@ -38,9 +37,7 @@ def write_report(run_folders: Sequence[Path], out: Path) -> Path:
     with explaining_odd_files(run_folders):
         runs = [read_run(Path(folder)) for folder in run_folders]
         content = describe_run(runs[0]) if len(runs) == 1 else describe_comparison(runs)
-        table = read_paper_table(runs)
-        pasted = [(kind, write_paper_table(table, kind)) for kind in ("latex", "markdown")]
-        page = render(content | {"by_layer": table, "pasted": pasted})
+        page = render(content)
     write_atomically(out, page.encode())
     return out
 

@@ -13,7 +13,6 @@ from archlearn.reporting.architecture_diagram import (
 from archlearn.reporting.figures import (
     FigureItem,
     draw_gate_history,
-    draw_histogram,
     draw_lines,
     draw_width_map,
     make_item,
@@ -48,6 +47,7 @@ from archlearn.reporting.series import (
     width_lines,
 )
 
+Counts = tuple[int | None, int | None]
 PICTURE_NOTE = "Bars are as long as the square root of their channels."
 MOST_WIDTHS = 12
 MOST_LINES = 6
@@ -90,8 +90,9 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
             ("Cost", "Before", "After", "Left", "Fewer"),
             [_cost_row(*cost) for cost in _counted(run)],
         ),
+        "by_layer": _by_layer(run),
         "speed": _speed(run),
-        "progress": [item for item in _progress(run) if item is not None],
+        "progress": [item for item in (*_progress(run), _gates(run)) if item is not None],
         "epochs": TableItem(
             "Numbers by epoch",
             (
@@ -100,7 +101,6 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
             ),
             [_epoch_row(run, epoch) for epoch in run.epochs],
         ),
-        "gates": list(_gates(run)),
         "certificate": _certificate(run.summary.get("certificate", {})),
         "plan": run.summary.get("plan", ""),
         "cut": bool(run.summary.get("shrinking")),
@@ -187,6 +187,33 @@ def _cost_row(label: str, before: int | None, after: int | None) -> tuple[str, .
     )
 
 
+def _by_layer(run: RunRecord) -> TableItem:
+    """Return one row for each layer that multiplies, then what is left, the sums and the score."""
+    counts = {
+        name: _pair(costs, run.after.layers.get(name, (0, 0)))
+        for name, costs in run.before.layers.items()
+        if costs[1]
+    }
+    total = _pair(*((end.parameters, end.multiply_adds) for end in (run.before, run.after)))
+    if counts:
+        columns = zip(total, zip(*counts.values(), strict=True), strict=True)
+        rest = tuple((n or 0) - sum(n or 0 for n in column) for n, column in columns)
+        counts |= {"norms and others": rest} if any(rest) else {}
+    shares = [after / before if before and after is not None else None
+              for before, after in (total[:2], total[2:])]  # fmt: skip
+    scores = [format_score(run, score) for score in (run.score_before, run.score)]
+    rows = [(name, *map(format_count, row)) for name, row in (*counts.items(), ("total", total))]
+    rows.append(("left", "", format_percent(shares[0], 1), "", format_percent(shares[1], 1)))
+    rows.append((f"{run.score_name} ({run.score_source})", *scores, "", ""))
+    head = ("layer", "parameters", "after", "multiply-adds", "after")
+    return TableItem(f"{write_title(run)}, before and after", head, rows)
+
+
+def _pair(before: Counts, after: Counts) -> tuple[int | None, ...]:
+    """Put what was before beside what is after: parameters, then multiply-adds."""
+    return before[0], after[0], before[1], after[1]
+
+
 def _speed(run: RunRecord) -> TableItem | None:
     """Return what `archlearn evaluate` has measured, beside the ratio of multiply-adds."""
     rows = read_speed(run.folder)
@@ -270,25 +297,21 @@ def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
     )
 
 
-def _gates(run: RunRecord) -> Iterator[FigureItem]:
-    """Yield where the gates stand, and how they came there."""
+def _gates(run: RunRecord) -> FigureItem | None:
+    """Return where the width gates stood after each epoch."""
     counts = count_gates(read_json_lines(run.folder / GATES))
-    if not counts or not counts[-1].n_width + counts[-1].n_depth:
-        return
+    if not counts or not counts[-1].n_gates:
+        return None
     first, last = counts[0], counts[-1]
-    depth = f" (blue) and {last.n_depth:,} of depth (orange)" if last.n_depth else ""
-    words = (
-        f"{last.n_width:,} gates of width{depth} after epoch {last.epoch}; "
-        f"{last.undecided:,} undecided, between 0.1 and 0.9."
+    caption = (
+        "Each column is an epoch; gates below the dashed line drop their channel. At the end "
+        f"{last.undecided:,} of {last.n_gates:,} are undecided, between 0.1 and 0.9."
     )
-    yield make_item(draw_histogram(last), "histogram", "Histogram.", (words, words))
-    if len(counts) > 1 and last.n_width:
-        caption = "Each column is an epoch; gates below the dashed line drop their channel."
-        ends = (
-            f"Of {last.n_width:,} width gates, {first.kept:,} stood at one half or above after "
-            f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
-        )
-        yield make_item(draw_gate_history(counts), "history", "Movement.", (caption, ends))
+    ends = (
+        f"Of {last.n_gates:,} width gates, {first.kept:,} stood at one half or above after "
+        f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
+    )
+    return make_item(draw_gate_history(counts), "gates", "Width gates.", (caption, ends))
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:

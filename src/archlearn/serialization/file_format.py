@@ -45,12 +45,7 @@ _LENGTH = struct.Struct("<Q")
 
 @contextmanager
 def open_safetensors(path: Path) -> Generator[safetensors.safe_open]:
-    """Open a safetensors file whose header is within limits.
-
-    Raises:
-        FileError: If the header is too long.
-        SafetensorError: If it is not a safetensors file.
-    """
+    """Open a safetensors file whose header is within limits."""
     with path.open("rb") as file:
         start = file.read(_LENGTH.size)
     if len(start) == _LENGTH.size:
@@ -62,21 +57,13 @@ def open_safetensors(path: Path) -> Generator[safetensors.safe_open]:
 
 
 def read_tensor(handle: safetensors.safe_open, name: str) -> Tensor:
-    """Return one tensor of a file in memory of its own, so that the file may be replaced.
-
-    Raises:
-        FileError: If no tensor can have its shape.
-    """
+    """Return one tensor of a file in memory of its own, so that the file may be replaced."""
     check_shape(handle.get_slice(name).get_shape())
     return handle.get_tensor(name).clone()
 
 
 def migrate(metadata: Metadata) -> Metadata:
-    """Return the metadata of a file as those of this version.
-
-    Raises:
-        FileError: If this package cannot read them.
-    """
+    """Return the metadata of a file as those of this version."""
     found = metadata.get("format")
     if found != FORMAT:
         raise FileError(
@@ -118,9 +105,6 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
     Its bytes depend on nothing but the arguments: safetensors' own writer puts metadata in an
     order that is drawn anew in each process.
-
-    Raises:
-        FileError: If the header would be longer than what is read.
     """
     names = sorted(tensors, key=lambda name: (_place(tensors[name]), name))
     header = _format_header({name: tensors[name] for name in names}, metadata)
@@ -174,11 +158,7 @@ def write_certificate(model: nn.Module) -> str | None:
 
 
 def restore_certificate_(model: nn.Module, text: str | None) -> None:
-    """Give a model the certificate that its file holds, or None if there is none.
-
-    Raises:
-        FileError: If it has not exactly the fields of a certificate.
-    """
+    """Give a model the certificate that its file holds, or None if there is none."""
     if text is None:
         if not hasattr(model, "certificate"):  # nothing of the user's may have that name
             vars(model)["certificate"] = None

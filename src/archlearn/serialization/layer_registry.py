@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from archlearn.errors import FileError, InputError, first_line
+from archlearn.errors import FileError, InputError, check_kind, first_line
 from archlearn.nn.norms import NarrowedLocalResponseNorm
 from archlearn.nn.tristate_activation import Gate, TriState, state_of
 from archlearn.op_table import saved_calls
@@ -59,11 +59,7 @@ def name_module(kind: LayerClass, modules: Mapping[str, type[Any]]) -> str | Non
 
 
 def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, object]:
-    """Return the constructor arguments that would build this layer again, as JSON.
-
-    Raises:
-        FileError: If they cannot be read from the layer's attributes.
-    """
+    """Return the constructor arguments that would build this layer again, as JSON."""
     found: dict[str, object] = {}
     for argument in _argument_names(kind):
         try:
@@ -77,11 +73,7 @@ def read_arguments(name: str, module: nn.Module, kind: LayerClass) -> dict[str, 
 
 
 def build_layer(kind: str, arguments: Mapping[str, object]) -> nn.Module:
-    """Return the layer on the meta device: its shapes are there, its numbers are not.
-
-    Raises:
-        FileError: If the class is not allowed or refuses the arguments.
-    """
+    """Return the layer on the meta device: its shapes are there, its numbers are not."""
     known = all_layers()
     if kind not in known:
         raise FileError(
@@ -205,12 +197,12 @@ def all_composites() -> dict[str, type[nn.Module]]:
 
 
 def merge_classes(modules: Mapping[str, type[Any]] | None) -> dict[str, type[Any]]:
-    """Return the user's classes and those that every file may name.
-
-    Raises:
-        InputError: If the user gives a name that is taken.
-    """
-    for name in modules or {}:
+    """Return the user's classes and those that every file may name."""
+    advice = 'give a dict from names to classes, such as {"Attention": Attention}'
+    check_kind("modules", {} if modules is None else modules, Mapping, advice)
+    for name, kind in (modules or {}).items():
+        check_kind(f"a name in modules, {name!r},", name, str, advice)
+        check_kind(f"modules[{name!r}]", kind, type, advice)
         if name == "container" or name.startswith(("torch.", "archlearn.")):
             raise InputError(
                 f"modules={{{name!r}: ...}} takes a name that files use; choose another"
@@ -235,11 +227,7 @@ def rotary_classes_in(model: nn.Module) -> dict[str, type[Any]]:
 
 
 def find_rotary_classes(entries: Iterable[ModuleEntry]) -> dict[str, type[Any]]:
-    """Return those that a file names.
-
-    Raises:
-        FileError: If there are too many, or transformers has no such class.
-    """
+    """Return those that a file names."""
     names: set[str] = set()
     for entry in entries:
         names.add(entry.kind)
@@ -272,11 +260,7 @@ def _import_rotary(name: str) -> type[Any]:
 def read_attributes(
     name: str, module: nn.Module, classes: Mapping[str, type[Any]]
 ) -> dict[str, object]:
-    """Return the plain attributes of a leaf as JSON; its tensors and submodules come apart.
-
-    Raises:
-        FileError: If an attribute is of a kind that a file cannot hold.
-    """
+    """Return the plain attributes of a leaf as JSON; its tensors and submodules come apart."""
     found: dict[str, object] = {}
     slots = {**module._modules, **module._parameters, **module._buffers}
     empty = {attribute: None for attribute, value in slots.items() if value is None}
@@ -325,11 +309,7 @@ def _has_attributes(value: object) -> bool:
 def build_opaque(
     kind: type[nn.Module], attributes: Mapping[str, object], classes: Mapping[str, type[Any]]
 ) -> nn.Module:
-    """Return a leaf of the user's class that still lacks its tensors and submodules.
-
-    Raises:
-        FileError: If an attribute is one that every module has for itself.
-    """
+    """Return a leaf of the user's class that still lacks its tensors and submodules."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     for attribute, value in attributes.items():
@@ -388,11 +368,7 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
 
 
 def read_parametrisations(name: str, module: nn.Module) -> dict[str, object]:
-    """Return the norm of each tensor that has one, as JSON.
-
-    Raises:
-        FileError: If a tensor is parametrised in any other way.
-    """
+    """Return the norm of each tensor that has one, as JSON."""
     if not parametrize.is_parametrized(module):
         return {}
     chains = cast(nn.ModuleDict, module.parametrizations)
@@ -417,11 +393,7 @@ def _read_norm(name: str, steps: list[nn.Module]) -> dict[str, object]:
 
 
 def parametrise_(layer: nn.Module, norms: Mapping[str, object]) -> None:
-    """Put the norms back on the tensors that had one.
-
-    Raises:
-        FileError: If the layer has no such tensor or the norm no such setting.
-    """
+    """Put the norms back on the tensors that had one."""
     for tensor, described in norms.items():
         norm, settings = _check_norm(described)
         if not is_identifier(tensor) or layer._parameters.get(tensor) is None:

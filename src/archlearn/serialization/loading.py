@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from archlearn.analysis.original_channels import KEPT, read_kept
-from archlearn.errors import FileError
+from archlearn.errors import FileError, check_kind
 from archlearn.op_table import ATTRIBUTES
 from archlearn.serialization.file_format import (
     check_tensors,
@@ -60,11 +60,7 @@ _PART = re.compile(r"(?!__.*__$)[A-Za-z0-9_-]+")
 
 
 def build_modules(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
-    """Return every described module at its place, on the meta device.
-
-    Raises:
-        FileError: If a name or a layer is not allowed, or a place is taken.
-    """
+    """Return every described module at its place, on the meta device."""
     _check_recurrent(description, modules)
     built = {"": CONTAINERS[description.kind]()}
     n_described = len(description.tensors) + len(description.shared_tensors)
@@ -87,11 +83,7 @@ def build_modules(description: Description, modules: Mapping[str, type[Any]]) ->
 
 
 def check_nesting(root: nn.Module) -> None:
-    """Count the names of all modules, shared ones under each, in time linear in the modules.
-
-    Raises:
-        FileError: If there are too many, or modules are nested too deep or inside themselves.
-    """
+    """Count the names of all modules, shared ones under each, in time linear in the modules."""
     n_names, depth = _measure(root, {}, [])
     MAX_MODULE_NAMES.check(n_names)
     MAX_MODULE_DEPTH.check(depth)
@@ -113,11 +105,7 @@ def _measure(
 
 
 def add_tensors_(root: nn.Module, description: Description) -> None:
-    """Put every described tensor at its place, without its numbers.
-
-    Raises:
-        FileError: If a tensor is missing, superfluous or does not fit its layer.
-    """
+    """Put every described tensor at its place, without its numbers."""
     entries = {entry.name: entry for entry in description.tensors}
     for entry in description.tensors:
         _add_tensor_(root, entry.name, entry)
@@ -232,12 +220,7 @@ _RESERVED = {"self", "torch", "device", "inf", "nan", "NoneType", "fx_pytree", "
 
 
 def rebuild_graph(root: nn.Module, entries: Sequence[NodeEntry]) -> fx.Graph:
-    """Return the graph that a file describes, for the modules and tensors of `root`.
-
-    Raises:
-        FileError: Before any code is made, if a name is not an identifier, a call is not
-            allowed, or an argument is not the result of an earlier call.
-    """
+    """Return the graph that a file describes, for the modules and tensors of `root`."""
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     for entry in entries:
@@ -364,11 +347,7 @@ def _named_tuple(target: dict[str, object]) -> Callable[..., Any]:
 
 
 def rebuild(description: Description, modules: Mapping[str, type[Any]]) -> nn.Module:
-    """Return the described model on the meta device, where it takes no memory for its numbers.
-
-    Raises:
-        FileError: If anything in the description is not allowed or does not fit.
-    """
+    """Return the described model on the meta device, where it takes no memory for its numbers."""
     root = build_modules(description, modules)
     add_tensors_(root, description)
     evaluation = rebuild_graph(root, description.evaluation)
@@ -448,6 +427,7 @@ def load(path: str | PathLike[str], *, modules: Mapping[str, type[Any]] | None =
         FileError: If the file is truncated, foreign, of a later version, not allowed, or beyond
             one of the limits in `archlearn.serialization.limits`.
     """
+    check_kind("path", path, (str, PathLike), "give the name of a file")
     path = Path(path)
     if not path.is_file():
         found = "it is a folder" if path.is_dir() else "there is no such file"

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.original_channels import write_kept
-from archlearn.errors import FileError
+from archlearn.errors import FileError, check_kind
 from archlearn.gating.gate_container import STORE, GateContainer
 from archlearn.serialization.file_format import DTYPES, FORMAT, VERSION, write, write_certificate
 from archlearn.serialization.layer_registry import (
@@ -48,11 +48,7 @@ NamedTensors = dict[str, Tensor]
 def describe(
     model: nn.Module, traces: Traces, modules: Mapping[str, type[Any]]
 ) -> tuple[Description, NamedTensors]:
-    """Return a model's description and its tensors by name.
-
-    Raises:
-        FileError: If a layer, a call or a tensor is of a kind that a file cannot hold.
-    """
+    """Return a model's description and its tensors by name."""
     check_nesting(model)
     hooked = find_hooked(model, forward_graphs(model))
     if hooked is not None:
@@ -269,6 +265,7 @@ def save(
         TracingError: If the model's `forward` cannot be followed.
     """
     model = unwrap(model)
+    check_kind("path", path, (str, PathLike), "give the name of a file")
     path, known = Path(path), merge_classes(modules) | rotary_classes_in(model)
     _check_model(model, f" to {str(path)!r}")
     leaves = tuple(kind for kind in (modules or {}).values() if issubclass(kind, nn.Module))
@@ -298,11 +295,7 @@ def save(
 def describe_model(
     model: nn.Module, example_inputs: object = None
 ) -> tuple[Description, NamedTensors]:
-    """Return what a file would hold of a model, without writing one.
-
-    Raises:
-        FileError: If a layer or a call cannot be written.
-    """
+    """Return what a file would hold of a model, without writing one."""
     model = unwrap(model)
     _check_model(model)
     return describe(model, _find_traces(model, example_inputs, ()), merge_classes(None))

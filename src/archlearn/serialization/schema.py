@@ -93,11 +93,7 @@ class Description:
 
     @classmethod
     def from_json(cls, text: str) -> "Description":
-        """Return the description that `to_json` wrote.
-
-        Raises:
-            FileError: If anything is missing, superfluous, of another type or beyond a limit.
-        """
+        """Return the description that `to_json` wrote."""
         description: Description = _read(parse_json(text), cls)
         _check_limits(description)
         return description
@@ -124,11 +120,7 @@ def _check_limits(description: Description) -> None:
 
 
 def parse_json(text: str) -> object:
-    """Return what JSON holds, refusing what `to_json` never writes.
-
-    Raises:
-        FileError: If it is not JSON, names a key twice, or holds too many values.
-    """
+    """Return what JSON holds, refusing what `to_json` never writes."""
     # A value begins the text, follows a comma or a colon, or opens a list or an object.
     MAX_VALUES.check(sum(text.count(mark) for mark in ",[{"))
     try:
@@ -165,11 +157,7 @@ def _read(data: object, hint: Any) -> Any:
 
 
 def read_entry(data: object, kind: Any) -> Any:
-    """Return the dataclass that an object of JSON holds.
-
-    Raises:
-        FileError: If anything is missing, superfluous or of another type.
-    """
+    """Return the dataclass that an object of JSON holds."""
     hints, found = _hints(kind), _typed(data, dict)
     if found.keys() != hints.keys():
         odd = sorted(found.keys() ^ hints.keys(), key=repr)  # a crafted key may be a number

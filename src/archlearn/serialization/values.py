@@ -33,11 +33,7 @@ MODEL_OUTPUTS = "transformers.modeling_outputs"
 
 
 def name_operation(target: object) -> str:
-    """Return the name under which a function of the graph is written.
-
-    Raises:
-        FileError: If the function is not on the list.
-    """
+    """Return the name under which a function of the graph is written."""
     home = str(getattr(target, "__module__", None))
     listed = torchvision_operations() if home.startswith("torchvision.") else all_operations()
     for name, operation in listed.items():
@@ -51,11 +47,7 @@ def name_operation(target: object) -> str:
 
 
 def find_operation(name: object) -> Operation:
-    """Return the function that a file names.
-
-    Raises:
-        FileError: If the name is not on the list.
-    """
+    """Return the function that a file names."""
     if name in torchvision_names():  # whatever else a file names, nothing is imported for it
         listed, hint = torchvision_operations(), "; it may be there once torchvision is installed"
     else:
@@ -123,11 +115,7 @@ def is_identifier(name: object) -> bool:
 
 
 def encode(value: object) -> object:
-    """Return an argument as JSON.
-
-    Raises:
-        FileError: If it is of a kind that a file cannot hold.
-    """
+    """Return an argument as JSON."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -176,9 +164,6 @@ def decode(value: object, find_node: FindNode = refuse_node, depth: int = 0) -> 
         find_node: Gives the node of a name; raises if there is none so far. Left out, nothing may
             be the result of a call.
         depth: How deep in lists this value stands.
-
-    Raises:
-        FileError: If `encode` could not have written this.
     """
     MAX_NESTING.check(depth)
     if value is None or isinstance(value, bool | int | float | str):

@@ -10,7 +10,7 @@ from torch import fx, nn
 from archlearn.analysis.original_channels import KEPT
 from archlearn.analysis.trace_check import forward_matches_graph, try_graph
 from archlearn.costs import unit_of
-from archlearn.errors import ArchlearnError, InputError, SurgeryError, first_line, with_article
+from archlearn.errors import ArchlearnError, SurgeryError, check_kind, first_line
 from archlearn.gating.cost_counter import EXAMPLE, known_inputs, place_inputs
 from archlearn.gating.gate_container import STORE, find_store, remove_store_
 from archlearn.gating.insertion import copy_with_marks, leave_out_branches_
@@ -46,7 +46,7 @@ from archlearn.tracing.generated_forward import (
     unwrap,
     user_class,
 )
-from archlearn.tracing.module_state import mutable_modules, preserve_weights
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.symbolic_trace import ExampleInputs, Traces
 from archlearn.tracing.trace_context import without_autocast
 from archlearn.verification.certificate import Certificate, Comparison
@@ -88,11 +88,9 @@ def compact(
         CertificateError: If the result differs from the model, and is to be certified.
     """
     model = unwrap(model)
-    if plan is not None and not isinstance(plan, Plan):  # pyright: ignore
-        raise InputError(
-            f"plan is {with_article(type(plan).__name__)}; give a Plan from archlearn.plan(model), "
-            "and example inputs as example_inputs=..."
-        )
+    if plan is not None:
+        advice = "give a Plan from archlearn.plan(model), and example inputs as example_inputs=..."
+        check_kind("plan", plan, Plan, advice)
     check_unsharded(
         model,
         "and compact needs it whole; bring the weights together by get_model_state_dict(model, "
@@ -175,8 +173,7 @@ def _make(
         training=graphs[1] if graphs[1:] else None,
         blocks=blocks_left(blueprint.traces.blocks, small),
     )
-    moving = mutable_modules(traces.graphs, small)
-    comparison = Comparison((model, small), doubles, inputs, is_derived=True, movers=moving)
+    comparison = Comparison((model, small), doubles, inputs, is_derived=True)
     certificate = _finish_(small, comparison, traces, changed, certified=certified)
     setattr(small, CERTIFICATE, certificate)
     setattr(small, EXAMPLE, inputs)
@@ -206,7 +203,7 @@ def apply_plan(
     What surgery computes is in double precision still.
     """
     blueprint = decision.choice.blueprint
-    with preserve_weights(gated, mutable_modules(blueprint.traces.graphs, gated)):
+    with preserve_state(gated):
         shifts = find_shifts(gated, plan, place_inputs(gated, blueprint.inputs))
     small = _copy_narrowed(gated, plan)
     copies = [copy_with_marks(blueprint.traces, place) for place in range(len(blueprint.graphs))]
@@ -267,10 +264,9 @@ def _finish_(
 
     A graph is right by its construction; the user's own `forward` serves where it does the same.
     """
-    with preserve_weights(small, comparison.movers):
-        if changed and not certified:
-            try_graph(small, traces, comparison.inputs)
-        is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
+    if changed and not certified:
+        try_graph(small, traces, comparison.inputs)
+    is_own = not changed and forward_matches_graph(small, traces, comparison.inputs)
     certificate = None
     if is_own and certified:
         with suppress(Exception):  # whatever the user's own forward does on narrowed layers

@@ -19,31 +19,36 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_graph import ChannelGraph
-from archlearn.analysis.channel_labels import FIXED, Labels, without_repeats
+from archlearn.analysis.channel_labels import FIXED, Labels, line_along, varying, without_repeats
 from archlearn.analysis.propagation_rules import elementwise, reshape, rule_for
+from archlearn.analysis.propagation_rules.reshape import as_selection
 from archlearn.analysis.rule_api import name_of, opaque
 from archlearn.errors import SurgeryError
 from archlearn.op_table import KIND
-from archlearn.surgery.reshape_rewriter import (
-    Cuts,
-    DeferredPermutation,
-    Move,
-    Selections,
-    cannot_narrow,
-    rewrite_move,
-)
+from archlearn.surgery.reshape_rewriter import Cuts, Move, rewrite_move
 from archlearn.surgery.special_layers import Seen, narrow_call_
 from archlearn.tracing.block_hooks import MARKS, erase_marks_of_
-from archlearn.tracing.example_inputs import CHECKS
+from archlearn.tracing.example_inputs import CHECKS, check_argument
 from archlearn.tracing.fx_utils import call_node, leaves_of, source_of
 from archlearn.tracing.shape_guards import topic_of
 
 _COUNTS = ("numel", "nelement")
 _FAILED = "failed"
 _MOVES = (
-    reshape.move, reshape.pick, reshape.pad, reshape.attribute, reshape.expand_as,
-    elementwise.new,
+    reshape.move, reshape.shuffle_pixels, reshape.pick, reshape.pad, reshape.attribute,
+    reshape.expand_as, elementwise.new,
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _DeferredPermutation:
+    """A tensor whose narrowed form is no box: it lives only inside a run of moves.
+
+    Each element has its place in the source that the run starts from.
+    """
+
+    source: fx.Node
+    places: Tensor
 
 
 @dataclass(slots=True)
@@ -61,13 +66,9 @@ class Rewriter:
     replaced: set[fx.Node] = field(default_factory=set)
     selected: dict[tuple[fx.Node, int, tuple[int, ...]], fx.Node] = field(default_factory=dict)
     cuts: Cuts = field(init=False)
-    selections: Selections = field(init=False)
 
     def __post_init__(self) -> None:
         self.cuts = Cuts(self.dropped, self.blueprint.root, self.blueprint.in_free_heads())
-        self.selections = Selections(
-            self.net, self.graph, self.values, self.nodes, self.narrowed, self.cuts
-        )
 
     @property
     def values(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Rewriter:
         for node in reversed(list(self.graph.nodes)):
             value = self.narrowed.get(node)
             idle = (
-                isinstance(value, int | float | DeferredPermutation | torch.Size)
+                isinstance(value, int | float | _DeferredPermutation | torch.Size)
                 or node in self.replaced
             )
             is_read = any(user.target not in MARKS for user in node.users)
@@ -121,8 +122,8 @@ class Rewriter:
         if not has_labels:
             return self._visit_number(old, node, full)
         for source in node.all_input_nodes:
-            if isinstance(self.narrowed.get(source), DeferredPermutation):
-                raise SurgeryError(cannot_narrow(source))
+            if isinstance(self.narrowed.get(source), _DeferredPermutation):
+                raise SurgeryError(_cannot_narrow(source))
         self._bake_numbers(old, node)
         if rule in elementwise.COMBINING and isinstance(full, Labels):
             self._select_fixed(old, node, full)
@@ -153,7 +154,7 @@ class Rewriter:
         key = source, dim, tuple(kept.tolist())
         if key not in self.selected:
             with self.graph.inserting_before(user):
-                index = self.graph.get_attr(self.selections.keep_index(kept))
+                index = self.graph.get_attr(self._keep_index(kept))
                 self.selected[key] = self.graph.call_function(
                     torch.index_select, (source, dim, index)
                 )
@@ -193,14 +194,14 @@ class Rewriter:
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:
         expected = self.cuts.reduce_all(full)
         is_whole = not any(
-            isinstance(self.narrowed.get(n), DeferredPermutation) for n in node.all_input_nodes
+            isinstance(self.narrowed.get(n), _DeferredPermutation) for n in node.all_input_nodes
         )
         read = [full, *[self.values[n.name] for n in old.all_input_nodes]]
         if is_whole and not self.cuts.touches(read):
             self._bake_numbers(old, node)  # they may be another tensor's
             return expected
         if any(leaf is None for leaf in leaves_of(expected)):
-            return self.selections.scramble(old, node)
+            return self._defer(old, node)
         if rule_for(old, self.net) is reshape.pad and self._pads_space(old, full):
             return expected
         if isinstance(self.values[old.all_input_nodes[0].name], tuple | list):
@@ -210,9 +211,9 @@ class Rewriter:
         if tracked is not None and _is_same(tracked.found, tracked.expected):
             return expected
         made = None if tracked is None else rewrite_move(tracked)
-        made = made or self.selections.select(old, node, expected)
+        made = made or self._select_channels(old, node, expected)
         if made is None:
-            return self.selections.scramble(old, node)
+            return self._defer(old, node)
         self.changed = True
         node.replace_all_uses_with(made)
         self.replaced.add(node)
@@ -235,7 +236,7 @@ class Rewriter:
         start = 0
         for before, now in zip(old.all_input_nodes, node.all_input_nodes, strict=True):
             labels = self.values[before.name]
-            if isinstance(self.narrowed.get(now), DeferredPermutation):
+            if isinstance(self.narrowed.get(now), _DeferredPermutation):
                 return None
             if isinstance(labels, Labels):
                 n = labels.ids.numel()
@@ -263,6 +264,63 @@ class Rewriter:
         pairs = zip(old.all_input_nodes, node.all_input_nodes, strict=True)
         read = ((now, self.values[before.name]) for before, now in pairs)
         return {n: self.cuts.reduce_all(v) for n, v in read if isinstance(v, Labels)}
+
+    def _find_run(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
+        """Return what a run of moves up to a call starts from, and the places it has moved."""
+        known = self.narrowed.get(node.all_input_nodes[0])
+        if isinstance(known, _DeferredPermutation):
+            source, places = known.source, known.places
+        else:
+            full = self.values[old.all_input_nodes[0].name]
+            if not isinstance(full, Labels):
+                return None
+            source = node.all_input_nodes[0]
+            places = torch.arange(full.ids.numel()).reshape(full.shape)
+        first, exact = old.all_input_nodes[0], places.double()  # some kernels know no integers
+        args, kwargs = map_arg(
+            (old.args, old.kwargs), lambda n: exact if n is first else self.values[n.name]
+        )
+        moved = call_node(old, self.net, args, kwargs)
+        return (source, moved.long()) if isinstance(moved, Tensor) else None
+
+    def _defer(self, old: fx.Node, node: fx.Node) -> _DeferredPermutation:
+        """Go on with a run of moves whose narrowed form is no box yet."""
+        found = self._find_run(old, node)
+        if found is None:
+            raise SurgeryError(_cannot_narrow(node))
+        return _DeferredPermutation(*found)
+
+    def _select_channels(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
+        """Return the selection of channels that a run of moves amounts to, if it is one."""
+        found = self._find_run(old, node)
+        if found is None or not isinstance(expected, Tensor):
+            return None
+        source, moved = found
+        names = [name for name, new in self.nodes.items() if new is source]
+        full = self.values[names[0]] if names else None
+        if not isinstance(full, Labels):
+            return None
+        chosen = as_selection(full.shape, moved, varying(full.ids))
+        if chosen is None:
+            return None
+        dim, index = chosen
+        stays = ~self.dropped[self.blueprint.root[line_along(full.ids, dim)]]
+        new_place = torch.cumsum(stays, 0) - 1
+        narrowed = new_place[index[stays[index]]]
+        with self.graph.inserting_before(node):
+            rank = self.graph.call_method("dim", (source,))
+            what = f"the number of dimensions at {source_of(old) or old.name}"
+            self.graph.call_function(check_argument, (rank, full.ids.dim(), what))
+            kept = self.graph.get_attr(self._keep_index(narrowed))
+            return self.graph.call_function(torch.index_select, (source, dim, kept))
+
+    def _keep_index(self, index: Tensor) -> str:
+        """Give the model an index as a buffer; return its name."""
+        n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
+        name = f"archlearn_index_{n}"
+        reference = next(iter(self.net.parameters()), index)
+        self.net.register_buffer(name, index.to(reference.device))
+        return name
 
     def _bake_numbers(self, old: fx.Node, node: fx.Node) -> None:
         """A number, or a shape, that was read off a channel count keeps the value it had."""
@@ -301,6 +359,13 @@ class Rewriter:
         target: Any = old.target
         with user.graph.inserting_before(user):
             return user.graph.call_function(target, args, kwargs)
+
+
+def _cannot_narrow(node: fx.Node) -> str:
+    return (
+        f"cannot narrow through {node.name} ({node.target}): it mixes channels with other "
+        "dimensions; mark the module that calls it in leaves=[...]"
+    )
 
 
 def _try(

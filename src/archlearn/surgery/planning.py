@@ -14,14 +14,16 @@ from archlearn.analysis.linear_ops import find_linear_ops
 from archlearn.costs import COSTS, Costs
 from archlearn.errors import InputError, SurgeryError
 from archlearn.gating.cost_counter import count_parameters, known_inputs
-from archlearn.gating.gate_container import STORE, GateContainer, find_store
+from archlearn.gating.gate_container import STORE, GateContainer, find_store, list_gated
 from archlearn.gating.selection import LearnableSites, select_tristates
 from archlearn.module_utils import (
+    check_numbers,
     computed_names,
     computes_weights,
     evaluating,
     find_module,
     find_tensor,
+    list_tensors,
     sharing_layers,
     weight_sources,
 )
@@ -57,9 +59,10 @@ class Decision:
 
 
 def check_gates(model: nn.Module) -> None:
-    """Raise if a model has no gates, neither of ours nor placed by hand."""
+    """Raise if a model has no gates, neither of ours nor placed by hand, or no numbers."""
     if not any(isinstance(module, GateContainer | TriState) for module in model.modules()):
         raise InputError("the model has no gates; call add_gates on it first")
+    check_numbers(model.named_parameters())
 
 
 def decide(model: nn.Module, example_inputs: object = None) -> Decision:
@@ -69,11 +72,9 @@ def decide(model: nn.Module, example_inputs: object = None) -> Decision:
     if store is None:
         return _decide_by_hand(model, example_inputs)
     if getattr(model, STORE, None) is not store:
-        name = next(name for name, module in model.named_modules() if module is store)
-        inside = name.removesuffix(f".{STORE}")
         raise InputError(
-            f"the gates are in the submodule {inside!r}; call plan, compact or "
-            f"read_architecture on that"
+            f"the gates are in the submodule {list_gated(model)}; call plan, compact or "
+            "read_architecture on it"
         )
     widths = {name: gate.detach().cpu() for name, gate in store.width_gates().items()}
     depths = {name: gate.detach().cpu() for name, gate in store.depth_gates().items()}
@@ -208,13 +209,24 @@ def write_plan(model: nn.Module, decision: Decision, pay: str) -> Plan:
 def _check_tensors(
     model: nn.Module, blueprint: ChannelGraph, narrowings: Iterable[Narrowing]
 ) -> None:
-    """Refuse a model whose tensors were tied, untied or taken away since gates were added."""
+    """Refuse tensors that were tied, untied, taken away or given since gates were added."""
     retied = sharing_layers(model) ^ blueprint.sharing
+    called = {n.target for graph in blueprint.graphs for n in graph.nodes if n.op == "call_module"}
+    tensors = dict(list_tensors(model))
+    names = [*(name for name, _ in blueprint.dims), *blueprint.elements]
+    known = {id(tensors.get(name)) for name in names}
     for name in [each.name for each in narrowings]:
         owner, _, key = name.rpartition(".")
-        is_gone = getattr(find_module(model, owner), key, None) is None
-        if is_gone or owner in retied:
-            what = "is gone" if is_gone else "was tied to another layer, or untied from it,"
+        layer = find_module(model, owner)
+        bias = layer._parameters.get("bias")
+        what = ""
+        if owner in retied:
+            what = "was tied to another layer, or untied from it,"
+        elif getattr(layer, key, None) is None:
+            what = "is gone"
+        elif bias is not None and owner in called and id(bias) not in known:
+            name, what = f"{owner}.bias", "is new"
+        if what:
             raise InputError(
                 f"{name!r} {what} since gates were added, so it cannot be cut as was found then; "
                 "make it as it was (load_state_dict(..., assign=True) unties weights), or change "

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.node import map_arg
 
 from archlearn.analysis.channel_labels import (
     Labels,
@@ -19,12 +18,10 @@ from archlearn.analysis.channel_labels import (
     varying,
     without_repeats,
 )
-from archlearn.analysis.propagation_rules.reshape import as_selection
-from archlearn.errors import SurgeryError
 from archlearn.module_utils import find_module
 from archlearn.op_table import spec_of
 from archlearn.tracing.example_inputs import check_argument
-from archlearn.tracing.fx_utils import call_node, leaves_of, map_leaves, source_of
+from archlearn.tracing.fx_utils import leaves_of, map_leaves, source_of
 
 
 @dataclass(slots=True)
@@ -186,6 +183,17 @@ def _expand(move: Move) -> fx.Node | None:
         return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
 
 
+def _repeat(move: Move) -> fx.Node | None:
+    """Repeat what has one index along a dimension (keys for every head) less often."""
+    n_new = move.expected.dim() - move.source.dim()
+    sizes = list(zip((1,) * n_new + tuple(move.source.shape), move.expected.shape, strict=True))
+    if any(before not in (1, now) for before, now in sizes):
+        return None
+    times = [now // before for before, now in sizes]
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("repeat", (move.node.all_input_nodes[0], *times))
+
+
 def _new(move: Move) -> fx.Node:
     first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
     with move.graph.inserting_before(move.node):
@@ -221,10 +229,17 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
 
 
 def _each_size(move: Move, sizes: Any) -> list[Any]:
-    """Return sizes one by one, those of a shape that was computed (`size_out`) as new nodes."""
+    """Return sizes one by one, those of a shape that was computed (`size_out`) as new nodes.
+
+    Or those of another tensor (`expand_as`).
+    """
     if isinstance(sizes, tuple | list):
         return list(sizes)
     value = _value(move, sizes)
+    if isinstance(value, Tensor):
+        with move.graph.inserting_before(move.node):
+            sizes = move.graph.call_function(getattr, (sizes, "shape"))
+        value = tuple(value.shape)
     if not isinstance(value, tuple | list):
         return [sizes]
     with move.graph.inserting_before(move.node):
@@ -326,114 +341,9 @@ _WRITERS: dict[str, Callable[[Move], fx.Node | None]] = {
     "reshape": _reshape,
     "unflatten": _unflatten,
     "expand": _expand,
+    "repeat": _repeat,
     "new": _new,
     "split": _split,
     "pad": _pad,
     "slice": _slice,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class DeferredPermutation:
-    """A tensor whose narrowed form is no box: it lives only inside a run of moves.
-
-    Each element has its place in the source that the run starts from.
-    """
-
-    source: fx.Node
-    places: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Selections:
-    """Follows the places of elements through runs of moves.
-
-    Attributes:
-        values: What each node returned before anything was dropped.
-        nodes: The nodes of the graph that is rewritten, by their names before.
-        narrowed: What stays of what each of those returns.
-    """
-
-    net: nn.Module
-    graph: fx.Graph
-    values: dict[str, Any]
-    nodes: dict[str, fx.Node]
-    narrowed: dict[fx.Node, Any]
-    cuts: Cuts
-
-    def _source(self, old: fx.Node, node: fx.Node) -> tuple[fx.Node, Tensor] | None:
-        source = node.all_input_nodes[0] if node.all_input_nodes else None
-        if source is None:
-            return None
-        known = self.narrowed.get(source)
-        if isinstance(known, DeferredPermutation):
-            return known.source, known.places
-        full = self.values[old.all_input_nodes[0].name]
-        if not isinstance(full, Labels):
-            return None
-        return source, torch.arange(full.ids.numel()).reshape(full.shape)
-
-    def _moved_places(self, old: fx.Node, places: Tensor) -> Any:
-        first, exact = old.all_input_nodes[0], places.double()  # some kernels know no integers
-        args, kwargs = map_arg(
-            (old.args, old.kwargs), lambda n: exact if n is first else self.values[n.name]
-        )
-        moved = call_node(old, self.net, args, kwargs)
-        return moved.long() if isinstance(moved, Tensor) else None
-
-    def scramble(self, old: fx.Node, node: fx.Node) -> DeferredPermutation:
-        """Go on with a run of moves whose narrowed form is no box yet."""
-        found = self._source(old, node)
-        moved = None if found is None else self._moved_places(old, found[1])
-        if found is None or not isinstance(moved, Tensor):
-            raise SurgeryError(cannot_narrow(node))
-        return DeferredPermutation(found[0], moved)
-
-    def select(self, old: fx.Node, node: fx.Node, expected: Any) -> fx.Node | None:
-        """Return the selection of channels that a run of moves amounts to, if it is one."""
-        found = self._source(old, node)
-        if found is None or not isinstance(expected, Tensor):
-            return None
-        source, places = found
-        moved = self._moved_places(old, places)
-        full_source = self._full_of(source)
-        if not isinstance(moved, Tensor) or full_source is None:
-            return None
-        chosen = as_selection(full_source.shape, moved, varying(full_source.ids))
-        if chosen is None:
-            return None
-        dim, index = chosen
-        stays = ~self.cuts.dropped[self.cuts.root[line_along(full_source.ids, dim)]]
-        new_place = torch.cumsum(stays, 0) - 1
-        narrowed = new_place[index[stays[index]]]
-        with self.graph.inserting_before(node):
-            rank = self.graph.call_method("dim", (source,))
-            what = f"the number of dimensions at {source_of(old) or old.name}"
-            self.graph.call_function(check_argument, (rank, full_source.ids.dim(), what))
-            name = self.keep_index(narrowed)
-            return self.graph.call_function(
-                torch.index_select, (source, dim, self.graph.get_attr(name))
-            )
-
-    def _full_of(self, node: fx.Node) -> Labels | None:
-        for old_name, new in self.nodes.items():
-            if new is node:
-                value = self.values[old_name]
-                return value if isinstance(value, Labels) else None
-        return None
-
-    def keep_index(self, index: Tensor) -> str:
-        """Give the model an index as a buffer; return its name."""
-        n = sum(1 for name in self.net._buffers if name.startswith("archlearn_index_"))
-        name = f"archlearn_index_{n}"
-        reference = next(iter(self.net.parameters()), index)
-        self.net.register_buffer(name, index.to(reference.device))
-        return name
-
-
-def cannot_narrow(node: fx.Node) -> str:
-    """Return what to say where nothing fits."""
-    return (
-        f"cannot narrow through {node.name} ({node.target}): it mixes channels with other "
-        "dimensions; mark the module that calls it in leaves=[...]"
-    )

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from archlearn.errors import InputError, with_article
+from archlearn.errors import InputError, check_kind
 from archlearn.tracing.block_hooks import (
     BlockCall,
     call_hooks_at_marks,
@@ -181,16 +181,9 @@ def without_graph_module(net: nn.Module) -> nn.Module:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric.
-
-    Raises:
-        InputError: If it is no model.
-    """
-    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(
-            f"the model is {with_article(type(model).__name__)}; give an nn.Module, made already, "
-            "not its parameters or state_dict"
-        )
+    """Return the model inside torch.compile, DataParallel, DDP or Lightning Fabric."""
+    advice = "give an nn.Module, made already, not its parameters or state_dict"
+    check_kind("the model", model, nn.Module, advice)
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in _WRAPPERS:

@@ -4,54 +4,27 @@ A trace is made by such a call, and what is left then would never be left again.
 leaves something is called as it is, and whatever is looked at by running is put back.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.fx.proxy import TraceError
 
 from archlearn.errors import TracingError
-from archlearn.module_utils import computes_weights, find_module, has_hooks
 
 
-class Snapshot:
-    """The numbers that tensors have at one time."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-        self.versions = [_version(tensor) for tensor in tensors]
-        self.numbers = [tensor.detach().clone() for tensor in tensors]
-
-    def find_written(self) -> int | None:
-        """Return the place of a tensor that was written to since, as far as torch counts that."""
-        for place, tensor in enumerate(self.tensors):
-            if _version(tensor) != self.versions[place]:
-                return place
-        return None
-
-    def put_back_(self) -> None:
-        """Let all tensors have the numbers that they had."""
-        for tensor, numbers, version in zip(self.tensors, self.numbers, self.versions, strict=True):
-            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
-            if _version(tensor) != version or not holds(tensor, numbers):
-                # The former may switch gradients on.
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(numbers)
-        self.versions = [_version(tensor) for tensor in self.tensors]
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
-def holds(tensor: Tensor, numbers: Tensor) -> bool:
+def _holds(tensor: Tensor, numbers: Tensor) -> bool:
     """Return whether a tensor has these numbers, as far as they can be compared."""
     try:
         return torch.equal(tensor, numbers)
     except RuntimeError:  # sparse tensors, rare dtypes, and those on the meta device
         return True
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 LEFT = (
@@ -71,23 +44,15 @@ class ModuleState:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # Those of torch.jit keep what they hold out of sight.
         self.each = [_Holding(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-        self.places = [
-            (name, tensor)
-            for each in self.each
-            for name, tensor in each.buffers.items()
-            if tensor is not None
-        ]
-        self.numbers = Snapshot([tensor for _, tensor in self.places])
 
     def find_changed(self) -> str:
         """Return the name of something that has changed since, or ''."""
-        for _, name in self.list_changed():
-            return name
-        place = self.numbers.find_written()
-        return "" if place is None else self.places[place][0]
+        changed = [name for _, name in self.list_changed()]
+        changed += [name for each in self.each for name in each.list_written()]
+        return next(iter(changed), "")
 
     def list_changed(self) -> list[tuple[nn.Module, str]]:
-        """Return the attributes and buffers that have changed since: their module, and name."""
+        """Return the attributes and buffers that are others since: their module, and name."""
         return [(each.module, name) for each in self.each for name in each.list_changed()]
 
     def check(self) -> None:
@@ -98,14 +63,12 @@ class ModuleState:
 
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        tensors = self.numbers.find_written() is None
-        return tensors and all(each.only_flags_changed() for each in self.each)
+        return all(each.only_flags_changed() for each in self.each)
 
     def put_back(self) -> None:
         """Let the modules hold what they held."""
         for each in self.each:
             each.put_back()
-        self.numbers.put_back_()
 
 
 class _Holding:
@@ -117,14 +80,12 @@ class _Holding:
         containers = {name: each for name, each in self.own.items() if type(each) in _CONTAINERS}
         containers |= {name: vars(module)[name] for name in (_BUFFERS, *_HOOKS)}
         self.containers = {name: (each, _contents(each)) for name, each in containers.items()}
-
-    @property
-    def buffers(self) -> dict[str, Tensor | None]:
-        """The buffers that it held."""
-        return self.containers[_BUFFERS][1]
+        self.buffers: dict[str, Tensor | None] = self.containers[_BUFFERS][1]
+        tensors = {name: each for name, each in self.buffers.items() if each is not None}
+        self.numbers = {n: (x, _version(x), x.detach().clone()) for n, x in tensors.items()}
 
     def list_changed(self) -> list[str]:
-        """Return the names of attributes, and of buffers, that have changed since."""
+        """Return the names of attributes, and of buffers, that are others since."""
         now, none = _own(vars(self.module)), object()
         changed = [
             name
@@ -138,10 +99,15 @@ class _Holding:
         names = {**self.buffers, **held}
         return changed + [n for n in names if self.buffers.get(n) is not held.get(n)]
 
+    def list_written(self) -> list[str]:
+        """Return the names of buffers that were written to since, as far as torch counts that."""
+        return [n for n, (x, version, _) in self.numbers.items() if _version(x) != version]
+
     def only_flags_changed(self) -> bool:
         """Return whether nothing changed but attributes that are plain values, and hooks."""
-        now = vars(self.module)
-        return all(name in _HOOKS or _is_flag(now.get(name, now)) for name in self.list_changed())
+        now, changed = vars(self.module), self.list_changed()
+        are_flags = all(name in _HOOKS or _is_flag(now.get(name, now)) for name in changed)
+        return are_flags and not self.list_written()
 
     def put_back(self) -> None:
         """Let the module hold the attributes and buffers that it held."""
@@ -153,6 +119,13 @@ class _Holding:
                 container.clear()
                 add = container.extend if isinstance(container, list) else container.update
                 add(contents)
+        for name, (tensor, version, numbers) in self.numbers.items():
+            # A batch norm moves its statistics, and `x.data` is written to, past all versions.
+            if _version(tensor) != version or not _holds(tensor, numbers):
+                # The former may switch gradients on.
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(numbers)
+            self.numbers[name] = tensor, _version(tensor), numbers
 
 
 def capture_state(net: nn.Module) -> ModuleState:
@@ -199,74 +172,16 @@ def _is_same(one: Any, two: Any) -> bool:
     return isinstance(one, _PLAIN) and one == two
 
 
-_MOVE_STATISTICS = ("batch_norm", "instance_norm")
-
-
 @torch.no_grad()
-def restore_weights_(copied: nn.Module, net: nn.Module, graphs: Sequence[fx.Graph]) -> None:
-    """Give a copy that was traced and run the weights of the model it was made from.
-
-    Some models move one network a little towards another at each call. A trace would pass over
-    that, so only a leaf may do it.
-    """
+def check_weights(copied: nn.Module, net: nn.Module) -> None:
+    """Raise if calls have moved weights of a copy: a network that follows another at each call."""
     own = dict(net.named_parameters())
-    copies = {name: p for name, p in copied.named_parameters() if name in own}
-    moved = [name for name, p in copies.items() if _has_moved(p, own[name])]
-    leaves = [f"{name}." for graph in graphs for name in _leaves_of(graph, copied)]
-    for name in moved:
-        if not any(name.startswith(leaf) for leaf in leaves):
+    for name, weight in copied.named_parameters():
+        if not _holds(weight, own[name]) and not torch.allclose(
+            weight, own[name], rtol=0, atol=0, equal_nan=True
+        ):
             raise TracingError(
-                f"cannot follow the forward of {type(net).__name__}: {LEFT.format(name=name)}. A "
-                "submodule of its own that is named in leaves=[...] may do it"
+                f"cannot follow the forward of {type(net).__name__}: it changes {name!r} whenever "
+                "it is called, and a model is looked at by calling it; change weights in the "
+                "training loop, behind the optimiser's step"
             )
-        copies[name].data.copy_(own[name])
-
-
-def mutable_modules(graphs: Sequence[fx.Graph], net: nn.Module) -> tuple[str, ...]:
-    """Return the modules that may change when a model is called, "" for the whole of it."""
-    if any(has_hooks(m) or computes_weights(m) for m in net.modules()):
-        return ("",)  # whatever they do
-    names: set[str] = set()
-    for graph in graphs:
-        called = (getattr(node.target, "__name__", "") for node in graph.nodes)
-        moves = any(name in _MOVE_STATISTICS for name in called)
-        # Those in training mode, maybe in every mode of the model, may move as well.
-        modules = {str(n.target): find_module(net, str(n.target)) for n in graph.nodes
-                   if n.op == "call_module"}  # fmt: skip
-        learning = {name for name, m in modules.items() if m.training and m._buffers}
-        names |= {""} if moves else _leaves_of(graph, net) | learning
-    return tuple(sorted(names))
-
-
-@contextmanager
-def preserve_weights(net: nn.Module, names: Iterable[str] = ("",)) -> Generator[None]:
-    """Put back whatever calls change in these modules: weights, buffers, attributes."""
-    known = dict(net.named_modules())
-    modules = {m: None for name in names if name in known for m in known[name].modules()}
-    weights = [p for m in modules for p in m._parameters.values() if p is not None]
-    numbers = [p.detach().clone() for p in weights]
-    before = ModuleState(modules)
-    try:
-        yield
-    finally:
-        before.put_back()
-        for weight, held in zip(weights, numbers, strict=True):
-            if _has_moved(weight.detach(), held):
-                weight.data.copy_(held)
-
-
-def _has_moved(now: Tensor, before: Tensor) -> bool:
-    if holds(now, before):
-        return False
-    return not torch.allclose(now, before, rtol=0, atol=0, equal_nan=True)
-
-
-def _leaves_of(graph: fx.Graph, net: nn.Module) -> set[str]:
-    """Return the modules of a user's own that are called as they are."""
-    called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-
-    def is_torch(name: str) -> bool:
-        module: Any = find_module(net, name)
-        return type(module).__module__.startswith("torch.nn")
-
-    return {name for name in called if not is_torch(name)}

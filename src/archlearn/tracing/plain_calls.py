@@ -1,18 +1,51 @@
-"""Write calls in the way that rules know: borrowed shapes, parts cleared in place, products."""
+"""Write calls in the way that rules know: GELU, borrowed shapes, cleared parts, products."""
 
 import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from archlearn.module_utils import find_tensor
+from archlearn.module_utils import find_tensor, has_hooks, list_tensors, unnoticed
 from archlearn.nn.functional import linear_by_columns
 from archlearn.op_table import about_of
+from archlearn.tracing.example_inputs import ExampleInputs
+from archlearn.tracing.module_state import preserve_state
+from archlearn.tracing.rng import preserve_rng
+from archlearn.tracing.shape_guards import untraced
 
 _PRODUCTS = (torch.matmul, operator.matmul, "matmul")
 _ZEROS_LIKE = torch.zeros_like  # another stands in its place while a model is traced
+_NEAR = 1e-12  # of numbers around one, in double precision: rounding
+
+
+def find_gelu(
+    m: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """Return `F.gelu` if a module writes that out, by tanh or by erf (as GPT-2's does), or None.
+
+    Call by call, a closed gate behind the tanh would leave half of x; as one activation it leaves
+    zero, and may merge.
+    """
+    is_plain = len(args) == 1 and not kwargs and not m._modules and not list_tensors(m)
+    is_own = not type(m).__module__.startswith("torch.") and "forward" not in vars(m)
+    if not is_plain or not is_own or has_hooks(m):
+        return None
+    x = torch.linspace(-8, 8, 257, dtype=torch.float64, requires_grad=True)
+    with untraced(), unnoticed(), preserve_state(m), preserve_rng(ExampleInputs((), {})):
+        try:
+            y = type(m).forward(m, x.clone())
+        except Exception:  # whatever it needs
+            return None
+    if getattr(y, "shape", None) != x.shape or "Gelu" in type(y.grad_fn).__name__:
+        return None
+    for kind in ("tanh", "none"):
+        if bool(((y - F.gelu(x, approximate=kind)).abs() < _NEAR).all()):
+            return partial(F.gelu, approximate=kind)
+    return None
 
 
 def read_shapes_(graph: fx.Graph) -> None:

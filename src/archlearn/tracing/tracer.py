@@ -30,10 +30,14 @@ from archlearn.tracing.example_inputs import (
     ones_if_left_out,
 )
 from archlearn.tracing.fx_utils import BLOCK_CALLS, describe_failure, note_source, source_of
-from archlearn.tracing.gelu_fusion import fuse_gelu_
 from archlearn.tracing.module_state import ModuleState
 from archlearn.tracing.output_types import construction_of
-from archlearn.tracing.plain_calls import join_cleared_parts_, read_layers_, read_shapes_
+from archlearn.tracing.plain_calls import (
+    find_gelu,
+    join_cleared_parts_,
+    read_layers_,
+    read_shapes_,
+)
 from archlearn.tracing.rng import DRAWN, SKIPPED, RngState, check_draws, find_sure_answer, is_drawn
 from archlearn.tracing.shape_guards import (
     REFUSALS,
@@ -107,7 +111,6 @@ class ArchTracer(fx.Tracer):
         for node in reversed(graph.nodes):
             if (node.op == "get_attr" or node.target == "mean") and not node.users:
                 graph.erase_node(node)
-        fuse_gelu_(graph)
         read_shapes_(graph)
         join_cleared_parts_(graph)
         read_layers_(graph, root)
@@ -298,7 +301,7 @@ class ArchTracer(fx.Tracer):
             args, kwargs = without_hint(m, args, kwargs)
         unfolded = self_attention(m, args, kwargs)
         self._unfolded = m if unfolded else None
-        forward = unfolded or forward
+        forward = unfolded or find_gelu(m, args, kwargs) or forward
         before = (RngState.now(), ModuleState([m])) if self._is_strict else None
         try:
             with self._noting_block(m, args, kwargs) as note_output:

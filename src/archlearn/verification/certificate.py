@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archlearn.errors import CertificateError, InputError, first_line
+from archlearn.errors import LARGEST, CertificateError, InputError, first_line, lies_in
 from archlearn.gating.gate_container import GateContainer
 from archlearn.module_utils import evaluating, noticing_calls, tensors_of
 from archlearn.nn.tristate_activation import TriState
 from archlearn.tracing.block_hooks import advise_on_difference
 from archlearn.tracing.generated_forward import class_forwards, unwrap
-from archlearn.tracing.module_state import preserve_weights
+from archlearn.tracing.module_state import preserve_state
 from archlearn.tracing.output_types import tensors_in
 from archlearn.tracing.rng import cuda_devices, watching_draws
 from archlearn.tracing.symbolic_trace import ExampleInputs
@@ -221,6 +221,8 @@ def certify(
         CertificateError: If they differ by more than rounding explains.
     """
     inputs = ExampleInputs.of(example_inputs)
+    if tolerance is not None and not lies_in(tolerance, 0, LARGEST):
+        raise InputError(f"tolerance is {tolerance!r}; give a number from 0 on, such as 1e-3")
     first, second = unwrap(first), unwrap(second)
     modules = (*first.modules(), *second.modules())
     has_gates = any(isinstance(module, GateContainer | TriState) for module in modules)
@@ -247,7 +249,6 @@ class Comparison:
             its own.
         is_derived: Whether the second was made from the first, so that the first need not run in
             its own precision, unless the second is far from what it gives in double precision.
-        movers: Modules that may change when they are called; they are put back after each call.
         must_be_apart: Whether neither model may use modules or tensors of the other. A compact
             model that calls the gated one agrees with it, whatever its own weights are.
     """
@@ -256,7 +257,6 @@ class Comparison:
     doubles: Doubles
     inputs: ExampleInputs
     is_derived: bool = False
-    movers: tuple[str, ...] = ("",)
     must_be_apart: bool = True
 
     def certify(self, tolerance: float | None = None) -> Certificate:
@@ -326,9 +326,9 @@ class Comparison:
         """Run one of the models, while the other has no numbers and its modules are watched."""
         model, other = self.models[place], self.models[1 - place]
         if not self.must_be_apart:
-            return _run(model, inputs, self.movers)
+            return _run(model, inputs)
         with noticing_calls(other) as called, _filled_with_nan(other):
-            outputs = _run(model, inputs, self.movers)
+            outputs = _run(model, inputs)
         if called:
             raise CertificateError(
                 f"one of the two models, {type(model).__name__}, calls {called[0]!r} of the other, "
@@ -339,35 +339,32 @@ class Comparison:
         return outputs
 
 
-def compare_in_both_modes(
-    first: nn.Module, second: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)
-) -> float:
+def compare_in_both_modes(first: nn.Module, second: nn.Module, inputs: ExampleInputs) -> float:
     """Return the largest relative difference in float64, in evaluation and in training mode.
 
     One run each on the example inputs. What draws random numbers (dropout), or does not run on
-    them in training mode (a BatchNorm over a single number), is not compared in that mode. `movers`
-    are the modules that a call may change in either mode; they are put back.
+    them in training mode (a BatchNorm over a single number), is not compared in that mode.
     """
     wide = inputs.to(torch.float64, floating_only=True)
     doubles = {**to_float64(first), **to_float64(second)}
     with evaluating(first, second), exchanging(doubles):
-        found = difference(_run(first, wide, movers), _run(second, wide, movers))
+        found = difference(_run(first, wide), _run(second, wide))
         first.train()
         second.train()
         try:
-            outputs = _run(first, wide, movers)
+            outputs = _run(first, wide)
         except Exception:
             return found
-        if _draws(first, wide, movers):
+        if _draws(first, wide):
             return found
-        return max(found, difference(outputs, _run(second, wide, movers)))
+        return max(found, difference(outputs, _run(second, wide)))
 
 
-def _draws(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...]) -> bool:
+def _draws(model: nn.Module, inputs: ExampleInputs) -> bool:
     """Return whether a call draws random numbers; the generators are afterwards what they were."""
     given, devices = inputs.copy(), cuda_devices(inputs)
     with (
-        preserve_weights(model, movers),
+        preserve_state(model),
         torch.no_grad(),
         torch.random.fork_rng(devices),
         watching_draws() as generators,
@@ -376,9 +373,9 @@ def _draws(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...]) -> 
         return generators.has_moved()
 
 
-def _run(model: nn.Module, inputs: ExampleInputs, movers: tuple[str, ...] = ("",)) -> list[Tensor]:
+def _run(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     devices = cuda_devices(inputs)
-    with preserve_weights(model, movers), torch.no_grad(), torch.random.fork_rng(devices):
+    with preserve_state(model), torch.no_grad(), torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(0)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(0)

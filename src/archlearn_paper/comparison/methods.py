@@ -1,14 +1,12 @@
 """What all methods of the comparison share, and how each is trained and compressed.
 
-A `BudgetMethod` lands on its budget in one run. A `PruningMethod` takes the trained large network
-and makes it smaller. A `LearningMethod` changes how the large network is trained, by a strength,
-and then brings it to the budget. A `FromScratchMethod` begins with a small network. All have the
-same epochs in total, and strengths are chosen on validation data.
+All have the same epochs in total, and strengths are chosen on validation data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,10 +142,18 @@ Reduce = Callable[[ComparisonSetup, nn.Module, int], nn.Module]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A method of the comparison.
+    """A method of the comparison: what it does before a network is at its budget.
+
+    One that does nothing lands there in a run: ours, whose strength is the power of the cost.
 
     Attributes:
-        strengths: What its strength is chosen from; nothing where it has none.
+        strengths: What its strength is chosen from; nothing where it has none. Of a method
+            that is pruning they are factors of the rate at which the network is trained on.
+        begin: Makes the network that is trained, instead of the large one: from a setup, a seed and
+            a strength or, where nothing reduces it, a budget.
+        reduce: Makes a trained network smaller.
+        rounds: In which it does, with training after each.
+        again: What reduces it in rounds after the first, if that is another.
         is_dense: Whether the network that comes out is a plain dense one.
         needs: A package that it cannot do without.
     """
@@ -155,44 +161,17 @@ class Method:
     name: str
     source: str
     strengths: Sequence[float] = ()
+    begin: Callable[[ComparisonSetup, int, Any], nn.Module] | None = None
+    reduce: Reduce | None = None
+    rounds: int = 1
+    again: Reduce | None = None
     is_dense: bool = True
     needs: str = ""
 
-
-class BudgetMethod(Method):
-    """A method that lands on a budget in one run: ours, whose strength is the power of the cost."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PruningMethod(Method):
-    """A method that makes a trained network smaller.
-
-    Its strengths are factors of the rate at which it is trained on; where there are none, the rate
-    is that of all others. It reaches a budget in rounds, with training after each.
-    """
-
-    reduce: Reduce
-    rounds: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearningMethod(Method):
-    """A method that changes how the large network is trained, and then brings it to a budget.
-
-    In rounds after the first, `again` reduces it.
-    """
-
-    begin: Callable[[ComparisonSetup, int, float], nn.Module]
-    reduce: Reduce
-    rounds: int = 1
-    again: Reduce | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FromScratchMethod(Method):
-    """A method that begins with a small network, from a setup, a seed and a budget."""
-
-    begin: Callable[[ComparisonSetup, int, int], nn.Module]
+    @property
+    def is_pruning(self) -> bool:
+        """Whether it makes the large network smaller that others begin with, too."""
+        return self.reduce is not None and self.begin is None
 
 
 OURS, L0 = "archlearn", "l0 gates"
@@ -293,29 +272,29 @@ def _begin_fastfood(setup: ComparisonSetup, seed: int, budget: int) -> nn.Module
 
 _BY_MAGNITUDE = partial(_by_weights, reduce=reduce_by_torch_pruning)
 METHODS: tuple[Method, ...] = (
-    BudgetMethod(name=OURS, source="this package", strengths=COST_POWERS),
-    LearningMethod(name=L0, source="Louizos et al. 2018", strengths=L0_STRENGTHS,
+    Method(name=OURS, source="this package", strengths=COST_POWERS),
+    Method(name=L0, source="Louizos et al. 2018", strengths=L0_STRENGTHS,
         begin=partial(_add_factors, penalty="l0"), reduce=partial(_by_factors, penalty="l0")),
-    LearningMethod(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=L1_STRENGTHS,
+    Method(name="l1 diagonal", source="Kulkarni et al. 2015", strengths=L1_STRENGTHS,
         begin=partial(_add_factors, penalty="l1"), reduce=partial(_by_factors, penalty="l1")),
-    LearningMethod(name="torch-pruning, sparse learning", source="Fang et al. 2023",
+    Method(name="torch-pruning, sparse learning", source="Fang et al. 2023",
         strengths=SPARSE_STRENGTHS, begin=_add_group_penalty, reduce=_by_groups,
         needs="torch_pruning"),
-    LearningMethod(name="torch-pruning, sparse learning, iterative", source="Fang et al. 2023",
+    Method(name="torch-pruning, sparse learning, iterative", source="Fang et al. 2023",
         strengths=SPARSE_STRENGTHS[1:4], begin=_add_group_penalty, reduce=_by_groups,
         rounds=4, again=_BY_MAGNITUDE, needs="torch_pruning"),
-    PruningMethod(name="torch-pruning", source="Fang et al. 2023", reduce=_BY_MAGNITUDE,
+    Method(name="torch-pruning", source="Fang et al. 2023", reduce=_BY_MAGNITUDE,
         needs="torch_pruning"),
-    PruningMethod(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
+    Method(name="torch-pruning, same part of each layer", source="Fang et al. 2023",
         reduce=partial(_by_weights, reduce=reduce_evenly), needs="torch_pruning"),
-    PruningMethod(name="torch-pruning, iterative", source="Fang et al. 2023",
+    Method(name="torch-pruning, iterative", source="Fang et al. 2023",
         reduce=_BY_MAGNITUDE, rounds=4, needs="torch_pruning"),
-    PruningMethod(name="taylor", source="Molchanov et al. 2019", reduce=_by_gradients),
-    PruningMethod(name="neuron pruning", source="Srinivas and Babu 2015",
+    Method(name="taylor", source="Molchanov et al. 2019", reduce=_by_gradients),
+    Method(name="neuron pruning", source="Srinivas and Babu 2015",
         reduce=partial(_by_weights, reduce=reduce_by_merging)),
-    PruningMethod(name="svd", source="Denton et al. 2014",
+    Method(name="svd", source="Denton et al. 2014",
         reduce=partial(_by_weights, reduce=reduce_by_svd), strengths=RATE_FACTORS),
-    FromScratchMethod(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood,
+    Method(name="fastfood", source="Yang et al. 2014", begin=_begin_fastfood,
         is_dense=False),
-    FromScratchMethod(name="even widths from scratch", source="a control", begin=_narrow_evenly),
+    Method(name="even widths from scratch", source="a control", begin=_narrow_evenly),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Who is first at each budget, and by how much: checks and tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.baselines.budget import BUDGET_TOLERANCE, BudgetError, is_within
@@ -11,7 +11,6 @@ from archlearn_paper.comparison.methods import (
     OURS,
     SCRATCH,
     Method,
-    PruningMethod,
 )
 from archlearn_paper.experiment import (
     Check,
@@ -29,7 +28,7 @@ from archlearn_paper.statistics import (
     pair_by_seed,
     paired_p_value,
 )
-from archlearn_paper.tables import NOTHING, write_counts, write_spread
+from archlearn_paper.tables import NOTHING, Column, counts_in, make_table, write_spread
 
 LARGE = "large network"
 UNTUNED = "svd, not fine-tuned"
@@ -88,7 +87,7 @@ class MethodRanking:
         starts = _spent([groups[name] for name in groups if name.startswith(f"{method}, strength")])
         rounds = f"{name_result(method, budget)}, round"
         before = _spent([groups[name] for name in groups if name.startswith(rounds)])
-        if any(isinstance(c, PruningMethod) and c.name == method for c in self._methods):
+        if any(c.is_pruning and c.name == method for c in self._methods):
             before += _spent([groups.get(LARGE, [])])
         # Of the first parts at several strengths one belongs to each run; rounds all do.
         first = sum(starts) / max(1, len(starts))
@@ -108,7 +107,7 @@ class MethodRanking:
             first = f"{each.name}, strength"
             tried = [row for row in rows if row.seed == CALIBRATION_SEED]
             spent = [row for row in tried if row.row.startswith(first)]
-            if spent and isinstance(each, PruningMethod):
+            if spent and each.is_pruning:
                 spent += [row for row in tried if row.row == LARGE]
             found[each.name] = {"runs": len(spent), "epochs": sum(row.epochs for row in spent)}
         return found
@@ -137,49 +136,40 @@ class MethodRanking:
 
     def tabulate(self, derived: Derived) -> list[ResultTable]:
         """Return accuracies by method and budget, and what each method took."""
-        results = derived["results"]
-        methods = [method for method in self._names if results.get(method)]
-        columns = ("method", *(f"{budget:,} parameters" for budget in self._budgets))
-        rows = tuple(
-            (method, *(_write(results[method].get(str(b)), derived, str(b)) for b in self._budgets))
-            for method in methods
-        )
-        accuracies = ResultTable(
-            columns=columns,
-            rows=rows,
-            title="Test accuracy, %. Bold: the highest mean; whether it is ahead is told below. A "
-            "dash: the method cannot reach the budget.",
-        )
-        return [accuracies, self._tabulate_costs(derived, methods)]
+        results, sources = derived["results"], {each.name: each.source for each in self._methods}
 
-    def _tabulate_costs(self, derived: Derived, methods: Sequence[str]) -> ResultTable:
-        sources = {each.name: each.source for each in self._methods}
-        rows: list[tuple[str, ...]] = []
-        for method in methods:
-            numbers = derived["results"][method]
-            any_budget = next(iter(numbers.values()))
-            search = derived["search"].get(method, {"runs": 0})
-            rows.append(
-                (
-                    method,
-                    sources.get(method, NOTHING),
-                    "yes" if any_budget["is_dense"] else "no",
-                    "; ".join(write_counts(n["parameters"]) for n in numbers.values()),
-                    "; ".join(f"{n['seconds']:.0f}" for n in numbers.values()),
-                    f"{search['runs']} runs, {search['epochs']:,} epochs"
-                    if search["runs"]
-                    else NOTHING,
-                )
-            )
-        columns = (
-            "method",
-            "from",
-            "dense plain model",
-            "parameters at each budget",
-            "seconds of training, side by side with others",
-            "search for its strength, for all seeds together",
+        def write(budget: str) -> Callable[[str], str]:
+            return lambda method: _write(results[method].get(budget), derived, budget)
+
+        def search(method: str) -> str:
+            spent = derived["search"].get(method, {"runs": 0})
+            runs = f"{spent['runs']} runs, {spent.get('epochs', 0):,} epochs"
+            return runs if spent["runs"] else NOTHING
+
+        def each(form: Callable[[Any], str]) -> Callable[[str], str]:
+            return lambda method: "; ".join(form(found) for found in results[method].values())
+
+        accuracies: list[Column] = [
+            ("method", str),
+            *((f"{budget:,} parameters", write(str(budget))) for budget in self._budgets),
+        ]
+        costs: list[Column] = [
+            ("method", str),
+            ("from", lambda method: sources.get(method, NOTHING)),
+            (
+                "dense plain model",
+                lambda m: "yes" if next(iter(results[m].values()))["is_dense"] else "no",
+            ),
+            ("parameters at each budget", each(counts_in("parameters"))),
+            ("seconds of training, side by side with others", each("{seconds:.0f}".format_map)),
+            ("search for its strength, for all seeds together", search),
+        ]
+        title = (
+            "Test accuracy, %. Bold: the highest mean; whether it is ahead is told below. A dash: "
+            "the method cannot reach the budget."
         )
-        return ResultTable(columns=columns, rows=tuple(rows))
+        methods = [method for method in self._names if results.get(method)]
+        return [make_table(methods, accuracies, title), make_table(methods, costs)]
 
 
 def _spent(groups: Sequence[Sequence[Row]]) -> list[float]:

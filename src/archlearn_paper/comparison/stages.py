@@ -11,7 +11,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -29,12 +28,8 @@ from archlearn_paper.comparison.methods import (
     L0,
     OURS,
     SCRATCH,
-    BudgetMethod,
     ComparisonSetup,
-    FromScratchMethod,
-    LearningMethod,
     Method,
-    PruningMethod,
     Reduce,
     choose_strength,
     count_l0_left,
@@ -43,10 +38,8 @@ from archlearn_paper.comparison.methods import (
 )
 from archlearn_paper.comparison.ranking import LARGE, UNTUNED, name_result
 from archlearn_paper.experiment import (
-    Evaluation,
     FinishedRun,
     Run,
-    RunTask,
     Scale,
     Stage,
     group,
@@ -97,48 +90,55 @@ class Step:
 def list_steps(setup: ComparisonSetup, attempt: Attempt) -> Generator[Step, FinishedRun]:
     """Yield the runs of an attempt; each is sent back when it has finished."""
     method, seed = attempt.method, attempt.seed
-    if isinstance(method, BudgetMethod):
-        settings = setup.to_budget(seed, attempt.budget, attempt.strength)
-        yield Step(Run(row=attempt.row, settings=settings, finish_compact=True))
-    elif isinstance(method, FromScratchMethod):
-        run = Run(row=attempt.row, settings=setup.plain(seed, setup.scale.epochs))
-        yield Step(run, partial(method.begin, setup, seed, attempt.budget))
-    elif isinstance(method, LearningMethod | PruningMethod):
-        settings = setup.plain(seed, setup.first_epochs)
-        if isinstance(method, LearningMethod):
-            row, make = name_first(method, attempt.strength), partial(_begin, setup, attempt)
-            finished = yield Step(Run(row=row, settings=settings), make, in_worker=False)
+    if method.reduce is None:
+        if method.begin is None:
+            settings = setup.to_budget(seed, attempt.budget, attempt.strength)
+            yield Step(Run(row=attempt.row, settings=settings, finish_compact=True))
         else:
-            finished = yield Step(Run(row=LARGE, settings=settings))
-        n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
-        for number in range(n_rounds):
-            finished = yield _prune(setup, attempt, finished, number, n_rounds)
-
-
-def _begin(setup: ComparisonSetup, attempt: Attempt) -> nn.Module:
-    assert isinstance(attempt.method, LearningMethod)
-    with naming(attempt.method.name):
-        return attempt.method.begin(setup, attempt.seed, attempt.strength)
-
-
-def _prune(
-    setup: ComparisonSetup, attempt: Attempt, finished: FinishedRun, number: int, n_rounds: int
-) -> Step:
-    """Return the training that follows one round of pruning; rounds share the epochs evenly."""
-    method = attempt.method
-    if isinstance(method, PruningMethod):
-        reduce, factor = method.reduce, attempt.strength
+            run = Run(row=attempt.row, settings=setup.plain(seed, setup.scale.epochs))
+            yield Step(run, partial(method.begin, setup, seed, attempt.budget))
+        return
+    settings = setup.plain(seed, setup.first_epochs)
+    if method.begin is None:
+        finished = yield Step(Run(row=LARGE, settings=settings))
     else:
-        assert isinstance(method, LearningMethod)
-        reduce, factor = (method.again if number and method.again else method.reduce), 1.0
-    # The network of a first part that learns has more numbers than the large one.
-    whole = finished.row.parameters
-    target = round(whole * (attempt.budget / whole) ** (1 / (n_rounds - number)))
-    ends = [setup.last_epochs * done // n_rounds for done in (number, number + 1)]
-    settings = setup.plain(attempt.seed, ends[1] - ends[0], factor)
-    row = attempt.row if number == n_rounds - 1 else f"{attempt.row}, round {number + 1}"
-    make = partial(_reduce, method.name, reduce, setup, finished, target)
-    return Step(Run(row=row, settings=settings), make)
+        make = partial(_make, method.name, method.begin, setup, seed, attempt.strength)
+        run = Run(row=name_first(method, attempt.strength), settings=settings)
+        finished = yield Step(run, make, in_worker=False)
+    n_rounds = 1 if attempt.is_trial else min(method.rounds, setup.last_epochs)
+    # Rounds share the epochs evenly.
+    ends = [setup.last_epochs * done // n_rounds for done in range(n_rounds + 1)]
+    for number in range(n_rounds):
+        reduce = method.again if number and method.again else method.reduce
+        # The network of a first part that learns has more numbers than the large one.
+        whole = finished.row.parameters
+        target = round(whole * (attempt.budget / whole) ** (1 / (n_rounds - number)))
+        factor = attempt.strength if method.is_pruning else 1.0
+        settings = setup.plain(seed, ends[number + 1] - ends[number], factor)
+        row = attempt.row if number == n_rounds - 1 else f"{attempt.row}, round {number + 1}"
+        make = partial(_make, method.name, _reduce, reduce, setup, finished, target)
+        finished = yield Step(Run(row=row, settings=settings), make)
+
+
+def _reduce(
+    reduce: Reduce, setup: ComparisonSetup, finished: FinishedRun, budget: int
+) -> nn.Module:
+    return reduce(setup, finished.load_model(), budget)
+
+
+def _make(method: str, function: Callable[..., nn.Module], *arguments: object) -> nn.Module:
+    """Call what makes a network; say which method it is that cannot be used with it.
+
+    A budget out of reach is another matter, and passes as it is.
+    """
+    try:
+        return function(*arguments)
+    except BudgetError:
+        raise
+    except InputError as error:
+        raise InputError(
+            f"{method} cannot be used with this network: {error}; or name the others with --methods"
+        ) from error
 
 
 def find_step(
@@ -156,22 +156,6 @@ def find_step(
     except StopIteration:
         return None
     return step
-
-
-@contextmanager
-def naming(method: str) -> Generator[None]:
-    """Say which method it is that cannot be used with a network.
-
-    A budget out of reach is another matter, and passes as it is.
-    """
-    try:
-        yield
-    except BudgetError:
-        raise
-    except InputError as error:
-        raise InputError(
-            f"{method} cannot be used with this network: {error}; or name the others with --methods"
-        ) from error
 
 
 def start_runs(steps: Sequence[Step]) -> list[Run]:
@@ -225,13 +209,6 @@ def _use_one_cpu() -> None:
     torch.set_num_threads(1)
 
 
-def _reduce(
-    method: str, reduce: Reduce, setup: ComparisonSetup, finished: FinishedRun, budget: int
-) -> nn.Module:
-    with naming(method):
-        return reduce(setup, finished.load_model(), budget)
-
-
 class ComparisonStages:
     """Turns methods into stages of runs."""
 
@@ -241,8 +218,7 @@ class ComparisonStages:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return all stages, each from a scale and what is done so far."""
-        in_rounds = (m for m in self._methods if isinstance(m, LearningMethod | PruningMethod))
-        numbers = range(1 + max([each.rounds for each in in_rounds], default=1))
+        numbers = range(1 + max(each.rounds for each in self._methods))
         return (
             *(partial(self._try_strengths, number=number) for number in (0, 1)),
             *(partial(self._compare, number=number) for number in numbers),
@@ -262,7 +238,7 @@ class ComparisonStages:
 
     def _try_strengths(
         self, scale: Scale, done: Sequence[FinishedRun], *, number: int
-    ) -> list[RunTask]:
+    ) -> list[Run]:
         """Return runs at every strength and budget, on the calibration seed."""
         setup = self._setup(scale).calibration()
         attempts = [
@@ -273,7 +249,7 @@ class ComparisonStages:
         ]
         return self._advance(setup, attempts, done, number)
 
-    def _compare(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
+    def _compare(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[Run]:
         """Return runs of all methods at the strengths that were best, for all seeds."""
         setup, rows = self._setup(scale), [finished.row for finished in done]
         attempts = [
@@ -284,7 +260,7 @@ class ComparisonStages:
         ]
         return self._advance(setup, attempts, done, number)
 
-    def _repeat(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
+    def _repeat(self, scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[Run]:
         """Return runs of the first methods at each budget, with more seeds; none if quick."""
         if scale.points is not None:
             return []
@@ -304,7 +280,7 @@ class ComparisonStages:
         attempts: Sequence[Attempt],
         done: Sequence[FinishedRun],
         number: int,
-    ) -> list[RunTask]:
+    ) -> list[Run]:
         """Return the runs of attempts behind so many others, each once.
 
         Those of equal length are next to each other: side by side, none waits for another.
@@ -317,14 +293,17 @@ class ComparisonStages:
             [*runs, *self._untuned(setup, runs)], key=lambda work: work.settings.epochs or 0
         )
 
-    def _untuned(self, setup: ComparisonSetup, runs: Sequence[Run]) -> list[RunTask]:
+    def _untuned(self, setup: ComparisonSetup, runs: Sequence[Run]) -> list[Run]:
         """Return the networks of SVD as they are before they are trained on."""
         rows = {
             name_result("svd", budget): name_result(UNTUNED, budget) for budget in self._budgets
         }
         return [
-            Evaluation(
-                row=rows[run.row], settings=setup.plain(run.settings.seed, 1), network=run.network
+            Run(
+                row=rows[run.row],
+                settings=setup.plain(run.settings.seed, 1),
+                network=run.network,
+                is_trained=False,
             )
             for run in runs
             if run.row in rows and run.network is not None
@@ -341,9 +320,9 @@ class ComparisonStages:
         names = sorted(means, key=lambda name: -means[name])[:N_FIRST]
         return [each for each in self._methods if each.name in names]
 
-    def _from_scratch(self, scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+    def _from_scratch(self, scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
         """Return the architectures that ours learnt, with fresh weights."""
-        setup, works = self._setup(scale), list[RunTask]()
+        setup, works = self._setup(scale), list[Run]()
         rows = {name_result(OURS, budget): budget for budget in self._budgets}
         for finished in done:
             budget, seed = rows.get(finished.row.row), finished.row.seed

@@ -12,7 +12,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     check_at_least,
     group,
@@ -20,7 +19,14 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiments.table_1 import compare_by_seed
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
-from archlearn_paper.tables import NOTHING, write_counts, write_spread
+from archlearn_paper.tables import (
+    NOTHING,
+    Column,
+    counts_in,
+    make_table,
+    names_in,
+    spread_in,
+)
 
 _MODELS = ("lenet", "mlp:300-100")
 _EPOCHS = 30
@@ -51,8 +57,7 @@ def name_change(model: str, change: str) -> str:
     return f"{model}: {change}"
 
 
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return one run for each network, change and seed."""
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     scale = scale.shorten(_EPOCHS, 3)
     changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
     return [
@@ -75,7 +80,6 @@ def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettin
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return each row, and by how much it differs from the recipe, seed by seed."""
     groups, changes = group(rows), list[dict[str, Any]]()
     for model in _MODELS:
         base = groups.get(name_change(model, BASE), [])
@@ -95,7 +99,6 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether the strengths do what the paper says of them."""
     return [
         check_at_least(
             f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
@@ -110,40 +113,26 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's contrasts of strengths, and then all that is not one of them."""
     changes = derived["changes"]
     contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
     others = [found for found in changes if found["change"] not in _KEEPS_MORE]
-    return [
-        _tabulate_changes("The strengths, as the paper contrasts them.", contrasts),
-        _tabulate_changes("Everything else, one thing at a time.", others),
-    ]
-
-
-def _tabulate_changes(title: str, changes: Sequence[Mapping[str, Any]]) -> ResultTable:
-    rows = tuple(
+    neurons, points = spread_in("more_neurons", 1, error=True), spread_in("points", error=True)
+    columns: list[Column] = [
+        ("network", "{model}"),
+        ("changed", "{change}"),
+        ("architectures", names_in("architectures")),
+        ("parameters", counts_in("parameters")),
+        ("accuracy %", spread_in("accuracy")),
         (
-            found["model"],
-            found["change"],
-            ", ".join(found["architectures"]),
-            write_counts(found["parameters"]),
-            write_spread(found["accuracy"]),
-            *_write_differences(found),
-        )
-        for found in changes
-    )
-    columns = (
-        "network", "changed", "architectures", "parameters", "accuracy %",
-        "neurons more than the recipe, seed by seed", "points above it",
-    )  # fmt: skip
-    return ResultTable(columns=columns, rows=rows, title=title)
-
-
-def _write_differences(found: Mapping[str, Any]) -> tuple[str, str]:
-    if found["change"] == BASE:
-        return NOTHING, NOTHING
-    neurons = write_spread(found["more_neurons"], 1, error=True)
-    return neurons, write_spread(found["points"], error=True)
+            "neurons more than the recipe, seed by seed",
+            lambda found: NOTHING if found["change"] == BASE else neurons(found),
+        ),
+        ("points above it", lambda found: NOTHING if found["change"] == BASE else points(found)),
+    ]
+    return [
+        make_table(contrasts, columns, "The strengths, as the paper contrasts them."),
+        make_table(others, columns, "Everything else, one thing at a time."),
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from archlearn_paper.experiment import (
@@ -13,13 +13,12 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     group,
 )
 from archlearn_paper.recipes import choose_gate_rate, learn_architecture
 from archlearn_paper.statistics import correlate_ranks, measure_spread
-from archlearn_paper.tables import write_counts
+from archlearn_paper.tables import Column, make_table, write_counts
 
 WIDTH_COSTS = (2e-4, 4e-4, 8e-4)
 """Lambda 3."""
@@ -42,7 +41,7 @@ def name_pair(cost: float, binarise: float) -> str:
     return f"λ3 {cost:g}, λ1 {binarise:g}"
 
 
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return one run for each pair of strengths and seed; of a quick version the middle cross."""
     scale = scale.shorten(_EPOCHS)
     rate = choose_gate_rate(scale, WIDTH_COSTS[1], _FREEZE_FOR)
@@ -62,7 +61,6 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return curves, final widths and when they settled, for each pair and each strength."""
     groups, pairs = group(rows), list[dict[str, Any]]()
     for cost, binarise in itertools.product(WIDTH_COSTS, BINARISING):
         members = groups.get(name_pair(cost, binarise))
@@ -130,7 +128,6 @@ def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what figure 3a must show."""
     return [
         _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
         _check_falling(
@@ -176,22 +173,20 @@ def check_ranks(what: str, found: Mapping[str, Any]) -> Check:
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return the final widths and when they settled; the paper has them as a figure only."""
-    columns = {
-        "finals": "neurons of layer 3 at the end",
-        "last_changes": "last change at step",
-        "decided": "gates binary at step",
-        "last_layer_changes": "last change of layer 3",
-        "settled": "layer 3 near its end at step",
-    }
-    rows = tuple(
-        (
-            f"{pair['cost']:g}",
-            f"{pair['binarise']:g}",
-            *(write_counts(measure_spread(pair[number])) for number in columns),
-        )
-        for pair in derived["pairs"]
-    )
-    return [ResultTable(columns=("λ3", "λ1", *columns.values()), rows=rows)]
+
+    def counts(number: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda pair: write_counts(measure_spread(pair[number]))
+
+    columns: list[Column] = [
+        ("λ3", "{cost:g}"),
+        ("λ1", "{binarise:g}"),
+        ("neurons of layer 3 at the end", counts("finals")),
+        ("last change at step", counts("last_changes")),
+        ("gates binary at step", counts("decided")),
+        ("last change of layer 3", counts("last_layer_changes")),
+        ("layer 3 near its end at step", counts("settled")),
+    ]
+    return [make_table(derived["pairs"], columns)]
 
 
 EXPERIMENT = Experiment(

@@ -17,14 +17,13 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     group,
     spread_of,
 )
 from archlearn_paper.recipes import MNIST_TRAIN, learn_architecture, train_plainly
 from archlearn_paper.statistics import correlate_ranks
-from archlearn_paper.tables import NOTHING, write_counts, write_spread
+from archlearn_paper.tables import Column, counts_in, make_table, spread_in
 
 _COST, _FREEZE_FOR = 3e-4, 0.3
 """Like AL2."""
@@ -63,9 +62,8 @@ def name_control(n_examples: int) -> str:
     return f"{_name_classes(_CLASSES[-1])}, {n_examples:,} examples"
 
 
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return the runs that learn, by classes and by examples, and those of the network given."""
-    works: list[RunTask] = []
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
+    works: list[Run] = []
     part = _with_examples(scale, _EXAMPLES)
     for n_classes in scale.pick(_CLASSES):
         row = _name_classes(n_classes)
@@ -95,7 +93,6 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return neurons and errors by number of classes, and how their ranks correlate."""
     groups = group(rows)
     found = [n for n in _CLASSES if _name_classes(n) in groups]
     classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
@@ -128,7 +125,6 @@ def _describe(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what figure 3b must show."""
     return [
         _check_rank(derived, "neurons", "neurons of all layers"),
         _check_rank(derived, "third_layer", "neurons of the third layer"),
@@ -170,30 +166,27 @@ def _check_control(derived: Derived) -> Check:
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
     """Return neurons and errors by number of classes; the paper has them as a figure only."""
-    columns = (
-        "classes", "train examples", "neurons", "of the third layer", "parameters", "error %",
-        f"train loss of {_GIVEN_MODEL}",
-    )  # fmt: skip
     rows = [
-        (n, *_write_row(numbers), write_spread(derived["given"][n], 4))
+        {"classes": n, "given": derived["given"][n], **numbers}
         for n, numbers in derived["classes"].items()
     ]
     rows += [
-        (str(_CLASSES[-1]), *_write_row(numbers), NOTHING)
+        {"classes": _CLASSES[-1], "given": None, **numbers}
         for numbers in derived["examples"].values()
     ]
-    return [ResultTable(columns=columns, rows=tuple(rows))]
-
-
-def _write_row(numbers: dict[str, Any]) -> tuple[str, ...]:
-    limit = numbers["limit"]
-    return (
-        "all of these classes" if limit is None else f"{limit:,}",
-        write_counts(numbers["neurons"]),
-        write_counts(numbers["third_layer"]),
-        write_counts(numbers["parameters"]),
-        write_spread(numbers["error"]),
-    )
+    columns: list[Column] = [
+        ("classes", "{classes}"),
+        (
+            "train examples",
+            lambda row: f"{row['limit']:,}" if row["limit"] else "all of these classes",
+        ),
+        ("neurons", counts_in("neurons")),
+        ("of the third layer", counts_in("third_layer")),
+        ("parameters", counts_in("parameters")),
+        ("error %", spread_in("error")),
+        (f"train loss of {_GIVEN_MODEL}", spread_in("given", 4)),
+    ]
+    return [make_table(rows, columns)]
 
 
 EXPERIMENT = Experiment(

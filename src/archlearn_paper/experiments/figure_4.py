@@ -12,7 +12,7 @@ improvement; here in the logarithm of the widths.
 import functools
 import importlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -26,12 +26,11 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
 )
 from archlearn_paper.recipes import learn_architecture, train_plainly
 from archlearn_paper.statistics import measure_spread
-from archlearn_paper.tables import write_spread
+from archlearn_paper.tables import Column, make_table, write_spread
 
 _WIDTHS = {"conv1": 20, "conv2": 50, "fc1": 500}
 _PRICES = (1e-5, 1e-4, 1e-3)
@@ -133,8 +132,7 @@ def _choose_panels(scale: Scale) -> list[Panel]:
     return [panel for panel in PANELS if panel.price in prices]
 
 
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return the runs that learn the widths, for each panel and seed."""
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     short = _shorten(scale)
     return [
         Run(
@@ -154,12 +152,12 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     ]
 
 
-def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[RunTask]:
+def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[Run]:
     """Return the next training of every search; all searches go on side by side."""
     if number >= (_N_QUICK if scale.points else N_TRAININGS):
         return []
     _warm_up()
-    short, rows, works = _shorten(scale), [finished.row for finished in done], list[RunTask]()
+    short, rows, works = _shorten(scale), [finished.row for finished in done], list[Run]()
     for panel in _choose_panels(scale):
         for seed in short.seeds:
             before = panel.find_trainings(rows, seed)
@@ -175,7 +173,6 @@ def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[R
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return, for each panel and seed, the best objective over trainings and over seconds."""
     panels: dict[str, Any] = {}
     for panel in PANELS:
         seeds = [row.seed for row in rows if row.row == panel.row()]
@@ -209,7 +206,6 @@ def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return how many trainings the search needs to match one that learns."""
     return [
         Check(
             what=f"trainings to match one run, ({key}) {panel['words']}",
@@ -230,31 +226,32 @@ def _write_count(curve: Mapping[str, Any]) -> str:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return both ways side by side for each panel."""
-    rows: list[tuple[str, ...]] = []
-    for key, panel in derived["panels"].items():
-        curves = panel["curves"]
-        learnt = [curve["learnt"] for curve in curves]
-        rows.append(
-            (
-                f"({key}) {panel['words']}",
-                ", ".join(one["architecture"] for one in learnt),
-                _spread([one["objective"] for one in learnt]),
-                _spread([one["seconds"] for one in learnt], 1),
-                _spread([curve["best"][-1] for curve in curves if curve["best"]]),
-                _spread([curve["seconds"][-1] for curve in curves if curve["best"]], 1),
-                ", ".join(_write_count(curve) for curve in curves),
-            )
-        )
-    columns = (
-        "widths", "learnt in one run", "its objective", "seconds", "best of the search",
-        "seconds of the search, its own time included", "trainings to match, by seed",
-    )  # fmt: skip
-    return [ResultTable(columns=columns, rows=tuple(rows))]
 
+    def spread(values: Sequence[float], digits: int = 4) -> str:
+        return write_spread(measure_spread(values) if values else None, digits)
 
-def _spread(values: Sequence[float], digits: int = 4) -> str:
-    return write_spread(measure_spread(values) if values else None, digits)
+    def learnt(entry: str, digits: int = 4) -> Callable[[Mapping[str, Any]], str]:
+        return lambda panel: spread([c["learnt"][entry] for c in panel["curves"]], digits)
+
+    def searched(entry: str, digits: int = 4) -> Callable[[Mapping[str, Any]], str]:
+        return lambda panel: spread([c[entry][-1] for c in panel["curves"] if c["best"]], digits)
+
+    columns: list[Column] = [
+        ("widths", "({key}) {words}"),
+        (
+            "learnt in one run",
+            lambda panel: ", ".join(c["learnt"]["architecture"] for c in panel["curves"]),
+        ),
+        ("its objective", learnt("objective")),
+        ("seconds", learnt("seconds", 1)),
+        ("best of the search", searched("best")),
+        ("seconds of the search, its own time included", searched("seconds", 1)),
+        (
+            "trainings to match, by seed",
+            lambda panel: ", ".join(map(_write_count, panel["curves"])),
+        ),
+    ]
+    return [make_table([{"key": k, **panel} for k, panel in derived["panels"].items()], columns)]
 
 
 EXPERIMENT = Experiment(

@@ -11,7 +11,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     group,
     reaches,
@@ -19,7 +18,7 @@ from archlearn_paper.experiment import (
 )
 from archlearn_paper.experiments.table_1 import list_paper
 from archlearn_paper.recipes import PLAIN_RATE_OF_AN_EXAMPLE, learn_architecture
-from archlearn_paper.tables import NOTHING, write_counts, write_spread
+from archlearn_paper.tables import counts_in, make_table, names_in, spread_in
 
 _COSTS: Mapping[str, tuple[float, ...]] = {
     "neurons": (1.5e-4, 2.5e-4, 4e-4, 6e-4, 1e-3, 1.6e-3, 3e-3),
@@ -34,20 +33,16 @@ _CHANGED: Mapping[str, Mapping[str, Any]] = {
     "neurons, twice the rate": {"depth_share": 0.1, "rate": PLAIN_RATE_OF_AN_EXAMPLE},
 }
 """What each curve has besides, that is not the recipe's."""
+_ROW = "λ3 {cost:g} by {curve}"
 _GOOD = 99.3
 """The paper's baseline; the smallest network that is as good is looked for."""
 
 
-def _name_price(cost: float, curve: str) -> str:
-    """Return the name of the row of a price."""
-    return f"λ3 {cost:g} by {curve}"
-
-
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return one run for each cost, price and seed; widths and depth are learnt."""
     return [
         Run(
-            row=_name_price(cost, curve),
+            row=_ROW.format(cost=cost, curve=curve),
             settings=learn_architecture(scale, seed, cost, learn="all", **_CHANGED[curve]),
             finish_compact=True,
         )
@@ -58,11 +53,10 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the points, the paper's, and the smallest network that is good."""
     groups, points = group(rows), list[dict[str, Any]]()
     for price, costs in _COSTS.items():
         for cost in costs:
-            members = groups.get(_name_price(cost, price))
+            members = groups.get(_ROW.format(cost=cost, curve=price))
             if members:
                 runs = [[row.parameters, row.accuracy] for row in members]
                 points.append(
@@ -90,7 +84,6 @@ def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether every point of the paper is below the curve."""
     return [_check_point(point, derived["points"]) for point in derived["paper"]]
 
 
@@ -107,37 +100,26 @@ def _check_point(point: dict[str, Any], points: Sequence[dict[str, Any]]) -> Che
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return one row for each price."""
-    rows = tuple(
-        (
-            f"{point['cost']:g}",
-            point["price"],
-            ", ".join(point["architectures"]),
-            write_counts(point["parameters"]),
-            write_spread(point["accuracy"]),
-        )
-        for point in derived["points"]
+    points = make_table(
+        derived["points"],
+        [
+            ("λ3", "{cost:g}"),
+            ("price on", "{price}"),
+            ("architectures", names_in("architectures")),
+            ("parameters", counts_in("parameters")),
+            ("accuracy %", spread_in("accuracy")),
+        ],
     )
-    columns = ("λ3", "price on", "architectures", "parameters", "accuracy %")
-    return [
-        ResultTable(columns=columns, rows=rows),
-        _tabulate_smallest(derived["smallest_good_run"]),
-    ]
-
-
-def _tabulate_smallest(run: dict[str, Any] | None) -> ResultTable:
-    found = (
-        (NOTHING,) * 4
-        if run is None
-        else (
-            f"{run['row']}, seed {run['seed']}",
-            run["architecture"],
-            f"{run['parameters']:,}",
-            f"{run['accuracy']:.2f}",
-        )
+    smallest = make_table(
+        [derived["smallest_good_run"]],
+        [
+            (f"smallest single run at ≥ {_GOOD} %", "{row}, seed {seed}"),
+            ("architecture", "{architecture}"),
+            ("parameters", "{parameters:,}"),
+            ("accuracy %", "{accuracy:.2f}"),
+        ],
     )
-    columns = (f"smallest single run at ≥ {_GOOD} %", "architecture", "parameters", "accuracy %")
-    return ResultTable(columns=columns, rows=(found,))
+    return [points, smallest]
 
 
 EXPERIMENT = Experiment(

@@ -22,7 +22,7 @@ from archlearn_paper.experiment import (
     FinishedRun,
     ResultTable,
     Row,
-    RunTask,
+    Run,
     Scale,
     check_at_most,
     group,
@@ -30,7 +30,7 @@ from archlearn_paper.experiment import (
 from archlearn_paper.experiments import table_1
 from archlearn_paper.recipes import baseline
 from archlearn_paper.statistics import measure_spread
-from archlearn_paper.tables import write_spread
+from archlearn_paper.tables import make_table, spread_in
 
 _PROBE_SEED = 7
 _MOST_REMOVALS = 120
@@ -72,8 +72,7 @@ _LEARNT = tuple(table_1.LEARNT)
 _CONTROL = table_1.BASELINE
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
-    """Return the runs of table 1 that learn an architecture, and the baseline."""
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     runs, wanted = table_1.learn_table_1(scale, done), (_CONTROL, *scale.pick(_LEARNT))
     return [run for run in runs if run.row in wanted]
 
@@ -86,7 +85,6 @@ def _measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return shares of useful neurons, and gaps in loss and accuracy."""
     groups = group(rows)
     measured = [row for row in (*_LEARNT, _CONTROL) if row in groups]
     return {
@@ -128,7 +126,6 @@ def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, An
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what the properties must show."""
     removal = {row: numbers for row, numbers in derived["removal"].items() if row != _CONTROL}
     n = sum(of_row["n"] for of_row in removal.values())
     share = sum(of_row["n"] * of_row["share"] for of_row in removal.values()) / n
@@ -159,37 +156,32 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return removals and loss gaps by row."""
-    removals = tuple(
-        (
-            row,
-            f"{numbers['n']:,}",
-            f"{numbers['share']:.1%}",
-            f"{numbers['by_seed']['least']:.1%}–{numbers['by_seed']['most']:.1%}",
-            f"{numbers['median_rise']:.2g}",
-        )
-        for row, numbers in derived["removal"].items()
-    )
-    gaps = tuple(
-        (
-            row,
-            write_spread(numbers["learnt"], 4),
-            write_spread(numbers["scratch"], 4),
-            write_spread(numbers["gap"], 4),
-            write_spread(numbers["accuracy_gap"], 3),
-        )
-        for row, numbers in derived["gaps"].items()
+    removal, gaps = (
+        [{"row": row, **numbers} for row, numbers in derived[name].items()]
+        for name in ("removal", "gaps")
     )
     return [
-        ResultTable(
-            title="No neuron is redundant: the train loss without each single one.",
-            columns=("row", "neurons removed", "raise the loss", "by seed", "median rise"),
-            rows=removals,
+        make_table(
+            removal,
+            [
+                ("row", "{row}"),
+                ("neurons removed", "{n:,}"),
+                ("raise the loss", "{share:.1%}"),
+                ("by seed", "{by_seed[least]:.1%}–{by_seed[most]:.1%}"),
+                ("median rise", "{median_rise:.2g}"),
+            ],
+            "No neuron is redundant: the train loss without each single one.",
         ),
-        ResultTable(
-            title="Weights are as good as those of training the architecture afresh.",
-            columns=("row", "train loss, learnt", "from scratch", "gap", "gap in accuracy, points"),
-            rows=gaps,
+        make_table(
+            gaps,
+            [
+                ("row", "{row}"),
+                ("train loss, learnt", spread_in("learnt", 4)),
+                ("from scratch", spread_in("scratch", 4)),
+                ("gap", spread_in("gap", 4)),
+                ("gap in accuracy, points", spread_in("accuracy_gap", 3)),
+            ],
+            "Weights are as good as those of training the architecture afresh.",
         ),
     ]
 

@@ -16,7 +16,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     check_at_least,
     group,
@@ -42,7 +41,16 @@ from archlearn_paper.recipes import (
     train_plainly,
 )
 from archlearn_paper.statistics import measure_spread, pair_by_seed
-from archlearn_paper.tables import NOTHING, write_count, write_counts, write_number, write_spread
+from archlearn_paper.tables import (
+    NOTHING,
+    Column,
+    make_table,
+    names_in,
+    write_count,
+    write_counts,
+    write_number,
+    write_spread,
+)
 
 BASELINE = "baseline"
 NN, _FFW = " NN", " FFW"
@@ -155,7 +163,7 @@ def list_paper() -> list[dict[str, Any]]:
     ]
 
 
-def try_cost_powers(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def try_cost_powers(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return the runs on validation data by which the power of the cost is chosen."""
     aside = replace(scale, validation=scale.validation or VALIDATION)
     return [
@@ -180,7 +188,7 @@ def choose_cost_power(rows: Sequence[Row]) -> float:
     return max(tried, key=lambda power: tried[power])
 
 
-def learn_table_1(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def learn_table_1(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return the baseline and the runs that learn an architecture."""
     power = choose_cost_power([finished.row for finished in done])
     return [
@@ -200,7 +208,7 @@ def _learn(scale: Scale, line: Table1Row, seed: int, power: float) -> Run:
     return Run(row=line.row, settings=settings, finish_compact=True)
 
 
-def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return the NN column: every learnt architecture, trained from fresh weights."""
     return [
         Run(
@@ -218,9 +226,9 @@ def train_from_scratch(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTas
     ]
 
 
-def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return the FFW column: the learnt numbers are given, which neurons stay is learnt."""
-    works: list[RunTask] = []
+    works: list[Run] = []
     for finished in done:
         line = LEARNT.get(finished.row.row)
         if line is None or line.given is None:
@@ -237,7 +245,6 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the table states of each row, and how far AL is from its NN column."""
     groups = group(rows)
     return {
         "rows": {
@@ -283,7 +290,6 @@ def compare_by_seed(
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what table 1 must show."""
     summaries, checks = derived["rows"], list[Check]()
     for line in LINES:
         summary = summaries.get(line.row)
@@ -328,52 +334,45 @@ def _check_merged(row: str, architectures: Sequence[str]) -> Check:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it, all architectures, and what was chosen."""
-    summaries = derived["rows"]
+    summaries, choice = derived["rows"], derived["choice"]
     lines = [line for line in LINES if line.row in summaries]
-    columns = (
-        "row", "layers learnt", "paper: architecture", "parameters", "AL %", "NN %",
-        "ours: parameters", "AL %", "NN %", "FFW %",
-    )  # fmt: skip
-    rows = tuple(_tabulate_line(line, summaries) for line in lines)
-    learnt = tuple(
-        (line.row, summaries[line.row]["size"], ", ".join(summaries[line.row]["architectures"]))
-        for line in lines
-        if line.budget is not None
-    )
-    seeds = ResultTable(columns=("row", "size by", "architecture learnt, by seed"), rows=learnt)
-    return [ResultTable(columns=columns, rows=rows), seeds, _tabulate_choice(derived["choice"])]
 
+    def accuracy(row: str) -> str:
+        return write_spread(summaries.get(row, {}).get("accuracy"), error=True)
 
-def _tabulate_choice(choice: Mapping[str, Any]) -> ResultTable:
+    columns: list[Column] = [
+        ("row", lambda line: line.row),
+        ("layers learnt", lambda line: line.layers),
+        ("paper: architecture", lambda line: line.architecture),
+        ("parameters", lambda line: write_count(line.parameters)),
+        ("AL %", lambda line: write_number(line.accuracy)),
+        ("NN %", lambda line: write_number(line.scratch)),
+        ("ours: parameters", lambda line: write_counts(summaries[line.row]["parameters"])),
+        ("AL %", lambda line: accuracy(line.row) if line.budget else NOTHING),
+        ("NN %", lambda line: accuracy(line.row + NN if line.budget else line.row)),
+        ("FFW %", lambda line: accuracy(line.row + _FFW)),
+    ]
+    learnt = [{"row": line.row, **summaries[line.row]} for line in lines if line.budget]
+    sizes: list[Column] = [
+        ("row", "{row}"),
+        ("size by", "{size}"),
+        ("architecture learnt, by seed", names_in("architectures")),
+    ]
     n_runs = sum(spread["n"] for spread in choice.values())
-    seeds = ", ".join(map(str, CHOICE_SEEDS))
-    return ResultTable(
-        title=f"Search: {n_runs} runs at {_CHOICE_BUDGET:,} parameters with seeds of {seeds} chose "
-        "the power of the cost, the highest mean, for all rows.",
-        columns=("cost power", "validation accuracy %"),
-        rows=tuple((power, write_spread(spread)) for power, spread in choice.items()),
+    powers: list[Column] = [
+        ("cost power", lambda power: power),
+        ("validation accuracy %", lambda power: write_spread(choice[power])),
+    ]
+    search = (
+        f"Search: {n_runs} runs at {_CHOICE_BUDGET:,} parameters with seeds of "
+        f"{', '.join(map(str, CHOICE_SEEDS))} chose the power of the cost, the highest mean, for "
+        "all rows."
     )
-
-
-def _tabulate_line(line: Table1Row, summaries: Mapping[str, Any]) -> tuple[str, ...]:
-    own = summaries[line.row]
-    scratch, fixed = summaries.get(line.row + NN), summaries.get(line.row + _FFW)
-    accuracy = write_spread(own["accuracy"], error=True)
-    learnt = line.budget is not None
-    beside = write_spread(scratch["accuracy"] if scratch else None, error=True)
-    return (
-        line.row,
-        line.layers,
-        line.architecture,
-        write_count(line.parameters),
-        write_number(line.accuracy),
-        write_number(line.scratch),
-        write_counts(own["parameters"]),
-        accuracy if learnt else NOTHING,
-        beside if learnt else accuracy,
-        write_spread(fixed["accuracy"] if fixed else None, error=True),
-    )
+    return [
+        make_table(lines, columns),
+        make_table(learnt, sizes),
+        make_table(choice, powers, search),
+    ]
 
 
 EXPERIMENT = Experiment(

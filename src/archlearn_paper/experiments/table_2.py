@@ -8,13 +8,11 @@ from archlearn_paper.baselines.svd import factorise
 from archlearn_paper.experiment import (
     Check,
     Derived,
-    Evaluation,
     Experiment,
     FinishedRun,
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     group,
     reaches,
@@ -31,7 +29,14 @@ from archlearn_paper.experiments.table_1 import (
     try_cost_powers,
 )
 from archlearn_paper.recipes import baseline, fine_tune, learn_to_budget
-from archlearn_paper.tables import NOTHING, write_counts, write_number, write_spread
+from archlearn_paper.tables import (
+    NOTHING,
+    Column,
+    counts_in,
+    make_table,
+    spread_in,
+    write_number,
+)
 
 _LAYER = "fc1"
 TUNED = ", fine-tuned"
@@ -94,7 +99,7 @@ SVD_SIZES = (
 )
 
 
-def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return the baseline and all that learns an architecture; table 1 has some of it."""
     power = choose_cost_power([finished.row for finished in done])
     shared = {BASELINE, *(size.smaller for size in SVD_SIZES)}
@@ -112,9 +117,9 @@ def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
     return [*(run for run in learn_table_1(scale, done) if run.row in shared), *as_large]
 
 
-def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return every baseline with its third layer at each rank, as it is and fine-tuned."""
-    works: list[RunTask] = []
+    works: list[Run] = []
     for finished in done:
         if finished.row.row != BASELINE:
             continue
@@ -122,14 +127,13 @@ def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[RunT
         for size in SVD_SIZES:
             thin = factorise(network, {_LAYER: size.rank})
             settings = baseline(scale, seed)
-            works.append(Evaluation(row=size.svd_row, settings=settings, network=thin))
+            works.append(Run(row=size.svd_row, settings=settings, network=thin, is_trained=False))
             tuned = fine_tune(scale, seed)
             works.append(Run(row=size.svd_row + TUNED, settings=tuned, network=thin))
     return works
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the table states of each row, the paper's networks, and differences by seed."""
     paper = [
         {"row": row, "parameters": 1000 * thousands, "accuracy": accuracy}
         for row, (thousands, accuracy) in _list_paper().items()
@@ -157,7 +161,6 @@ def _list_paper() -> dict[str, tuple[float, float]]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether learning is above SVD, seed by seed, in no more parameters."""
     summaries, checks = derived["rows"], list[Check]()
     for compared in derived["gaps"]:
         ours, theirs, gap = compared["learnt"], compared["other"], compared["gap"]
@@ -174,26 +177,22 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it."""
-    summaries, paper = derived["rows"], _list_paper()
     order = [BASELINE]
     for size in SVD_SIZES:
         order += [size.svd_row, size.svd_row + TUNED, size.al_row, size.smaller]
-    rows = tuple(
-        (
-            row,
-            write_number(paper.get(row, (None, None))[0], 1),
-            write_number(paper.get(row, (None, None))[1]),
-            write_counts(summaries[row]["parameters"]),
-            write_spread(summaries[row]["accuracy"], error=True),
-            summaries[row]["size"] if row.startswith("AL") else NOTHING,
-        )
-        for row in order
-    )
-    columns = (
-        "row", "paper: parameters, k", "accuracy %", "ours: parameters", "accuracy %", "size by",
-    )  # fmt: skip
-    return [ResultTable(columns=columns, rows=rows)]
+    paper = _list_paper()
+    rows = [
+        {"row": row, "paper": paper.get(row, (None, None)), **derived["rows"][row]} for row in order
+    ]
+    columns: list[Column] = [
+        ("row", "{row}"),
+        ("paper: parameters, k", lambda row: write_number(row["paper"][0], 1)),
+        ("accuracy %", lambda row: write_number(row["paper"][1])),
+        ("ours: parameters", counts_in("parameters")),
+        ("accuracy %", spread_in("accuracy", error=True)),
+        ("size by", lambda row: row["size"] if row["row"].startswith("AL") else NOTHING),
+    ]
+    return [make_table(rows, columns)]
 
 
 EXPERIMENT = Experiment(

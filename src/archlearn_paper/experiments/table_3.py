@@ -17,7 +17,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     check_at_most,
     group,
@@ -25,13 +24,7 @@ from archlearn_paper.experiment import (
     summarise_rows,
 )
 from archlearn_paper.recipes import learn_architecture
-from archlearn_paper.tables import (
-    join_architectures,
-    write_count,
-    write_counts,
-    write_number,
-    write_spread,
-)
+from archlearn_paper.tables import Column, counts_in, make_table, spread_in
 
 _COST, _DEPTH_START = 2e-4, 0.45
 _CHANGED: Mapping[str, Any] = {
@@ -60,12 +53,7 @@ _DEAD = 50.0
 """A network whose accuracy is below this has died; a guess has 10."""
 
 
-def _name_depth(depth: int) -> str:
-    """Return the name of the row of an initial depth."""
-    return f"depth {depth}"
-
-
-def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return one run for each initial depth and seed; of a quick version the least depth only.
 
     Deeper networks do not begin to learn within the few steps that a quick version has.
@@ -75,7 +63,7 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     scale = replace(scale, epochs=2 * scale.epochs) if quick else scale.shorten(_EPOCHS)
     return [
         Run(
-            row=_name_depth(depth),
+            row=f"depth {depth}",
             settings=learn_architecture(
                 scale, seed, _COST, model=f"deep-lenet:{depth - _N_OTHER_LAYERS}", **_CHANGED
             ),
@@ -87,10 +75,9 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return final depths, errors and dead networks, by initial depth."""
     groups, depths = group(rows), dict[str, Any]()
     for depth in _PAPER:
-        members = groups.get(_name_depth(depth))
+        members = groups.get(f"depth {depth}")
         if members:
             depths[str(depth)] = {
                 **summarise_rows(members),
@@ -113,7 +100,6 @@ def _describe_start(row: Row) -> str:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what table 3 must show."""
     depths, median = derived["depths"], derived["median_depth"]
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
     dead = sum(of_depth["dead"] for of_depth in depths.values())
@@ -145,37 +131,20 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it."""
-    rows: list[tuple[str, ...]] = []
-    for depth, (final, architecture, error) in _PAPER.items():
-        ours = derived["depths"].get(str(depth))
-        if ours is None:
-            continue
-        rows.append(
-            (
-                str(depth),
-                write_count(final),
-                architecture,
-                write_number(error),
-                ours["start"],
-                ", ".join(map(str, ours["depths"])),
-                join_architectures(ours["architectures"]),
-                write_counts(ours["parameters"]),
-                write_spread(ours["error"], error=True),
-            )
-        )
-    columns = (
-        "initial depth",
-        "paper: final depth",
-        "architecture",
-        "error %",
-        "ours: layers start",
-        "final depth, by seed",
-        "architectures",
-        "parameters",
-        "error %",
-    )
-    return [ResultTable(columns=columns, rows=tuple(rows))]
+    paper = {str(each["depth"]): each for each in derived["paper"]}
+    rows = [{**numbers, "paper": paper[depth]} for depth, numbers in derived["depths"].items()]
+    columns: list[Column] = [
+        ("initial depth", "{paper[depth]}"),
+        ("paper: final depth", "{paper[final]}"),
+        ("architecture", lambda row: _PAPER[row["paper"]["depth"]][1]),
+        ("error %", "{paper[error]:.2f}"),
+        ("ours: layers start", "{start}"),
+        ("final depth, by seed", lambda row: ", ".join(map(str, row["depths"]))),
+        ("architectures", lambda row: ", ".join(dict.fromkeys(row["architectures"]))),
+        ("parameters", counts_in("parameters")),
+        ("error %", spread_in("error", error=True)),
+    ]
+    return [make_table(rows, columns)]
 
 
 EXPERIMENT = Experiment(

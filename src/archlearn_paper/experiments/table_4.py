@@ -39,7 +39,6 @@ from archlearn_paper.experiment import (
     ResultTable,
     Row,
     Run,
-    RunTask,
     Scale,
     check_at_most,
     summarise_rows,
@@ -47,10 +46,11 @@ from archlearn_paper.experiment import (
 from archlearn_paper.experiments.table_1 import compare_by_seed, describe_size
 from archlearn_paper.tables import (
     NOTHING,
-    join_architectures,
-    write_counts,
+    Column,
+    counts_in,
+    make_table,
+    spread_in,
     write_number,
-    write_spread,
 )
 
 _REFERENCE, _FURTHER, _ALL = "reference", "reference, trained further", "AL-all"
@@ -214,15 +214,15 @@ class RelaxDropout:
 
 def _choose_plan(scale: Scale) -> CaseStudy:
     """Return the plan for a scale; the data must be colour images of many classes."""
-    if scale.data.partition(":")[0] not in ("tiny-imagenet", "imagenet", "folder"):
+    if scale.data.partition(":")[0] not in ("tiny-imagenet", "folder"):
         raise SettingsError(
-            f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR, "
-            "imagenet:DIR or folder:DIR"
+            f"table-4 was asked for on {scale.data!r}; give images: --data tiny-imagenet:DIR "
+            "or folder:DIR"
         )
     return QUICK_STUDY if scale.name == "quick" else _FULL_STUDY
 
 
-def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
+def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
     """Return the reference of each seed."""
     epochs = _choose_plan(scale).epochs
     return [
@@ -231,12 +231,12 @@ def train_references(scale: Scale, _: Sequence[FinishedRun]) -> list[RunTask]:
     ]
 
 
-def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[RunTask]:
+def _compress(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
     """Return every method from the same reference, each for the same number of epochs.
 
     What must be shown comes first, lest the time run out.
     """
-    works: list[RunTask] = []
+    works: list[Run] = []
     for finished in done:
         network, seed = finished.load_model(), finished.row.seed
         works.append(Run(row=_FURTHER, settings=_further(scale, seed), network=network))
@@ -333,7 +333,6 @@ def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the tables state, one line a method, and how far each is from the reference."""
     chosen: dict[str, list[Row]] = {}
     for seed in dict.fromkeys(row.seed for row in rows):
         for name, row in choose_all([row for row in rows if row.seed == seed]).items():
@@ -388,7 +387,6 @@ def _method_of(row: Row) -> str:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether learnt networks are small, and near the reference trained as long."""
     checks: list[Check] = []
     if _REFERENCE in derived["lost"]:
         what = "the reference gains no more: points it gains by as many epochs as the methods have"
@@ -414,103 +412,74 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return tables 4 and 5, the times, and every candidate."""
     summaries = derived["rows"]
+    names = [*(r for r in _PAPER if r in summaries), *(r for r in summaries if r not in _PAPER)]
+    rows: list[dict[str, Any]] = [
+        {
+            "row": name,
+            "paper": _PAPER.get(name, Table4Row()),
+            "compressed": _compression(summaries, name),
+            "ratio": _ratio_of_multiply_adds(summaries, name),
+            **summaries[name],
+        }
+        for name in names
+    ]
+    times = [
+        row | {"device": device, "found": found}
+        for row in rows
+        for measured in row.get("measured", ())
+        for device, found in measured.get("forward", {}).items()
+    ]
     return [
-        _table_4(summaries),
-        _table_5(summaries),
-        _times(summaries),
-        _candidates(derived["tried"]),
+        make_table(rows, _TABLE_4, "Compression of CaffeNet (table 4)"),
+        make_table(
+            [row for row in rows if row["paper"].layers],
+            _TABLE_5,
+            "Architectures learnt (table 5)",
+        ),
+        make_table(times, _TIMES, "A forward pass, timed side by side with the reference"),
+        make_table(
+            derived["tried"],
+            _TRIED,
+            "All runs; of earlier ones at several prices one was chosen on the validation part",
+        ),
     ]
 
 
-def _table_4(summaries: Mapping[str, Any]) -> ResultTable:
-    columns = (
-        "method", "paper: parameters, M", "accuracy %", "compression %",
-        "ours: parameters", "accuracy %", "compression %", "multiply-adds %",
-    )  # fmt: skip
-    rows = tuple(
-        (
-            row,
-            write_number(line.parameters, 1),
-            write_number(line.accuracy),
-            write_number(line.compression, 0),
-            write_counts(summaries[row]["parameters"]),
-            write_spread(summaries[row]["accuracy"], error=True),
-            f"{_compression(summaries, row):.1f}",
-            f"{100 * _ratio_of_multiply_adds(summaries, row):.1f}",
-        )
-        for row, line in _list_rows(summaries).items()
-    )
-    return ResultTable(columns=columns, rows=rows, title="Compression of CaffeNet (table 4)")
-
-
-def _list_rows(summaries: Mapping[str, Any]) -> dict[str, Table4Row]:
-    """Return the rows that were made, the paper's first."""
-    names = [
-        *(row for row in _PAPER if row in summaries),
-        *(r for r in summaries if r not in _PAPER),
-    ]
-    return {name: _PAPER.get(name, Table4Row()) for name in names}
-
-
-def _table_5(summaries: Mapping[str, Any]) -> ResultTable:
-    rows = tuple(
-        (
-            row,
-            line.layers,
-            summaries[row]["size"],
-            line.architecture or NOTHING,
-            join_architectures(summaries[row]["architectures"]),
-        )
-        for row, line in _PAPER.items()
-        if line.layers and row in summaries
-    )
-    columns = ("method", "layers learnt", "size by", "paper: architecture", "ours: architecture")
-    return ResultTable(columns=columns, rows=rows, title="Architectures learnt (table 5)")
-
-
-def _times(summaries: Mapping[str, Any]) -> ResultTable:
-    rows: list[tuple[str, ...]] = []
-    for row in _list_rows(summaries):
-        for measured in summaries[row].get("measured", ()):
-            for device, found in measured.get("forward", {}).items():
-                rows.append(
-                    (
-                        row,
-                        f"{device}, batch {found['batch']}",
-                        f"{found['reference_ms']:.2f}",
-                        f"{found['own_ms']:.2f}",
-                        f"{found['ratio']:.2f}",
-                        f"{_ratio_of_multiply_adds(summaries, row):.2f}",
-                    )
-                )
-    columns = (
-        "method", "device", "reference, ms", "method, ms", "ratio of times",
-        "ratio of multiply-adds",
-    )  # fmt: skip
-    title = "A forward pass, timed side by side with the reference"
-    return ResultTable(columns=columns, rows=tuple(rows), title=title)
-
-
-def _candidates(tried: list[dict[str, Any]]) -> ResultTable:
-    rows = tuple(
-        (
-            found["row"],
-            str(found["seed"]),
-            found["architecture"],
-            f"{found['parameters']:,}",
-            f"{found['validation']:.2f}",
-            f"{found['accuracy']:.2f}",
-            "yes" if found["chosen"] else "",
-        )
-        for found in tried
-    )
-    columns = (
-        "run", "seed", "architecture", "parameters", "validation %", "test %", "chosen",
-    )  # fmt: skip
-    title = "All runs; of earlier ones at several prices one was chosen on the validation part"
-    return ResultTable(columns=columns, rows=rows, title=title)
+_TABLE_4: list[Column] = [
+    ("method", "{row}"),
+    ("paper: parameters, M", lambda row: write_number(row["paper"].parameters, 1)),
+    ("accuracy %", lambda row: write_number(row["paper"].accuracy)),
+    ("compression %", lambda row: write_number(row["paper"].compression, 0)),
+    ("ours: parameters", counts_in("parameters")),
+    ("accuracy %", spread_in("accuracy", error=True)),
+    ("compression %", "{compressed:.1f}"),
+    ("multiply-adds %", lambda row: f"{100 * row['ratio']:.1f}"),
+]
+_TABLE_5: list[Column] = [
+    ("method", "{row}"),
+    ("layers learnt", "{paper.layers}"),
+    ("size by", "{size}"),
+    ("paper: architecture", lambda row: row["paper"].architecture or NOTHING),
+    ("ours: architecture", lambda row: ", ".join(dict.fromkeys(row["architectures"]))),
+]
+_TIMES: list[Column] = [
+    ("method", "{row}"),
+    ("device", "{device}, batch {found[batch]}"),
+    ("reference, ms", "{found[reference_ms]:.2f}"),
+    ("method, ms", "{found[own_ms]:.2f}"),
+    ("ratio of times", "{found[ratio]:.2f}"),
+    ("ratio of multiply-adds", "{ratio:.2f}"),
+]
+_TRIED: list[Column] = [
+    ("run", "{row}"),
+    ("seed", "{seed}"),
+    ("architecture", "{architecture}"),
+    ("parameters", "{parameters:,}"),
+    ("validation %", "{validation:.2f}"),
+    ("test %", "{accuracy:.2f}"),
+    ("chosen", lambda run: "yes" if run["chosen"] else ""),
+]
 
 
 def _compression(summaries: Mapping[str, Any], row: str) -> float:

@@ -17,6 +17,7 @@ from archlearn.analysis.channel_labels import (
     pointwise,
     replaced,
     varying,
+    where_varying,
 )
 from archlearn.analysis.rule_api import OpCall, fixed_out, name_of, opaque
 from archlearn.errors import with_article
@@ -90,39 +91,6 @@ def mixed(step: OpCall) -> Any:
 COMBINING = (product, quotient, total, mixed)
 
 
-def lerp(step: OpCall) -> Any:
-    """`lerp(x, end, weight)` is zero where both ends are, whatever the weight."""
-
-    def state_rule(states: list[Tensor]) -> Tensor:
-        x, end, *_ = _by_name(step, states, ("input", "end", "weight"))
-        return _zero_where(_worst([x, end]), states)
-
-    return combine(step, state_rule)
-
-
-def plus_product(step: OpCall) -> Any:
-    """`addcmul(x, a, b)` and `addcdiv(x, a, b)`: zero where x is, and a times or over b."""
-
-    def state_rule(states: list[Tensor]) -> Tensor:
-        x, one, two = _by_name(step, states, ("input", "tensor1", "tensor2"))
-        added = _multiply([one, two]) if "addcmul" in step.name else _divide([one, two])
-        return _zero_where(_worst([x, added]), states)
-
-    return combine(step, state_rule)
-
-
-def _by_name(step: OpCall, states: list[Tensor], names: tuple[str, ...]) -> list[Tensor]:
-    """Return states in the order of a call's parameters, some of which may be given by name."""
-    known = dict(zip([*names[: len(step.args)], *step.kwargs], states, strict=True))
-    return [known[name] for name in names]
-
-
-def _zero_where(state: Tensor, states: list[Tensor]) -> Tensor:
-    """Return zero where a state is zero, and else what the worst of all allows."""
-    worst = torch.clamp(torch.maximum(_worst(states), state), min=CONSTANT)
-    return torch.where(state == ZERO, ZERO, worst)
-
-
 def where(step: OpCall) -> Any:
     """Elements of one tensor or another: zero where both are, and else not known."""
     of_mask = 0 if step.name == "where" and not isinstance(step.node.target, str) else 1
@@ -158,9 +126,7 @@ def new(step: OpCall) -> Any:
     shape = step.out.shape
     if not dims or any(shape[dim] != x.shape[dim] for dim in dims):
         return fixed_out(step.out)
-    ids = x.ids
-    for dim in set(range(ids.dim())) - set(dims):
-        ids = ids.narrow(dim, 0, min(1, ids.shape[dim]))
+    ids = where_varying(x.ids)
     if ids.numel() == 0:
         return fixed_out(step.out)
     state = {"new_zeros": ZERO, "new_ones": CONSTANT}.get(step.name, UNKNOWN)

@@ -12,6 +12,7 @@ from archlearn.analysis.channel_labels import (
     ZERO,
     Labels,
     along,
+    plane_along,
     replaced,
     varying,
 )
@@ -119,8 +120,7 @@ def unit_length(step: OpCall) -> Any:
 
 def _unit_length_of_heads(step: OpCall, dim: int, heads: int) -> Labels:
     """The same channel of each head is left out of the length of each; heads pass."""
-    cells = step.x.ids.movedim((heads, dim), (0, 1))
-    cells = cells[(slice(None), slice(None), *(0,) * (cells.dim() - 2))]
+    cells = plane_along(step.x.ids, (heads, dim))
     rows, columns = map(step.constraints.new_atoms, cells.shape)
     step.constraints.note_grid(cells, rows, columns)
     step.gate_read(dim, columns)

@@ -1,4 +1,4 @@
-"""`python -m archlearn.training FOLDER name=value ...`: a run without the command line's parts.
+"""`python -m benchmarks.single_run FOLDER name=value ...`: a run without cyclopts and rich.
 
 For machines that have torch and Lightning Fabric but neither cyclopts nor rich. Values are
 written as in TOML; a bare word counts as text. The summary is printed as JSON.
@@ -27,11 +27,11 @@ def parse_value(text: str) -> Any:
 def learn_by_words(words: list[str]) -> int:
     """Run and print the summary; return the exit code."""
     if not words or any("=" not in word for word in words[1:]):
-        sys.stderr.write("usage: python -m archlearn.training FOLDER name=value ...\n")
+        sys.stderr.write("usage: python -m benchmarks.single_run FOLDER name=value ...\n")
         return 2
     pairs = (word.partition("=") for word in words[1:])
     given = {name.replace("-", "_"): parse_value(value) for name, _, value in pairs}
-    command = " ".join(["python -m archlearn.training", *words])
+    command = " ".join(["python -m benchmarks.single_run", *words])
     try:
         settings = override(RunSettings(), given)
         audience = Audience(observer=SilentCallback(), command=command)
