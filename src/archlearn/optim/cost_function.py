@@ -214,13 +214,6 @@ class CostFunction:
     def __init__(
         self, model: nn.Module, choice: LearnableSites, latency: LatencyTable | None = None
     ) -> None:
-        """Take down what each gate touches.
-
-        Args:
-            model: The gated model.
-            choice: What is learnt in it.
-            latency: What its calls take, if that is asked for.
-        """
         self.names: tuple[str, ...] = COSTS if latency is None else (*COSTS, LATENCY)
         self.time_scale = 1.0
         self.n_depth, self.n_branches = len(choice.links), len(choice.branches)
@@ -278,9 +271,7 @@ class CostFunction:
     def extremes(self, least_widths: Tensor | None = None) -> tuple[Named, Named]:
         """Return the costs with all gates open, and those of the smallest network there can be.
 
-        Args:
-            least_widths: How many gates of each group must stay open; left out, one, or
-                two where a norm reads them.
+        Of each group `least_widths` stay open: one, or two where a norm reads them.
         """
         sizes = self.group.bincount()
         if least_widths is None:
