@@ -232,9 +232,8 @@ def check_at_least(
 ) -> Check:
     """Return whether a mean less one error of it reaches a bound; of one run nobody knows."""
     measured = write_with_error(found, "−", digits) + unit
-    return Check(
-        what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=reaches(found, bound)
-    )
+    met = reaches(found, bound)
+    return Check(what=what, measured=measured, bound=f"≥ {bound:g}{unit}", met=met)
 
 
 def check_at_most(

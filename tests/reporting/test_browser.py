@@ -67,7 +67,7 @@ def show(browser: Browser, page: Path, width: int = 1100, scheme: str = "light")
     browser.open(page)
 
 
-@pytest.mark.parametrize(("name", "n_figures"), [("one", 9), ("unfinished", 8), ("several", 4)])
+@pytest.mark.parametrize(("name", "n_figures"), [("one", 8), ("unfinished", 7), ("several", 4)])
 def test_every_figure_is_drawn_and_nothing_is_complained_of(
     browser: Browser, pages: dict[str, Path], name: str, n_figures: int
 ) -> None:

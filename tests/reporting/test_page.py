@@ -64,7 +64,7 @@ def test_a_finished_run_has_every_part(tmp_path: Path) -> None:
     story = replace(LENET, after={"conv1": 11, "fc1": 29, "fc2": 10}, merged=["conv2"])
     page = report([write_run(tmp_path / "a", story)])
     figures = {"architecture", "score", "loss", "widths", "depth", "size", "gap"}
-    assert figures | {"histogram", "history"} <= set(page.ids)
+    assert figures | {"gates"} <= set(page.ids)
     for words in (
         "lenet on mnist",
         "20-50-500-10 → 11-29-10",
@@ -106,7 +106,7 @@ def test_an_unfinished_run_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert f"archlearn learn --resume {tmp_path / 'a'}" in page.text
     assert "There is no certificate" in page.text
     assert "There is no compact model in the folder yet" in page.text
-    assert {"architecture", "score", "histogram"} <= set(page.ids)
+    assert {"architecture", "score", "gates"} <= set(page.ids)
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_of_one_epoch_has_a_page(tmp_path: Path) -> None:
         first = (folder / name).read_text().splitlines()[0]
         (folder / name).write_text(first + "\n")
     page = report([folder])
-    assert {"score", "gap", "histogram"} <= set(page.ids)
+    assert {"score", "gap", "gates"} <= set(page.ids)
 
 
 def test_a_run_that_learns_nothing_has_a_page(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_run_that_learns_nothing_has_a_page(tmp_path: Path) -> None:
     (folder / "gates.jsonl").write_text('{"epoch": 0, "width": {}, "depth": {}}\n')
     page = report([folder])
     assert "unchanged" in page.text
-    assert "histogram" not in page.ids
+    assert "gates" not in page.ids
 
 
 def test_perfect_and_hopeless_accuracies_can_be_drawn(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from archlearn.reporting.formatting import format_percent, format_short_count
 from archlearn.reporting.series import (
     GATE_THRESHOLD,
-    N_BINS,
     STRETCHED_FROM,
     AxisScale,
     FigureData,
@@ -331,31 +330,10 @@ _SHADE = (0.13, 0.53, 0.80)
 """A blue that shows on light and dark pages alike: an image cannot follow the page."""
 
 
-def draw_histogram(numbers: GateCounts) -> Figure:
-    """Draw the gates as they stand, the depth gates on top of the width gates."""
-    figure, axes = new_figure()
-    places = (np.arange(N_BINS) + 0.5) / N_BINS
-    bottom = np.zeros(N_BINS)
-    for counts, colour in ((numbers.width, SERIES[0]), (numbers.depth, SERIES[1])):
-        axes.bar(places, counts, 0.86 / N_BINS, bottom=bottom, color=colour.light)
-        bottom = bottom + np.array(counts)
-    axes.axvline(GATE_THRESHOLD, color=MUTED.light, linewidth=1, linestyle=(0, (3, 3)))
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.18 * max(1.0, float(bottom.max())))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    label_axes(axes, "value of the gate", "gates")
-    top = 1.1 * float(bottom.max() or 1)
-    dropped = numbers.n_width - numbers.kept
-    draw_text(axes, 0.48, top, f"{dropped:,} dropped", ha="right")
-    draw_text(axes, 0.52, top, f"{numbers.kept:,} kept")
-    return figure
-
-
 def draw_gate_history(numbers: tuple[GateCounts, ...]) -> Figure:
     """Draw how many width gates stood where after each epoch, the stronger the more."""
     figure, axes = new_figure()
-    counts = np.array([count.width for count in numbers], dtype=float).T
+    counts = np.array([count.bins for count in numbers], dtype=float).T
     shades = LinearSegmentedColormap.from_list("gates", [(*_SHADE, 0.08), (*_SHADE, 1.0)])
     first, last = numbers[0].epoch, numbers[-1].epoch
     axes.imshow(

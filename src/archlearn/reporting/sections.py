@@ -13,7 +13,6 @@ from archlearn.reporting.architecture_diagram import (
 from archlearn.reporting.figures import (
     FigureItem,
     draw_gate_history,
-    draw_histogram,
     draw_lines,
     draw_width_map,
     make_item,
@@ -93,7 +92,7 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
         ),
         "by_layer": _by_layer(run),
         "speed": _speed(run),
-        "progress": [item for item in _progress(run) if item is not None],
+        "progress": [item for item in (*_progress(run), _gates(run)) if item is not None],
         "epochs": TableItem(
             "Numbers by epoch",
             (
@@ -102,7 +101,6 @@ def describe_run(run: RunRecord) -> dict[str, Any]:
             ),
             [_epoch_row(run, epoch) for epoch in run.epochs],
         ),
-        "gates": list(_gates(run)),
         "certificate": _certificate(run.summary.get("certificate", {})),
         "plan": run.summary.get("plan", ""),
         "cut": bool(run.summary.get("shrinking")),
@@ -299,25 +297,21 @@ def _epoch_row(run: RunRecord, epoch: Epoch) -> tuple[str, ...]:
     )
 
 
-def _gates(run: RunRecord) -> Iterator[FigureItem]:
-    """Yield where the gates stand, and how they came there."""
+def _gates(run: RunRecord) -> FigureItem | None:
+    """Return where the width gates stood after each epoch."""
     counts = count_gates(read_json_lines(run.folder / GATES))
-    if not counts or not counts[-1].n_width + counts[-1].n_depth:
-        return
+    if not counts or not counts[-1].n_gates:
+        return None
     first, last = counts[0], counts[-1]
-    depth = f" (blue) and {last.n_depth:,} of depth (orange)" if last.n_depth else ""
-    words = (
-        f"{last.n_width:,} gates of width{depth} after epoch {last.epoch}; "
-        f"{last.undecided:,} undecided, between 0.1 and 0.9."
+    caption = (
+        "Each column is an epoch; gates below the dashed line drop their channel. At the end "
+        f"{last.undecided:,} of {last.n_gates:,} are undecided, between 0.1 and 0.9."
     )
-    yield make_item(draw_histogram(last), "histogram", "Histogram.", (words, words))
-    if len(counts) > 1 and last.n_width:
-        caption = "Each column is an epoch; gates below the dashed line drop their channel."
-        ends = (
-            f"Of {last.n_width:,} width gates, {first.kept:,} stood at one half or above after "
-            f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
-        )
-        yield make_item(draw_gate_history(counts), "history", "Movement.", (caption, ends))
+    ends = (
+        f"Of {last.n_gates:,} width gates, {first.kept:,} stood at one half or above after "
+        f"epoch {first.epoch}, and {last.kept:,} after epoch {last.epoch}."
+    )
+    return make_item(draw_gate_history(counts), "gates", "Width gates.", (caption, ends))
 
 
 def _certificate(certificate: JsonTable) -> dict[str, Any]:

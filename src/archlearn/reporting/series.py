@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archlearn.costs import COSTS, LATENCY
 from archlearn.reporting.run_reader import Epoch, JsonTable, RunRecord
@@ -18,26 +17,20 @@ N_BINS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateCounts:
-    """How many gates lie in each of `N_BINS` equal parts of 0 to 1, after one epoch.
+    """How many width gates lie in each of `N_BINS` equal parts of 0 to 1, after one epoch.
 
-    Of width gates `kept` are at one half or more; `undecided` ones are not near 0 or 1.
+    Of these `kept` are at one half or more; `undecided` ones are not near 0 or 1.
     """
 
     epoch: int
-    width: tuple[int, ...]
-    depth: tuple[int, ...]
+    bins: tuple[int, ...]
     kept: int
     undecided: int
 
     @property
-    def n_width(self) -> int:
+    def n_gates(self) -> int:
         """How many width gates there are."""
-        return sum(self.width)
-
-    @property
-    def n_depth(self) -> int:
-        """How many depth gates there are."""
-        return sum(self.depth)
+        return sum(self.bins)
 
 
 def count_gates(lines: Iterable[JsonTable]) -> tuple[GateCounts, ...]:
@@ -50,21 +43,14 @@ def count_gates(lines: Iterable[JsonTable]) -> tuple[GateCounts, ...]:
 
 
 def _count(line: JsonTable) -> GateCounts:
-    width = np.array([gate for gates in line["width"].values() for gate in gates], np.float64)
-    depth = np.array([*line["depth"].values()], np.float64)
-    both = np.concatenate([width, depth])
+    gates = np.array([gate for gates in line["width"].values() for gate in gates], np.float64)
+    bins, _ = np.histogram(np.clip(gates, 0, 1), bins=N_BINS, range=(0, 1))
     return GateCounts(
         epoch=line["epoch"],
-        width=_bin(width),
-        depth=_bin(depth),
-        kept=int((width >= GATE_THRESHOLD).sum()),
-        undecided=int((np.minimum(both, 1 - both) > DECIDED_WITHIN).sum()),
+        bins=tuple(int(count) for count in bins),
+        kept=int((gates >= GATE_THRESHOLD).sum()),
+        undecided=int((np.minimum(gates, 1 - gates) > DECIDED_WITHIN).sum()),
     )
-
-
-def _bin(gates: NDArray[np.float64]) -> tuple[int, ...]:
-    counts, _ = np.histogram(np.clip(gates, 0, 1), bins=N_BINS, range=(0, 1))
-    return tuple(int(count) for count in counts)
 
 
 AxisScale = Literal["share", "accuracy", "log", "linear", "count"]

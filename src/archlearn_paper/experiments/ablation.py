@@ -58,7 +58,6 @@ def name_change(model: str, change: str) -> str:
 
 
 def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
-    """Return one run for each network, change and seed."""
     scale = scale.shorten(_EPOCHS, 3)
     changes = [BASE, *scale.pick([name for name in CHANGES if name != BASE])]
     return [
@@ -81,7 +80,6 @@ def change_recipe(scale: Scale, seed: int, model: str, change: str) -> RunSettin
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return each row, and by how much it differs from the recipe, seed by seed."""
     groups, changes = group(rows), list[dict[str, Any]]()
     for model in _MODELS:
         base = groups.get(name_change(model, BASE), [])
@@ -101,7 +99,6 @@ def _derive(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether the strengths do what the paper says of them."""
     return [
         check_at_least(
             f"{found['model']}, {found['change']}: more neurons than the recipe, seed by seed",
@@ -116,7 +113,6 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's contrasts of strengths, and then all that is not one of them."""
     changes = derived["changes"]
     contrasts = [found for found in changes if found["change"] in (BASE, *_KEEPS_MORE)]
     others = [found for found in changes if found["change"] not in _KEEPS_MORE]

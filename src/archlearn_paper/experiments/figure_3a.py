@@ -61,7 +61,6 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return curves, final widths and when they settled, for each pair and each strength."""
     groups, pairs = group(rows), list[dict[str, Any]]()
     for cost, binarise in itertools.product(WIDTH_COSTS, BINARISING):
         members = groups.get(name_pair(cost, binarise))
@@ -129,7 +128,6 @@ def _correlate(pairs: Sequence[Mapping[str, Any]], number: str) -> dict[str, Any
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what figure 3a must show."""
     return [
         _check_falling("more λ3 keeps fewer neurons in the third layer", derived["final_by_cost"]),
         _check_falling(

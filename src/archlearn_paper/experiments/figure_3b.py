@@ -63,7 +63,6 @@ def name_control(n_examples: int) -> str:
 
 
 def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
-    """Return the runs that learn, by classes and by examples, and those of the network given."""
     works: list[Run] = []
     part = _with_examples(scale, _EXAMPLES)
     for n_classes in scale.pick(_CLASSES):
@@ -94,7 +93,6 @@ def _with_examples(scale: Scale, n_examples: int) -> Scale:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return neurons and errors by number of classes, and how their ranks correlate."""
     groups = group(rows)
     found = [n for n in _CLASSES if _name_classes(n) in groups]
     classes = {str(n): _describe(groups[_name_classes(n)]) for n in found}
@@ -127,7 +125,6 @@ def _describe(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what figure 3b must show."""
     return [
         _check_rank(derived, "neurons", "neurons of all layers"),
         _check_rank(derived, "third_layer", "neurons of the third layer"),

@@ -133,7 +133,6 @@ def _choose_panels(scale: Scale) -> list[Panel]:
 
 
 def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
-    """Return the runs that learn the widths, for each panel and seed."""
     short = _shorten(scale)
     return [
         Run(
@@ -174,7 +173,6 @@ def propose(scale: Scale, done: Sequence[FinishedRun], *, number: int) -> list[R
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return, for each panel and seed, the best objective over trainings and over seconds."""
     panels: dict[str, Any] = {}
     for panel in PANELS:
         seeds = [row.seed for row in rows if row.row == panel.row()]
@@ -208,7 +206,6 @@ def _follow(panel: Panel, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return how many trainings the search needs to match one that learns."""
     return [
         Check(
             what=f"trainings to match one run, ({key}) {panel['words']}",
@@ -229,7 +226,6 @@ def _write_count(curve: Mapping[str, Any]) -> str:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return both ways side by side for each panel."""
 
     def spread(values: Sequence[float], digits: int = 4) -> str:
         return write_spread(measure_spread(values) if values else None, digits)

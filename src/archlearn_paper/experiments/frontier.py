@@ -53,7 +53,6 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the points, the paper's, and the smallest network that is good."""
     groups, points = group(rows), list[dict[str, Any]]()
     for price, costs in _COSTS.items():
         for cost in costs:
@@ -85,7 +84,6 @@ def _smallest_run(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether every point of the paper is below the curve."""
     return [_check_point(point, derived["points"]) for point in derived["paper"]]
 
 
@@ -102,7 +100,6 @@ def _check_point(point: dict[str, Any], points: Sequence[dict[str, Any]]) -> Che
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return one row for each price, and the smallest network that is good."""
     points = make_table(
         derived["points"],
         [

@@ -73,7 +73,6 @@ _CONTROL = table_1.BASELINE
 
 
 def _learn_rows(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
-    """Return the runs of table 1 that learn an architecture, and the baseline."""
     runs, wanted = table_1.learn_table_1(scale, done), (_CONTROL, *scale.pick(_LEARNT))
     return [run for run in runs if run.row in wanted]
 
@@ -86,7 +85,6 @@ def _measure(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return shares of useful neurons, and gaps in loss and accuracy."""
     groups = group(rows)
     measured = [row for row in (*_LEARNT, _CONTROL) if row in groups]
     return {
@@ -128,7 +126,6 @@ def _measure_gaps(learnt: Sequence[Row], scratch: Sequence[Row]) -> dict[str, An
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what the properties must show."""
     removal = {row: numbers for row, numbers in derived["removal"].items() if row != _CONTROL}
     n = sum(of_row["n"] for of_row in removal.values())
     share = sum(of_row["n"] * of_row["share"] for of_row in removal.values()) / n
@@ -159,7 +156,6 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return removals and loss gaps by row."""
     removal, gaps = (
         [{"row": row, **numbers} for row, numbers in derived[name].items()]
         for name in ("removal", "gaps")

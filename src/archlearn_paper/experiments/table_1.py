@@ -245,7 +245,6 @@ def fix_widths(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the table states of each row, and how far AL is from its NN column."""
     groups = group(rows)
     return {
         "rows": {
@@ -291,7 +290,6 @@ def compare_by_seed(
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what table 1 must show."""
     summaries, checks = derived["rows"], list[Check]()
     for line in LINES:
         summary = summaries.get(line.row)
@@ -336,7 +334,6 @@ def _check_merged(row: str, architectures: Sequence[str]) -> Check:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it, all architectures, and what was chosen."""
     summaries, choice = derived["rows"], derived["choice"]
     lines = [line for line in LINES if line.row in summaries]
 

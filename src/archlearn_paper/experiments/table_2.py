@@ -134,7 +134,6 @@ def _factorise_baselines(scale: Scale, done: Sequence[FinishedRun]) -> list[Run]
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the table states of each row, the paper's networks, and differences by seed."""
     paper = [
         {"row": row, "parameters": 1000 * thousands, "accuracy": accuracy}
         for row, (thousands, accuracy) in _list_paper().items()
@@ -162,7 +161,6 @@ def _list_paper() -> dict[str, tuple[float, float]]:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether learning is above SVD, seed by seed, in no more parameters."""
     summaries, checks = derived["rows"], list[Check]()
     for compared in derived["gaps"]:
         ours, theirs, gap = compared["learnt"], compared["other"], compared["gap"]
@@ -179,7 +177,6 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it."""
     order = [BASELINE]
     for size in SVD_SIZES:
         order += [size.svd_row, size.svd_row + TUNED, size.al_row, size.smaller]

@@ -75,7 +75,6 @@ def _learn_rows(scale: Scale, _: Sequence[FinishedRun]) -> list[Run]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return final depths, errors and dead networks, by initial depth."""
     groups, depths = group(rows), dict[str, Any]()
     for depth in _PAPER:
         members = groups.get(f"depth {depth}")
@@ -101,7 +100,6 @@ def _describe_start(row: Row) -> str:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return what table 3 must show."""
     depths, median = derived["depths"], derived["median_depth"]
     finals = [n for of_depth in depths.values() for n in of_depth["depths"]]
     dead = sum(of_depth["dead"] for of_depth in depths.values())
@@ -133,7 +131,6 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return the paper's table with ours beside it."""
     paper = {str(each["depth"]): each for each in derived["paper"]}
     rows = [{**numbers, "paper": paper[depth]} for depth, numbers in derived["depths"].items()]
     columns: list[Column] = [

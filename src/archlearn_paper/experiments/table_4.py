@@ -333,7 +333,6 @@ def _measure_times(scale: Scale, done: FinishedRun) -> dict[str, Any]:
 
 
 def _derive(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what the tables state, one line a method, and how far each is from the reference."""
     chosen: dict[str, list[Row]] = {}
     for seed in dict.fromkeys(row.seed for row in rows):
         for name, row in choose_all([row for row in rows if row.seed == seed]).items():
@@ -388,7 +387,6 @@ def _method_of(row: Row) -> str:
 
 
 def _check(derived: Derived) -> list[Check]:
-    """Return whether learnt networks are small, and near the reference trained as long."""
     checks: list[Check] = []
     if _REFERENCE in derived["lost"]:
         what = "the reference gains no more: points it gains by as many epochs as the methods have"
@@ -414,7 +412,6 @@ def _check(derived: Derived) -> list[Check]:
 
 
 def _tabulate(derived: Derived) -> list[ResultTable]:
-    """Return tables 4 and 5, the times, and every candidate."""
     summaries = derived["rows"]
     names = [*(r for r in _PAPER if r in summaries), *(r for r in summaries if r not in _PAPER)]
     rows: list[dict[str, Any]] = [
