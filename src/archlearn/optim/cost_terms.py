@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from archlearn.analysis.channel_labels import Labels, without_repeats
@@ -14,7 +13,13 @@ from archlearn.analysis.cost_model import count_positions_by_call
 from archlearn.analysis.residual_branches import Closings
 from archlearn.gating.cost_counter import count_parameters
 from archlearn.gating.selection import LearnableSites
-from archlearn.module_utils import find_module, find_tensor
+from archlearn.module_utils import (
+    computed_names,
+    computes_weights,
+    find_module,
+    find_tensor,
+    weight_sources,
+)
 from archlearn.surgery.merging import PlannedSizes
 from archlearn.surgery.planning import find_constant_inputs
 
@@ -314,14 +319,13 @@ class CostTerms:
         owners: list[int] = []
         presences: list[int] = []
         for name, module in self.model.named_modules():
-            if not parametrize.is_parametrized(module):
+            if not computes_weights(module):
                 continue
-            owner, made = len(before), module
-            self.computed_owner[name] = owner
-            parts: Any = made.parametrizations
-            before.append(float(sum(p.numel() for p in parts.parameters())))
+            owner = self.computed_owner[name] = len(before)
+            parts = computed_names(module)
+            before.append(float(sum(p.numel() for p in weight_sources(module).values())))
             inside = f"{name}." if name else ""
-            presences.append(self.presence_of_tensor(f"{inside}{next(iter(parts))}"))
+            presences.append(self.presence_of_tensor(f"{inside}{parts[0]}"))
             keys = [k for k in self.dim_of if k[0].rpartition(".")[0] == name]
             touch += [(self.dim_of[key], owner) for key in keys]
             folds += [(p, owner) for layer, p in self.fold_layers.items() if layer == name]

@@ -40,6 +40,17 @@ def move(step: OpCall) -> Any:
     return _zip_labels(ids, state)
 
 
+def shuffle_pixels(step: OpCall) -> Any:
+    """Make pixels of channels, or channels of pixels: an image loses whole planes, no pixels."""
+    moved = move(step)
+    if not step.labels:
+        return moved
+    images = max((step.labels[0].ids, moved.ids), key=lambda ids: ids.shape[-1])
+    planes = images.movedim(-3, 0).flatten(1)
+    step.constraints.tie(planes[:, :1].expand_as(planes), planes)
+    return moved
+
+
 def pick(step: OpCall) -> Any:
     """Index a tuple, a list, a dict, a size or a tensor."""
     holder = step.args[0]
