@@ -29,6 +29,7 @@ from archlearn.analysis.propagation_rules.elementwise import (
     COMBINING,
     activate,
     keep,
+    like,
     product,
     quotient,
     unary,
@@ -76,7 +77,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
-_ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
+_ONE_BY_ONE = (keep, like, unary, product, quotient)  # of a tensor and a number
 _LIMITS = (torch.finfo, torch.iinfo)  # others stand in their place while a thread traces
 _JOINS = (torch.cat, torch.concat, torch.stack)
 
@@ -403,10 +404,13 @@ class _Follower(_Interpreter):
             return step  # what a move returns are the channels that it reads: these stay
         is_one = self.rules[n] in _ONE_BY_ONE or (self.rules[n] is activate and is_matrix)
         is_one &= len(step.labels) == 1
-        if is_split and (is_one or self.rules[n] in COMBINING or n.target in _JOINS):
+        is_pointwise = is_one or self.rules[n] in COMBINING
+        is_table = is_pointwise and not is_split and _are_tables(step.labels)
+        if is_table or (is_split and (is_pointwise or n.target in _JOINS)):
             for place, (labels, _) in enumerate(scrambled):  # what goes is known at the end
                 self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
-            self.split.add(n.name)
+            if is_split:
+                self.split.add(n.name)
             return step
         knows_more = self.rules[n] in (pick, along_dim, unit_length)
         knows_more |= self.rules[n] in (mean, reduce, variance) and (is_matrix or not is_split)
@@ -523,6 +527,22 @@ class _Follower(_Interpreter):
             self.found.sites[n.name] = SiteChannels(
                 min(1, made.ids.dim() - 1), made.ids.reshape(-1)[:1]
             )
+
+
+def _are_tables(all_labels: list[Labels]) -> bool:
+    """Return whether all is of one shape and has a channel for each element, as learnt queries.
+
+    Along which dimension their channels lie is known by what reads the result.
+    """
+    return len({labels.shape for labels in all_labels}) == 1 and all(
+        _is_table(labels.ids) for labels in all_labels
+    )
+
+
+def _is_table(ids: Tensor) -> bool:
+    for dim in {*range(ids.dim())}.difference(varying(ids)):
+        ids = ids.narrow(dim, 0, 1)
+    return len(ids.unique()) == ids.numel()
 
 
 def _copied_dim(source: Any, made: Any) -> int | None:
