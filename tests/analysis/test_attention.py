@@ -264,6 +264,15 @@ class MultiQuery(Attention):
         return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
+class MultiQueryByEinsum(MultiQuery):
+    """As in PaLM: keys and values have no dimension of heads."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x).unflatten(-1, (self.n_heads, SIZE)), self.key(x), self.value(x)
+        scores = torch.einsum("b i h d, b j d -> b h i j", q, k) * SIZE**-0.5
+        return torch.einsum("bhij,bjd->bihd", scores.softmax(-1), v).flatten(-2)
+
+
 class MultiQueryBySdpa(MultiQuery):
     """The same, in the ways in which one head is repeated for all."""
 
@@ -477,11 +486,13 @@ KINDS: dict[Callable[[], Attention], int] = {
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
     Biased: 4, BetweenChannels: 4, WithComputedBias: 4, Cosine: 4,
     ReadTwice: 4,
-    MultiQueryBySdpa: 4, Expanded: 4, ExpandedAs: 4, Repeated: 4, Interleaved: 4, RepeatKv: 4,
+    MultiQueryByEinsum: 4, MultiQueryBySdpa: 4, Expanded: 4, ExpandedAs: 4, Repeated: 4,
+    Interleaved: 4, RepeatKv: 4,
     SharedAndNormed: 4, RepeatedAndTurned: 4, FusedAndShared: 4, FusedAndRepeated: 4,
 }  # fmt: skip
 SHARED = (
-    MultiQuery, MultiQueryBySdpa, Expanded, ExpandedAs, Repeated, Interleaved, RepeatKv,
+    MultiQuery, MultiQueryByEinsum, MultiQueryBySdpa, Expanded, ExpandedAs, Repeated, Interleaved,
+    RepeatKv,
     SharedAndTurned, SharedAndNormed, RepeatedAndTurned, FusedAndShared, FusedAndRepeated,
 )  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

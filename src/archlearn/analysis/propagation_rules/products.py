@@ -104,7 +104,9 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
     whole, factors = factors, [_without_repeated(*factor, sizes) for factor in factors]
     along_letters = [{letters[dim] for dim in varying(labels.ids)} for labels, letters in factors]
     shape = torch.Size(sizes[c] for c in out)
-    heads = set(whole[0][1]) & set(whole[1][1]) & set(out)
+    short, long = sorted((letters for _, letters in whole), key=len)
+    heads = set(out) & set(long)  # one for all heads may lack their index (einsum)
+    heads &= set(short) if len(short) == len(long) else heads
     grid = _find_grid(heads, along_letters, out)
     if grid is not None and _loses_whole_heads(step, factors, grid):
         if step.may_gate_reads:
