@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_leaves
 
@@ -315,6 +315,11 @@ def make_plain_(module: Any) -> None:
         else:
             remove = remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm
             remove(module, name)
+    for key, wrapped in list(module._load_state_dict_pre_hooks.items()):
+        if isinstance(
+            getattr(wrapped, "hook", None), SpectralNormLoadStateDictPreHook
+        ):  # torch leaves it there
+            del module._load_state_dict_pre_hooks[key]
     if parametrize.is_parametrized(module):
         del module.parametrizations
         module.__class__ = type(module).__bases__[0]

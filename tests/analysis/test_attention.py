@@ -264,6 +264,74 @@ class MultiQuery(Attention):
         return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, self.n_heads * SIZE)
 
 
+class MultiQueryBySdpa(MultiQuery):
+    """The same, in the ways in which one head is repeated for all."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        q, k, v = (
+            f(x).view(n, length, -1, SIZE).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        k, v = self.repeat(k, q), self.repeat(v, q)
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] == 1)
+        return y.transpose(1, 2).reshape(n, length, -1)
+
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        return y
+
+
+class Expanded(MultiQueryBySdpa):
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        return y.expand(-1, HEADS, -1, -1)
+
+
+class ExpandedAs(MultiQueryBySdpa):
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        return y.expand_as(q)
+
+
+class Repeated(MultiQueryBySdpa):
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        return y.repeat(1, HEADS, 1, 1)
+
+
+class Interleaved(MultiQueryBySdpa):
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        return torch.repeat_interleave(y, q.shape[1], dim=1)
+
+
+class RepeatKv(MultiQueryBySdpa):
+    """As transformers does."""
+
+    def repeat(self, y: Tensor, q: Tensor) -> Tensor:
+        n, n_kv, length, size = y.shape
+        y = y[:, :, None].expand(n, n_kv, HEADS // n_kv, length, size)
+        return y.reshape(n, HEADS, length, size)
+
+
+class SharedAndNormed(Normed):
+    """As in Gemma 3: normalised and turned, then repeated."""
+
+    n_kv = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(WIDTH, 4)
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        y = super().turn(y, angle)
+        return y if y.shape[1] > 1 else y.expand(-1, HEADS, -1, -1)
+
+
+class RepeatedAndTurned(SharedAndTurned):
+    """Keys are repeated before they are turned."""
+
+    def turn(self, y: Tensor, angle: Tensor) -> Tensor:
+        y = y if y.shape[1] > 1 else y.repeat_interleave(HEADS, 1)
+        return super().turn(y, angle)
+
+
 class Fused(Attention):
     """One layer for queries, keys and values."""
 
@@ -293,6 +361,32 @@ class FusedAndSplit(Fused):
         parts = self.qkv(x).split(self.n_heads * SIZE, dim=2)
         q, k, v = (y.view(*y.shape[:2], self.n_heads, SIZE).transpose(1, 2) for y in parts)
         return softmax_attention(q, k, v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+
+
+class FusedAndShared(Fused):
+    """As in Falcon: the heads of keys and of values lie beside those of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, (HEADS + 2) * SIZE)
+
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        qkv = self.qkv(x).view(n, length, HEADS + 2, SIZE)
+        q, k, v = (
+            y.transpose(1, 2) for y in (qkv[..., :-2, :], qkv[..., [-2], :], qkv[..., [-1], :])
+        )
+        return softmax_attention(q, k, v).transpose(1, 2).reshape(n, length, HEADS * SIZE)
+
+
+class FusedAndRepeated(FusedAndShared):
+    def attend(self, x: Tensor) -> Tensor:
+        n, length, _ = x.shape
+        qkv = self.qkv(x).view(n, length, HEADS + 2, SIZE)
+        q, k, v = qkv[..., :-2, :], qkv[..., [-2], :], qkv[..., [-1], :]
+        k, v = (torch.broadcast_to(y, q.shape) for y in (k, v))
+        y = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+        return y.transpose(1, 2).reshape(n, length, HEADS * SIZE)
 
 
 class WithComputedBias(Fused):
@@ -383,7 +477,13 @@ KINDS: dict[Callable[[], Attention], int] = {
     Grouped: 2, GroupedBySdpa: 2, MultiQuery: 4, Fused: 4, FusedAndPicked: 4, FusedAndSplit: 4,
     Biased: 4, BetweenChannels: 4, WithComputedBias: 4, Cosine: 4,
     ReadTwice: 4,
+    MultiQueryBySdpa: 4, Expanded: 4, ExpandedAs: 4, Repeated: 4, Interleaved: 4, RepeatKv: 4,
+    SharedAndNormed: 4, RepeatedAndTurned: 4, FusedAndShared: 4, FusedAndRepeated: 4,
 }  # fmt: skip
+SHARED = (
+    MultiQuery, MultiQueryBySdpa, Expanded, ExpandedAs, Repeated, Interleaved, RepeatKv,
+    SharedAndTurned, SharedAndNormed, RepeatedAndTurned, FusedAndShared, FusedAndRepeated,
+)  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
 
@@ -488,13 +588,14 @@ APART, JOINT = {"query/2": SIZE, "value": SIZE}, {"qkv/2": SIZE}
 IN_PAIRS = {"query/2": 2, "value": SIZE}
 WITHIN: dict[Callable[[], Attention], dict[str, int]] = {
     ByHand: APART, Inferred: APART, Causal: APART, Batched: APART, Einsum: APART, Grouped: APART,
-    GroupedBySdpa: APART, Biased: APART, MultiQuery: APART,
+    GroupedBySdpa: APART, Biased: APART,
     Turned: IN_PAIRS, TurnedInPairs: IN_PAIRS, TurnedLikeAnother: IN_PAIRS, TurnedApart: IN_PAIRS,
-    SharedAndTurned: IN_PAIRS,
     Decomposed: {"value": SIZE}, Normed: {"value": SIZE}, NormedByHand: {"value": SIZE},
     Fused: JOINT, FusedAndPicked: JOINT, WithComputedBias: JOINT,
     FusedAndSplit: {"qkv/2": SIZE, "qkv/3": SIZE}, BetweenChannels: {}, Cosine: JOINT,
-    ReadTwice: {**APART, "other": SIZE},
+    ReadTwice: {**APART, "other": SIZE}, **dict.fromkeys(SHARED, APART),
+    SharedAndTurned: IN_PAIRS, RepeatedAndTurned: IN_PAIRS, SharedAndNormed: {"value": SIZE},
+    FusedAndShared: JOINT, FusedAndRepeated: JOINT,
 }  # fmt: skip
 
 
@@ -544,7 +645,7 @@ def test_heads_lose_the_same_channels_each_beside_whole_heads(
 # Of which gates each head may lose other channels: not where all heads share something within.
 FREE: dict[Callable[[], Attention], set[str]] = {
     kind: {"value"} if kind in TURNED_OR_NORMED else set(WITHIN[kind]) for kind in KINDS
-} | {SharedAndTurned: set(), MultiQuery: set(), Cosine: set()}
+} | {kind: set() for kind in (*SHARED, Cosine)}
 
 
 def shuffle_(gated: nn.Module) -> None:

@@ -629,3 +629,31 @@ def test_lengths_within_a_channel_leave_channels_alone() -> None:
     net = OfUnitLength(lambda x: F.normalize(x, dim=1))
     small = check_exact(net, draw(2, 3, 5), draw(4, 3, 5))
     assert small.get_parameter("head.weight").shape == (3, 4)
+
+
+class LearntQueries(nn.Module):
+    """More learnt queries than channels are left: only the layer tells where channels lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.stem = nn.Parameter(torch.randn(5, 8)), nn.Linear(4, 8)
+        self.read, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.queries.unsqueeze(0).repeat(x.shape[0], 1, 1)
+        target = torch.zeros_like(queries) + queries
+        target = target + F.relu(self.read(target)) + self.stem(x).unsqueeze(1)
+        return self.head(target)
+
+
+def test_channels_of_learnt_queries_lie_where_they_are_read_however_few_are_left() -> None:
+    x, fresh = draw(2, 4), draw(3, 4)
+    model = al.add_gates(LearntQueries().double().eval(), x)
+    with torch.no_grad():
+        for gate in al.width_gates(model).values():
+            gate[2:] = 0.1
+    before = model(fresh)
+    al.shrink_(model, torch.optim.SGD(al.weights(model), lr=0.1))
+    assert model.queries.shape == (5, 2)
+    torch.testing.assert_close(model(fresh), before, rtol=0, atol=1e-10)
+    torch.testing.assert_close(al.compact(model)(fresh), before, rtol=0, atol=1e-10)

@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from archlearn.cli.display import in_a_line
+from archlearn.cli.display import PlainDisplay, in_a_line
+from archlearn.training.callbacks import EpochEnd
 from tests.cli.commands import exit_code
 
 
@@ -15,6 +17,35 @@ def test_architecture_that_is_no_chain_is_said_in_one_line() -> None:
         in_a_line("stem  1 of 16\na     13 of 16\nhead  10") == "stem 1 of 16, a 13 of 16, head 10"
     )
     assert in_a_line("\n".join(f"layer{n}  64" for n in range(50))) == "50 layers"
+
+
+def row(**more: Any) -> dict[str, Any]:
+    found = {"epoch": 1, "train_loss": 0.5, "validation_loss": None, "parameters": 100}
+    return found | {"widths": {}, "binarisation_gap": 0.25} | more
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (row(), "100 parameters  left 0:05"),
+        (row(widths={"a": 3, "b": 4}), "3-4  100 parameters, gates 0.250 from 0 or 1  left 0:05"),
+        (row(widths=dict.fromkeys(range(99), 64)), "100 parameters, gates 0.250"),
+        (
+            row(
+                widths={"a": 3},
+                budget_path={"parameters": 120.0, "latency": 2.5},
+                latency=2.25,
+                price=0.012,
+            ),
+            "3  100 parameters of 120 allowed, 2.25 ms of 2.5 allowed, price 0.012  left 0:05",
+        ),
+    ],
+)
+def test_an_epoch_is_said_in_a_line(
+    numbers: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PlainDisplay().epoch_ended(EpochEnd(row=numbers, seconds_left=5.0))
+    assert capsys.readouterr().out.startswith(f"epoch   1  loss 0.5000  not validated  {said}")
 
 
 def test_a_network_whose_layers_all_merged_is_told_by_more_than_its_outputs(

@@ -1,7 +1,7 @@
 """Blocks that take places for tokens: MLPs over channels or places, and attention."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -122,11 +122,14 @@ def transformer(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
 
 
 class HeadedAttention(nn.Module):
-    """Several heads, written in the ways that people write them."""
+    """Several heads, written in the ways that people write them.
 
-    def __init__(self, n: int, n_heads: int, size: int, way: str) -> None:
+    One head of keys and values that queries share is repeated for each of them by `repeat`.
+    """
+
+    def __init__(self, n: int, n_heads: int, size: int, way: str, repeat: str = "") -> None:
         super().__init__()
-        self.n_heads, self.size, self.way = n_heads, size, way
+        self.n_heads, self.size, self.way, self.repeat = n_heads, size, way, repeat
         n_kv = {"grouped": n_heads // 2 if n_heads % 2 == 0 else n_heads, "shared": 1}
         self.n_kv = n_kv.get(way.split()[0], n_heads)
         self.qkv = nn.Linear(n, (n_heads + 2 * self.n_kv) * size)
@@ -134,16 +137,12 @@ class HeadedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, _ = x.shape
-        if self.way == "fused":
-            heads = self.qkv(x).view(n, length, 3, self.n_heads, self.size)
-            q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        else:
-            sizes = [self.n_heads * self.size, *[self.n_kv * self.size] * 2]
-            parts = self.qkv(x).split(sizes, -1)
-            q, k, v = (y.view(n, length, -1, self.size).transpose(1, 2) for y in parts)
-        if self.way == "normed":
+        q, k, v = self.split(self.qkv(x))
+        if "early" in self.repeat:
+            k, v = REPEATS[self.repeat](q, k), REPEATS[self.repeat](q, v)
+        if "normed" in self.way:
             q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6)
-        if self.way == "cosine":
+        if "cosine" in self.way:
             q, k = F.normalize(q, dim=-1), F.normalize(k, 2, -1)
         if "turned" in self.way:
             q, k = turn_pairs(q), turn_pairs(k)
@@ -151,12 +150,48 @@ class HeadedAttention(nn.Module):
             q, k = turn_neighbours(q), turn_neighbours(k)
         if self.way.split()[0] != "shared":
             k, v = (y.repeat_interleave(self.n_heads // self.n_kv, 1) for y in (k, v))
-        if self.way in ("fused", "sdpa", "turned", "in pairs"):
-            y = F.scaled_dot_product_attention(q, k, v)
+        elif "early" not in self.repeat:
+            k, v = REPEATS[self.repeat](q, k), REPEATS[self.repeat](q, v)
+        if self.way in ("fused", "sdpa", "turned", "in pairs") or self.repeat == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.repeat == "sdpa")
         else:
             y = (q * self.size**-0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
-            y = y + q @ (k.transpose(-2, -1) @ v) if self.way == "twice" else y
+            y = y + q @ (k.transpose(-2, -1) @ v) if "twice" in self.way else y
         return self.project(y.transpose(1, 2).reshape(n, length, -1))
+
+    def split(self, x: Tensor) -> Iterable[Tensor]:
+        n, length, _ = x.shape
+        if self.way == "fused":
+            heads = x.view(n, length, 3, self.n_heads, self.size)
+            return heads.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.repeat.startswith("beside"):  # as in Falcon
+            y = x.view(n, length, self.n_heads + 2, self.size)
+            parts = y[..., :-2, :], y[..., [-2], :], y[..., [-1], :]
+        else:
+            sizes = [self.n_heads * self.size, *[self.n_kv * self.size] * 2]
+            parts = (y.view(n, length, -1, self.size) for y in x.split(sizes, -1))
+        return (y.transpose(1, 2) for y in parts)
+
+
+def repeat_kv(q: Tensor, y: Tensor) -> Tensor:
+    """Repeat keys or values as transformers does."""
+    n, n_kv, length, size = y.shape
+    times = q.shape[1] // n_kv
+    return y[:, :, None].expand(n, n_kv, times, length, size).reshape(n, -1, length, size)
+
+
+REPEATS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "": lambda q, y: y,
+    "sdpa": lambda q, y: y,
+    "expand": lambda q, y: y.expand(-1, q.shape[1], -1, -1),
+    "expand_as": lambda q, y: y.expand_as(q),
+    "repeat": lambda q, y: y.repeat(1, q.shape[1], 1, 1),
+    "repeat_interleave": lambda q, y: torch.repeat_interleave(y, q.shape[1], dim=1),
+    "repeat_kv": repeat_kv,
+    "early repeat_kv": repeat_kv,
+    "beside": lambda q, y: y,
+    "beside expand": lambda q, y: y.expand(-1, q.shape[1], -1, -1),
+}
 
 
 def turn_pairs(x: Tensor) -> Tensor:
@@ -186,11 +221,12 @@ def headed(shape: Shape, width: int, pick: Chooser) -> nn.Module | None:
     n = shape[0]
     if len(shape) not in (2, 3):
         return None
-    ways = ("by hand", "sdpa", "fused", "normed", "turned", "grouped")
-    way = pick(
-        (*ways, "in pairs", "shared", "shared turned", "grouped in pairs", "cosine", "twice")
-    )
-    mix = HeadedAttention(n, pick((2, 4, 3, 5)), pick((2, 3, 4)), way)
+    ways = ("by hand", "sdpa", "fused", "normed", "turned", "grouped", "in pairs", "cosine")
+    shared = ("shared", "shared turned", "shared in pairs", "shared normed", "shared cosine")
+    way = pick((*ways, *shared, "shared twice", "grouped in pairs", "twice"))
+    n_heads, size = pick((2, 4, 3, 5)), pick((2, 3, 4))
+    repeat = pick(list(REPEATS)) if way.startswith("shared") else ""
+    mix = HeadedAttention(n, n_heads, size, way, repeat)
     mlp = nn.Sequential(nn.Linear(n, width), activation(1, pick), nn.Linear(width, n))
     line = [Calls(lambda x: x.flatten(2))] if len(shape) == 3 else []
     return nn.Sequential(*line, Transformer(mix, pick((nn.LayerNorm, nn.RMSNorm))(n), mlp))

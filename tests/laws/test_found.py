@@ -310,3 +310,20 @@ def test_a_tied_weight_is_applied_to_the_channels_of_another_dimension() -> None
         seed=118_144_249,
     )
     checking.check_shrink(program, Gates(closed=5, whole=0, linear=9, seed=248))
+
+
+def test_half_of_the_channels_that_pixels_are_made_of_do_not_go() -> None:
+    """Every second row of pixels went, which no pixel shuffle leaves out."""
+    program = Program(
+        shape=(1, 8, 8),
+        blocks=(
+            Block("pair", 1, (140, 154, 0, 0, 203, 146, 215, 166, 71, 60)),
+            Block("residual", 4, (128, 111, 195, 122, 231, 134, 11, 67, 239, 218)),
+            Block("plain", 4, (147, 125, 100, 236, 235, 219, 167, 183, 166, 213)),
+            Block("pixels", 5, (88, 43, 202, 129, 231, 39, 160, 209, 239, 134)),
+            Block("arithmetic", 2, (140, 154, 0, 0, 203, 146, 215, 166, 71, 60)),
+        ),
+        head=Block("head", 2, (128, 140, 169, 113, 239, 100, 100, 100, 19, 92)),
+        seed=2215,
+    )
+    checking.check_compact(program, Gates(closed=8, whole=0, linear=7, seed=164_297_948))

@@ -418,6 +418,24 @@ def test_an_optimiser_of_the_network_that_was_copied_is_noticed(
     assert len(warned) == (0 if own else 1)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_gradients_that_were_cleared_to_zeros_before_the_step_are_told(
+    digits: Any, caplog: pytest.LogCaptureFixture, is_late: bool
+) -> None:
+    model = al.add_gates(chain(), digits[0][:2])
+    gates = al.GateOptimizer(model, 40, budget={"parameters": "50%"})
+    optimiser = torch.optim.SGD(al.weights(model), lr=0.1)
+    for x, y in batches(digits, 40):
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+        if is_late:
+            model.zero_grad(set_to_none=False)
+        gates.step()
+        model.zero_grad()
+    warned = [r.message for r in caplog.records if "all gradients of gates" in r.message]
+    assert len(warned) == int(is_late)
+
+
 def test_a_closure_is_evaluated_once(digits: Any) -> None:
     model = al.add_gates(chain(), digits[0][:2])
     gates = al.GateOptimizer(model, 10, budget={"parameters": "50%"})

@@ -50,6 +50,14 @@ class ByShape(Images):
         return self.last(y[:, :4] + y[:, 4:])
 
 
+class ByShare(Images):
+    """Divides by a share of the channels, which is 0 where few are left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.hidden(x)
+        return self.last((y[:, :4] + y[:, 4:]) * (3 * (y.shape[1] // 8)) ** -0.5)
+
+
 class ByProduct(Images):
     """Flattens by a number of its own making, and spreads what is left again."""
 
@@ -109,7 +117,7 @@ ROWS = [(3, 4), (2, 3, 4), (4, 4, 4), (6, 6, 4)]
     ("kind", "shapes"),
     [
         (ByMethod, IMAGES), (ByModule, IMAGES), (BySplit, ROWS), (ByLoop, ROWS), (BySlice, ROWS),
-        (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES),
+        (ByCounts, IMAGES), (ByShape, IMAGES), (ByProduct, IMAGES), (ByShare, IMAGES),
         (ByNegative, ROWS), (BySelect, ROWS),
     ],
 )  # fmt: skip

@@ -192,3 +192,17 @@ def test_costs_are_those_of_all_layers_in_either_kind_of_model() -> None:
     saved += 2 * n_rows * (3 * D // 4) * (4 * D + 2 * LENGTH)  # half of the heads, half of each
     before, after = al.count_costs(net, X), al.count_costs(al.compact(gated))
     assert before.multiply_adds - after.multiply_adds == saved
+
+
+def test_an_encoder_that_no_decoder_reads_any_more_is_gone() -> None:
+    torch.manual_seed(0)
+    net = nn.Transformer(D, HEADS, 1, 1, HIDDEN, batch_first=True).double().eval()
+    model = al.add_gates(net, (MEMORY, X))
+    with torch.no_grad():  # the decoder's reading of the encoder, named after its first layer
+        al.branch_gates(model)["encoder.layers.0.self_attn.in_proj_weight"].fill_(0.1)
+    small = al.compact(model)
+    assert not [name for name, _ in small.named_parameters() if name.startswith("encoder")]
+    for mode in (True, False):
+        small.train(mode)
+        assert small(MEMORY, X).shape == X.shape
+    torch.testing.assert_close(small(MEMORY, X), model(MEMORY, X), rtol=0, atol=1e-10)

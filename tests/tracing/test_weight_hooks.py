@@ -1,5 +1,6 @@
 """Layers whose weight an older hook of torch computes are learnt and compacted like any other."""
 
+import copy
 import warnings
 from collections.abc import Callable
 
@@ -147,3 +148,25 @@ def test_gates_act_on_a_layer_that_got_its_hook_since(way: Way) -> None:
         plain.get_parameter("weight")[::2] *= 2.0  # of channels that are closed
     torch.testing.assert_close(gated(x), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(al.compact(gated)(x), expected, rtol=0, atol=1e-10)
+
+
+@each_way
+def test_the_state_of_a_compact_model_is_loaded_into_a_copy(way: Way) -> None:
+    net, x = build(way)
+    gated = al.add_gates(net, x)
+    close_half_(gated)
+    small = al.compact(gated)
+    copy.deepcopy(small).load_state_dict(small.state_dict())
+
+
+@each_way
+def test_a_budget_of_parameters_counts_the_plain_weights_that_are_left(way: Way) -> None:
+    net, x = build(way)
+    gated = al.add_gates(net, x)
+    gates = al.GateOptimizer(gated, total_steps=20, budget={"parameters": "40%"})
+    for _ in range(20):
+        gated(x).square().sum().backward()
+        gates.step()
+        gates.zero_grad()
+    whole, left = al.count_costs(net, x).parameters, al.count_costs(al.compact(gated), x).parameters
+    assert 0.36 * whole <= left <= 0.4 * whole

@@ -162,6 +162,9 @@ def test_a_width_cost_asks_for_the_penalty(tmp_path: Path) -> None:
         ({"budget": ("speed=50%",)}, "budget names 'speed'"),
         ({"budget": ("parameters=50%",), "width_cost": 1e-3}, "a budget and a price were asked"),
         ({"gate_schedule": ("nosuch=1",)}, "gate_schedule names 'nosuch'; there are begin, end"),
+        ({"gate_schedule": ("memory=x",)}, "gate_schedule has memory=x; give a number"),
+        ({"gate_schedule": ("patience=2.5",)}, "has patience=2.5; give a whole number"),
+        ({"gate_schedule": ("memory",)}, "write it as --gate-schedule branch_discount=16"),
     ],
 )
 def test_what_cannot_be_is_refused_before_training(

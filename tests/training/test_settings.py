@@ -158,5 +158,13 @@ def test_gates_that_could_never_move_are_refused() -> None:
     check_ranges(override(settings, {"learn": "nothing"}))
 
 
+def test_a_budget_without_gates_is_refused() -> None:
+    settings = override(RunSettings(), {"learn": "nothing", "budget": ("parameters=50%",)})
+    with pytest.raises(
+        SettingsError, match="a budget of parameters=50% was asked for, but --learn"
+    ):
+        check_ranges(settings)
+
+
 def test_defaults_lie_in_their_ranges() -> None:
     check_ranges(RunSettings())

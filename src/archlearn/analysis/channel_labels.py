@@ -76,6 +76,13 @@ def along(ids: Tensor, state: Tensor, shape: Sequence[int], dim: int) -> Labels:
     return Labels(ids.reshape(view).expand(shape), state.reshape(view).expand(shape))
 
 
+def spread_plane(ids: Tensor, state: Tensor, shape: torch.Size, dims: tuple[int, int]) -> Labels:
+    """Return labels that vary along two dimensions as matrices say."""
+    one, two = (x if dims[0] < dims[1] else x.T for x in (ids, state))
+    view = [n if dim in dims else 1 for dim, n in enumerate(shape)]
+    return Labels(one.reshape(view).expand(shape), two.reshape(view).expand(shape))
+
+
 def varying(ids: Tensor) -> list[int]:
     """Return the dimensions along which labels are not all the same."""
     strides = ids.stride()

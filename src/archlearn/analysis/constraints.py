@@ -20,7 +20,9 @@ from archlearn.analysis.channel_labels import (
     along,
     core,
     flat_pairs,
+    plane_along,
     pointwise,
+    varying,
     without_repeats,
 )
 from archlearn.module_utils import find_tensor, first_names, sharing_layers
@@ -56,6 +58,9 @@ class ChannelConstraints:
             convolution, with it or with their place within all of them. Vectors of equal length.
         matrices: The rows and columns of those grids whose atoms no parameter has, by the first
             atom of each: a layer that is applied to every channel beside (MLP-Mixer).
+        copies: Calls that repeat keys or values for every head of queries, each of which may go
+            with its copy.
+        copied: The atoms of what those return: a matrix of heads and channels within for each.
         hints: Why atoms may be tied to something fixed, should they be.
         opaque_uses: Parameters that something unknown reads.
         names: The first name of each parameter and buffer, by all its names.
@@ -75,6 +80,8 @@ class ChannelConstraints:
     spreads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     grids: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     matrices: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    copies: set[str] = field(default_factory=set)
+    copied: list[Tensor] = field(default_factory=list)
     hints: list[Block] = field(default_factory=list)
     opaque_uses: set[str] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
@@ -151,10 +158,29 @@ class ChannelConstraints:
         self.tie(ids[:1].expand_as(ids), ids)
         return ids[0], state.amax(0)
 
+    def read_heads(self, labels: Labels, dim: int) -> tuple[Tensor, Tensor]:
+        """Return atom and state for each head; copies for heads go with their head alone then."""
+        within = [other for other in varying(labels.ids) if other != dim]
+        own = without_repeats(labels.ids)
+        is_copy = any(bool(torch.isin(own, cells).all()) for cells in self.copied)
+        if len(within) != 1 or not is_copy:
+            return self.read(labels, dim)
+        cells, state = (plane_along(x, (dim, within[0])) for x in (labels.ids, labels.state))
+        rows = self.new_atoms(len(cells))
+        self.note_grid(cells, rows, torch.full((cells.shape[1],), FIXED))
+        return rows, state.amax(1)
+
     def note_grid(self, cells: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Record that each element of a matrix goes where its row goes, or its column."""
         parts = cells, rows[:, None].expand_as(cells), columns.expand_as(cells)
         self.grids.append((parts[0].reshape(-1), parts[1].reshape(-1), parts[2].reshape(-1)))
+
+    def new_copies(self, n_heads: int, columns: Tensor) -> Tensor:
+        """Return new atoms: for each head those of channels that all of them share."""
+        cells = self.new_atoms(n_heads * len(columns)).view(n_heads, -1)
+        self.note_grid(cells, self.new_atoms(n_heads), columns)
+        self.copied.append(cells)
+        return cells
 
     def new_matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return new atoms, each of which goes where its row goes, or its column."""

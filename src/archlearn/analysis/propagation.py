@@ -18,6 +18,7 @@ from archlearn.analysis.channel_labels import (
     line_along,
     pointwise,
     spread,
+    spread_plane,
     varying,
     without_repeats,
 )
@@ -28,6 +29,7 @@ from archlearn.analysis.propagation_rules.elementwise import (
     COMBINING,
     activate,
     keep,
+    like,
     product,
     quotient,
     unary,
@@ -75,7 +77,7 @@ from archlearn.tracing.transformer_blocks import count_flops
 
 _INDEXING = (index_select, gather, scatter)  # an index must be the one that it would be
 _PRODUCTS = (matmul, einsum, attention)
-_ONE_BY_ONE = (keep, unary, product, quotient)  # of a tensor and a number
+_ONE_BY_ONE = (keep, like, unary, product, quotient)  # of a tensor and a number
 _LIMITS = (torch.finfo, torch.iinfo)  # others stand in their place while a thread traces
 _JOINS = (torch.cat, torch.concat, torch.stack)
 
@@ -304,6 +306,10 @@ class _Follower(_Interpreter):
         self._guard_in_place(n, step)
         step = self._guard_scrambled(n, step)
         made = self.rules[n](step)
+        if n.name in self.constraints.copies:
+            made = self._copy_for_heads(step.x, made)
+        for labels in step.repeated:
+            self._note_copy(n, labels)
         if isinstance(made, Labels) and isinstance(out, Tensor) and made.shape != out.shape:
             made = opaque(step)
         for read in step.reads:
@@ -327,6 +333,7 @@ class _Follower(_Interpreter):
             is_grid = any(node.name in self.grids for node in n.all_input_nodes)
             is_grid &= self.rules[n] in (*COMBINING, *_ONE_BY_ONE)
             is_grid |= self.constraints.lines_of(made.ids) is not None
+            is_grid |= n.name in self.constraints.copies
             if self.rules[n] in _PRODUCTS or is_grid:
                 self.grids.add(n.name)
                 self.split.add(n.name)
@@ -386,6 +393,8 @@ class _Follower(_Interpreter):
         reads_one_dim |= self.rules[n] is across_channels and not is_split
         if reads_one_dim or (self.rules[n] is move and len(step.labels) == 1):
             return step
+        if self.rules[n] is expand_as and len(varying(step.x.ids)) == 1:
+            return step  # of the other it reads the shape alone
         found = [(each, varying(each.ids)) for each in step.labels if len(spread(each.ids)) > 1]
         scrambled = [(labels, dims) for labels, dims in found if len(dims) > 1]
         is_matrix = any(self.constraints.lines_of(each.ids) is not None for each, _ in scrambled)
@@ -395,10 +404,13 @@ class _Follower(_Interpreter):
             return step  # what a move returns are the channels that it reads: these stay
         is_one = self.rules[n] in _ONE_BY_ONE or (self.rules[n] is activate and is_matrix)
         is_one &= len(step.labels) == 1
-        if is_split and (is_one or self.rules[n] in COMBINING or n.target in _JOINS):
+        is_pointwise = is_one or self.rules[n] in COMBINING
+        is_table = is_pointwise and not is_split and _are_tables(step.labels)
+        if is_table or (is_split and (is_pointwise or n.target in _JOINS)):
             for place, (labels, _) in enumerate(scrambled):  # what goes is known at the end
                 self.constraints.boxes.append((f"{n.name}:{place}" if place else n.name, labels))
-            self.split.add(n.name)
+            if is_split:
+                self.split.add(n.name)
             return step
         knows_more = self.rules[n] in (pick, along_dim, unit_length)
         knows_more |= self.rules[n] in (mean, reduce, variance) and (is_matrix or not is_split)
@@ -416,7 +428,7 @@ class _Follower(_Interpreter):
                 continue
             if self.rules[n] in _PRODUCTS:
                 continue
-            ids, state = self.constraints.read(labels, chosen)
+            ids, state = self.constraints.read_heads(labels, chosen)
             line = line_along(labels.ids, chosen)
             own = line[line != FIXED]
             if len(own.unique()) < len(own):
@@ -431,6 +443,28 @@ class _Follower(_Interpreter):
             return step
         args, kwargs = map_leaves(lambda leaf: tied.get(id(leaf), leaf), (step.args, step.kwargs))
         return replace(step, args=args, kwargs=kwargs)
+
+    def _note_copy(self, n: fx.Node, repeated: Labels) -> None:
+        """Find the calls behind the last layer that repeated a factor of a product for heads."""
+        behind = [node for node in n.all_input_nodes if self.values[node.name] is repeated]
+        for node in behind:  # it grows
+            sources, spec = node.all_input_nodes, spec_of(node, self.net)
+            if self.rules.get(node) in (None, linear, embedding, *_PRODUCTS) or not sources:
+                continue
+            is_long = _copied_dim(self.values[sources[0].name], self.values[node.name]) is not None
+            if is_long and spec is not None and spec.narrowed_by in ("expand", "repeat"):
+                self.constraints.copies.add(node.name)
+            else:
+                behind += [source for source in sources if source not in behind]
+
+    def _copy_for_heads(self, source: Labels, made: Labels) -> Labels:
+        """Return labels of copies: each goes with its head, or with its channel in all of them."""
+        dim, within = _copied_dim(source, made), varying(made.ids)
+        if dim is None:
+            return made
+        columns, state = (line_along(x, within[0]) for x in (made.ids, made.state))
+        cells = self.constraints.new_copies(made.shape[dim], columns)
+        return spread_plane(cells, state.expand_as(cells), made.shape, (dim, within[0]))
 
     def _note_split(self, n: fx.Node, step: OpCall, made: Any) -> None:
         """A view may split channels over several dimensions; what goes must be whole rows there."""
@@ -495,6 +529,34 @@ class _Follower(_Interpreter):
             )
 
 
+def _are_tables(all_labels: list[Labels]) -> bool:
+    """Return whether all is of one shape and has a channel for each element, as learnt queries.
+
+    Along which dimension their channels lie is known by what reads the result.
+    """
+    return len({labels.shape for labels in all_labels}) == 1 and all(
+        _is_table(labels.ids) for labels in all_labels
+    )
+
+
+def _is_table(ids: Tensor) -> bool:
+    for dim in {*range(ids.dim())}.difference(varying(ids)):
+        ids = ids.narrow(dim, 0, 1)
+    return len(ids.unique()) == ids.numel()
+
+
+def _copied_dim(source: Any, made: Any) -> int | None:
+    """Return the dimension along which a call has repeated what had one index there."""
+    if not isinstance(source, Labels) or not isinstance(made, Labels):
+        return None
+    if made.ids.numel() <= source.ids.numel() or made.ids.dim() < source.ids.dim():
+        return None
+    before = (1,) * (made.ids.dim() - source.ids.dim()) + tuple(source.shape)
+    longer = [dim for dim, size in enumerate(made.shape) if size > before[dim]]
+    is_copy = len(longer) == 1 and before[longer[0]] == 1 and len(varying(source.ids)) == 1
+    return longer[0] if is_copy else None
+
+
 def _choose_dim(all_labels: list[Labels]) -> int | None:
     """Return the dimension, counted from behind, along which most channels stay apart.
 
@@ -538,14 +600,16 @@ def follow(
     *,
     gate_reads: bool = False,
     whole_groups: Mapping[str, bool] | None = None,
+    copies: frozenset[str] = frozenset(),
 ) -> tuple[ChannelConstraints, tuple[PropagationResult, ...]]:
     """Follow labels through all graphs of a network that is in evaluation mode.
 
     The parameters of the graphs, and so their atoms, are the same. `gated` are the sites that are
     taken to be gated, by graph; with `gate_reads` layers may read through gates what no activation
-    stands behind.
+    stands behind. `copies` are calls that are known to repeat keys or values for every head; where
+    products show that there are others, all is followed anew.
     """
-    constraints = ChannelConstraints(net, whole_groups=dict(whole_groups or {}))
+    constraints = ChannelConstraints(net, whole_groups=dict(whole_groups or {}), copies=set(copies))
     followed: list[PropagationResult] = []
     with torch.no_grad(), frozen(net):
         for place, graph in enumerate(graphs):
@@ -553,6 +617,12 @@ def follow(
             follower = _Follower(net, graph, constraints, behind, gate_reads=gate_reads)
             follower.run(*values_for(graph, inputs.copy()))
             followed.append(follower.found)
+    if constraints.copies > copies:
+        known = frozenset(constraints.copies)
+        return follow(
+            net, graphs, inputs, gated,
+            gate_reads=gate_reads, whole_groups=whole_groups, copies=known,
+        )  # fmt: skip
     constraints.tie_grids()
     _tie_boxes(constraints)
     _tie_spreads(constraints)
@@ -566,20 +636,30 @@ def _tie_boxes(constraints: ChannelConstraints) -> None:
     """Tie channels that a part was taken of, unless those that go leave a rectangle.
 
     Along the dimension that leaves most of them apart: queries, keys and values of one layer that
-    a view splits into three may lose the same of each.
+    a view splits into three may lose the same of each. Keys and values that all heads share lie
+    beside heads there, and are places within.
     """
-    rows, columns = constraints.parents() if constraints.boxes else torch.zeros(2, 0)
+    lines = _heads_and_within(constraints) if constraints.boxes else ()
     for name, labels in constraints.boxes:
         for side, key in enumerate((name, f"{name}/2")):
-            own = torch.where(rows == columns, FIXED, columns) if side else rows
-            ids = pointwise(own.__getitem__, labels.ids)
+            ids = pointwise(lines[side].__getitem__, labels.ids)
             dims = varying(ids)
             if len(dims) > 1:
                 apart = {dim: _count_apart(ids, dim) for dim in dims}
                 rest = max(dims[:0:-1], key=apart.__getitem__)
                 is_whole = constraints.whole_groups.setdefault(key, apart[dims[0]] > apart[rest])
                 constraints.read(Labels(ids, labels.state), dims[0] if is_whole else rest)
-                rows, columns = constraints.parents()
+                lines = _heads_and_within(constraints)
+
+
+def _heads_and_within(constraints: ChannelConstraints) -> tuple[Tensor, Tensor]:
+    """Return for each atom its head, or its own channel, and its place within heads; or FIXED."""
+    root, (rows, columns) = constraints.roots(), constraints.parents()
+    is_within = torch.zeros_like(root, dtype=torch.bool)
+    for _, _, places in constraints.grids:
+        is_within[root[places]] = True
+    is_alone = (rows == columns) & ~is_within[columns]
+    return torch.where(is_within[rows], FIXED, rows), torch.where(is_alone, FIXED, columns)
 
 
 def _tie_spreads(constraints: ChannelConstraints) -> None:

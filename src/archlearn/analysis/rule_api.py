@@ -26,6 +26,7 @@ class OpCall:
         may_gate_reads: Whether a gate may stand in front of this call.
         reads: Where this call is to read channels through their gates, found by its rule.
         passing: The channels along another dimension that a layer is applied to one by one.
+        repeated: Factors that have the same channels for every head, found by its rule.
         products: The products that this call consists of: what share of its multiply-adds each
             has, and the channels that they are proportional to.
     """
@@ -43,6 +44,7 @@ class OpCall:
     labels: list[Labels] = field(init=False)
     reads: list[SiteChannels] = field(default_factory=list[SiteChannels], init=False)
     passing: list[Tensor] = field(default_factory=list[Tensor], init=False)
+    repeated: list[Labels] = field(default_factory=list[Labels], init=False)
     products: list[tuple[int, Tensor | None]] = field(
         default_factory=list[tuple[int, Tensor | None]], init=False
     )

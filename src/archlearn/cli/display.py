@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from archlearn.costs import COSTS, write_costs
+from archlearn.costs import COSTS, LATENCY, write_costs
 from archlearn.data.file_cache import DownloadProgress
 from archlearn.training.callbacks import Callback, EpochEnd, RunStart
 from archlearn.training.settings import RunSettings
@@ -83,11 +83,15 @@ class PlainDisplay(Callback):
         """Say how far the run is."""
         row = end.row
         widths = "-".join(str(width) for width in row["widths"].values())
-        _write(
-            f"epoch {row['epoch']:3d}  loss {_number(row['train_loss'])}  {describe_score(row)}  "
-            f"{widths}  gap {row['binarisation_gap']:.3f}  {_sizes(row)}  "
-            f"left {duration(end.seconds_left)}"
-        )
+        parts = [
+            f"epoch {row['epoch']:3d}",
+            f"loss {_number(row['train_loss'])}",
+            describe_score(row),
+            widths if len(widths) <= _LONGEST_LINE else "",
+            _sizes(row),
+            f"left {duration(end.seconds_left)}",
+        ]
+        _write("  ".join(part for part in parts if part))
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """Say what came out of it."""
@@ -144,23 +148,24 @@ class LiveDisplay(Callback):
                 # Rich's bar does not end its line.
                 f"\nepoch {row['epoch']}/{n_epochs}   loss {_number(row['train_loss'])}   "
                 f"{describe_score(row)}   left {duration(self._end.seconds_left)}\n"
-                f"gates: {row['binarisation_gap']:.3f} from binary, "
-                f"{row['binarised_share']:.0%} settled   {_sizes(row)}"
+                f"{_sizes(row)}"
             )
             parts += [Text(headline), _widths(row, self._start.widths)]
         self._live.update(Group(*parts), refresh=True)
 
 
 def _sizes(row: Mapping[str, Any]) -> str:
-    """Return what the network costs now, and under a budget what it may cost."""
+    """Return what the network costs; under a budget what it may, and the price of a channel."""
     path = row.get("budget_path")
     if path:
+        units = {name: "ms" if name == LATENCY else name.replace("_", "-") for name in path}
         costs = (
-            f"{name.replace('_', '-')} {_amount(row[name])} (path {_amount(limit)})"
+            f"{_amount(row[name])} {units[name]} of {_amount(limit)} allowed"
             for name, limit in path.items()
         )
-        return f"{', '.join(costs)}  price {row['price']:.2g}"
-    return f"parameters {row['parameters']:,}"
+        return f"{', '.join(costs)}, price {row['price']:.2g}"
+    gates = f", gates {row['binarisation_gap']:.3f} from 0 or 1" if row["widths"] else ""
+    return f"{row['parameters']:,} parameters{gates}"
 
 
 def _amount(cost: float) -> str:
@@ -203,6 +208,8 @@ def describe_run_start(start: RunStart) -> str:
 def _aim(settings: RunSettings) -> str:
     """Return what decides how small the network gets."""
     gates, cost = settings.gates, settings.strengths.width_cost
+    if gates.learn == "nothing":
+        return "without gates"
     if gates.budget:
         return f"budget {', '.join(gates.budget)}"
     if gates.gate_optimiser == "budget":
@@ -229,14 +236,20 @@ def describe_end(summary: Mapping[str, Any]) -> str:
     )
     return "\n".join(
         [
-            f"before   {in_a_line(before.get('architecture', ''))}  "
+            f"before  {_describe_widths(before)}  "
             f"{write_costs({name: before[name] for name in COSTS})}",
-            f"after    {in_a_line(after.get('architecture', ''))}{_describe_merged(summary)}  "
+            f"after   {_describe_widths(after)}{_describe_merged(summary)}  "
             f"{write_costs({name: after[name] for name in COSTS}, share)}",
             f"test     {score} on {summary['n_test']:,} examples, after "
             f"{duration(summary['seconds'])}",
         ]
     )
+
+
+def _describe_widths(costs: Mapping[str, Any]) -> str:
+    """Return an architecture behind a space, or nothing where no gates were."""
+    line = in_a_line(costs.get("architecture", ""))
+    return line and f" {line}"
 
 
 def _describe_merged(summary: Mapping[str, Any]) -> str:

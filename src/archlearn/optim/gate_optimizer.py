@@ -294,7 +294,7 @@ class GateOptimizer(torch.optim.Optimizer):
         before, group["step"] = group["step"], group["step"] + n_steps
         self._put_back_()
         if before < max(_WEIGHTS_MOVE_BY, self._begin) <= group["step"]:
-            self._check_weights()
+            self._check_loop()
         if before < 2 * self._total_steps <= group["step"]:
             _log.warning(
                 "gates.step() was called %d times, but total_steps is %d, so gates were decided by "
@@ -662,8 +662,16 @@ class GateOptimizer(torch.optim.Optimizer):
         sums = [weight.detach().sum(dtype=torch.float64) for weight in weights]
         return float(torch.stack(sums).sum()) if sums else math.nan
 
-    def _check_weights(self) -> None:
-        """Say so if no weight has moved: the likeliest mistake is an optimiser of other ones."""
+    def _check_loop(self) -> None:
+        """Say so if no weight has moved (an optimiser of other ones), or no gradient was seen."""
+        means = [known["mean"] for known in self.state.values() if "mean" in known]
+        if means and not bool(join_gates(means).any()):
+            _log.warning(
+                "in %d steps all gradients of gates were 0 or not finite, so channels would go at "
+                "random: call gates.step() behind loss.backward() and in front of "
+                "zero_grad(set_to_none=False), and look at the loss",
+                self.param_groups[0]["step"],
+            )
         if self._sum_weights() == self._weight_sum:
             _log.warning(
                 "no weight of the model has changed in %d steps: give your optimiser "

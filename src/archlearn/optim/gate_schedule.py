@@ -37,7 +37,7 @@ class GateSchedule:
     end: float = 0.7
     power: float = 3.0
     decisions: int = 200
-    memory: float = 0.98
+    memory: float = 0.995
     stay: float = 1.2
     stay_linear: float = 4.0
     branch_discount: float = 1.0

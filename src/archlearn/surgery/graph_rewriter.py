@@ -7,6 +7,7 @@ The narrowed labels are sent through each call that only moves data. Where the c
 stands gives the labels that it should, it stays; where it does not, it is rewritten.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,8 +35,8 @@ from archlearn.tracing.shape_guards import topic_of
 _COUNTS = ("numel", "nelement")
 _FAILED = "failed"
 _MOVES = (
-    reshape.move, reshape.pick, reshape.pad, reshape.attribute, reshape.expand_as,
-    elementwise.new,
+    reshape.move, reshape.shuffle_pixels, reshape.pick, reshape.pad, reshape.attribute,
+    reshape.expand_as, elementwise.new,
 )  # fmt: skip
 
 
@@ -186,6 +187,8 @@ class Rewriter:
         if found is _FAILED and node.target in CHECKS:
             self.graph.erase_node(node)
             del self.nodes[old.name]
+        if found is _FAILED and isinstance(full, int | float) and not of_tensors:
+            return math.nan  # no number at all, such as (width // heads) ** -0.5 where that is 0
         return full if found is _FAILED or found is None else found
 
     def _visit_move(self, old: fx.Node, node: fx.Node, full: Any) -> Any:

@@ -17,6 +17,7 @@ from archlearn.op_table import spec_of_class
 from archlearn.surgery.merging import fold_batch_norm, merge_convolutions, merge_linear
 from archlearn.surgery.plan import Merge, Narrowing, Plan
 from archlearn.tracing.block_hooks import MARKS
+from archlearn.tracing.generated_forward import MODE_READERS
 from archlearn.tracing.symbolic_trace import Blocks, ExampleInputs
 from archlearn.verification.precision import exchanging, to_float64
 
@@ -220,6 +221,9 @@ def remove_tensors_(net: nn.Module, removed: Iterable[str], graphs: Iterable[fx.
     names += [node.args[1] for node in nodes if node.target in MARKS]
     called = {find_module(net, str(name)) for name in names}
     _remove_(net, gone, called)
+    left = dict(net.named_modules(remove_duplicate=False))
+    readers = [name for name in getattr(net, MODE_READERS, ()) if name in left]
+    setattr(net, MODE_READERS, tuple(readers))
 
 
 def _remove_(module: nn.Module, gone: set[int], called: set[nn.Module]) -> None:

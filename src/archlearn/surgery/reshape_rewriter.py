@@ -183,6 +183,17 @@ def _expand(move: Move) -> fx.Node | None:
         return move.graph.call_method("expand", (move.node.all_input_nodes[0], *sizes))
 
 
+def _repeat(move: Move) -> fx.Node | None:
+    """Repeat what has one index along a dimension (keys for every head) less often."""
+    n_new = move.expected.dim() - move.source.dim()
+    sizes = list(zip((1,) * n_new + tuple(move.source.shape), move.expected.shape, strict=True))
+    if any(before not in (1, now) for before, now in sizes):
+        return None
+    times = [now // before for before, now in sizes]
+    with move.graph.inserting_before(move.node):
+        return move.graph.call_method("repeat", (move.node.all_input_nodes[0], *times))
+
+
 def _new(move: Move) -> fx.Node:
     first, rest = move.node.args[0], move.node.args[2:] if _is_sizes(move) else ()
     with move.graph.inserting_before(move.node):
@@ -218,10 +229,17 @@ def _sizes(move: Move, infer: bool = True) -> list[Any]:
 
 
 def _each_size(move: Move, sizes: Any) -> list[Any]:
-    """Return sizes one by one, those of a shape that was computed (`size_out`) as new nodes."""
+    """Return sizes one by one, those of a shape that was computed (`size_out`) as new nodes.
+
+    Or those of another tensor (`expand_as`).
+    """
     if isinstance(sizes, tuple | list):
         return list(sizes)
     value = _value(move, sizes)
+    if isinstance(value, Tensor):
+        with move.graph.inserting_before(move.node):
+            sizes = move.graph.call_function(getattr, (sizes, "shape"))
+        value = tuple(value.shape)
     if not isinstance(value, tuple | list):
         return [sizes]
     with move.graph.inserting_before(move.node):
@@ -323,6 +341,7 @@ _WRITERS: dict[str, Callable[[Move], fx.Node | None]] = {
     "reshape": _reshape,
     "unflatten": _unflatten,
     "expand": _expand,
+    "repeat": _repeat,
     "new": _new,
     "split": _split,
     "pad": _pad,

@@ -167,8 +167,8 @@ def _warn_of_nothing_learnt(session: Session, loss: float, guess: float) -> None
         by_budget = session.settings.gates.gate_optimiser == "budget"
         cheaper = " or a larger --budget" if by_budget else " or a lower --width-cost"
     logger.warning(
-        "the network has learnt nothing: its train loss of %.3g is no better than a guess "
-        "(%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
+        "the network has learnt little or nothing: its train loss of %.3g is not clearly below "
+        "that of a guess (%.3g). Try more --epochs, another --learning-rate (it was %g)%s",
         loss,
         guess,
         session.settings.optimiser.learning_rate,

@@ -318,25 +318,31 @@ def read_schedule(gates: GateSettings, *, cuts: int = _USUAL_CUTS) -> GateSchedu
     """Return when gates decide, from the settings; `cuts` unless they say how many."""
     given: dict[str, Any] = {"begin": gates.start_after, "end": 1.0 - gates.freeze_for}
     given["cuts"] = cuts
-    for name, value in read_pairs("gate_schedule", gates.gate_schedule or ()).items():
+    for name, value in read_pairs(
+        "gate_schedule", gates.gate_schedule or (), "branch_discount=16"
+    ).items():
         kind = type(getattr(GateSchedule(), name, None))
         if kind is type(None):
             known = ", ".join(item.name for item in fields(GateSchedule))
             raise SettingsError(f"gate_schedule names {name!r}; there are {known}")
-        given[name] = kind(value)
+        try:
+            given[name] = kind(value)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise SettingsError(f"gate_schedule has {name}={value}; give {what}") from None
     return GateSchedule(**given)
 
 
-def read_pairs(name: str, words: Iterable[str]) -> dict[str, str]:
+def read_pairs(
+    name: str, words: Iterable[str], example: str = "multiply_adds=50%"
+) -> dict[str, str]:
     """Return `name=value` words as a dictionary."""
     pairs = [word.partition("=") for word in words]
     for key, sign, value in pairs:
         if not (key and sign and value):
             option = name.replace("_", "-")
-            raise SettingsError(
-                f"{name} is {key + sign + value!r}; write it as --{option} multiply_adds=50% or "
-                f"--{option} parameters=10000"
-            )
+            given = key + sign + value
+            raise SettingsError(f"{name} is {given!r}; write it as --{option} {example}")
     return {key.strip().replace("-", "_"): value.strip() for key, _, value in pairs}
 
 

@@ -418,6 +418,11 @@ def check_ranges(settings: RunSettings) -> None:
             option = name.replace("_", "-")
             raise SettingsError(f"{name} is {value}; give --{option} {within[1]}")
     gates = settings.gates
+    if gates.learn == "nothing" and gates.budget:
+        raise SettingsError(
+            f"a budget of {', '.join(gates.budget)} was asked for, but --learn nothing leaves the "
+            "network as it is; leave out one of them"
+        )
     if gates.learn != "nothing" and gates.start_after + gates.freeze_for >= 1:
         raise SettingsError(
             f"start_after is {gates.start_after:g} and freeze_for {gates.freeze_for:g}, so gates "

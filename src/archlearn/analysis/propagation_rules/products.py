@@ -8,7 +8,8 @@ go where it is zero in a factor, and it goes in both.
 Heads lose channels within, too: the i-th query of each with the i-th key of each, or the i-th value
 of each. Such a channel goes with its head, or with its place in all heads; `head_channels` finds
 where places may be others in each head. Keys and values that all heads share (multi-query
-attention) go with their place alone. Few heads stay, and lose only channels within.
+attention) go with their place alone; where a call repeats them for every head of queries, each
+copy goes with its head. Few heads stay, and lose only channels within.
 
 Indices are written as letters, as einsum has them.
 """
@@ -29,6 +30,7 @@ from archlearn.analysis.channel_labels import (
     filled,
     plane_along,
     pointwise,
+    spread_plane,
     varying,
 )
 from archlearn.analysis.rule_api import FEW, OpCall, describe_call, opaque
@@ -39,7 +41,8 @@ Factor = tuple[Labels, str]
 def matmul(step: OpCall) -> Any:
     """`a @ b` of matrices or batches of them."""
     labels = step.labels
-    if len(labels) != 2 or min(part.ids.dim() for part in labels) < 2 or _is_reversed(step):
+    is_reversed = "input" in step.kwargs and next(iter(step.kwargs)) != "input"
+    if len(labels) != 2 or min(part.ids.dim() for part in labels) < 2 or is_reversed:
         return opaque(step)
     batch = string.ascii_lowercase[: step.out.dim() - 2]
     a, b = (batch[len(batch) + 2 - part.ids.dim() :] for part in labels)
@@ -82,11 +85,6 @@ def attention(step: OpCall) -> Any:
     return made[0]
 
 
-def _is_reversed(step: OpCall) -> bool:
-    """Return whether factors are given by name in another order than they are multiplied."""
-    return "input" in step.kwargs and next(iter(step.kwargs)) != "input"
-
-
 def _multiply(step: OpCall, factors: list[Factor], out: str) -> Any:
     made = _contract(step, factors, out)
     if made is None:
@@ -115,7 +113,7 @@ def _contract(step: OpCall, factors: list[Factor], out: str) -> tuple[Labels, Te
         along_letters = [found - {grid[0]} for found in along_letters]
     passing = _find_passing(factors, along_letters, out)
     if passing:
-        return _pass(step, factors, passing, (out, shape))
+        return _pass(step, whole, factors, passing, (out, shape))
     summed = set[str]().union(*along_letters)
     if len(summed) > 1 or (summed and not all(summed <= found for found in along_letters)):
         return None
@@ -163,7 +161,7 @@ def _pass_grid(
     columns: Tensor | None = None
     known: Tensor | None = None
     states: list[Tensor] = []
-    for labels, letters in factors:
+    for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if within not in letters or letters.index(within) not in varying(labels.ids):
             ids, _ = step.constraints.read(labels, letters.index(heads))
             rows = ids if rows is None else rows
@@ -173,6 +171,8 @@ def _pass_grid(
             states.append(state[None])
         else:
             dims = letters.index(heads), letters.index(within)
+            if dims[0] not in varying(labels.ids):
+                step.repeated.append(original)
             cells, state = (plane_along(x, dims) for x in (labels.ids, labels.state))
             known = cells if known is None else known
             step.constraints.tie(known, cells)
@@ -190,19 +190,12 @@ def _pass_grid(
     if within in out:
         state = torch.where(state == ZERO, ZERO, UNKNOWN)
         dims = out.index(heads), out.index(within)
-        return _spread_plane(known, state, shape, dims), known.reshape(-1)
+        return spread_plane(known, state, shape, dims), known.reshape(-1)
     is_open = (state != ZERO).any(0)
     if bool(is_open.any()):
         step.gate_read(whole[0][1].index(within), torch.where(is_open, columns, FIXED))
     unknown = torch.full_like(rows, UNKNOWN)
     return along(rows, unknown, shape, out.index(heads)), known.reshape(-1)
-
-
-def _spread_plane(ids: Tensor, state: Tensor, shape: torch.Size, dims: tuple[int, int]) -> Labels:
-    """Return labels that vary along two dimensions as matrices say."""
-    one, two = (x if dims[0] < dims[1] else x.T for x in (ids, state))
-    view = [n if dim in dims else 1 for dim, n in enumerate(shape)]
-    return Labels(one.reshape(view).expand(shape), two.reshape(view).expand(shape))
 
 
 def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str) -> str:
@@ -214,12 +207,16 @@ def _find_passing(factors: list[Factor], along_letters: list[set[str]], out: str
 
 
 def _pass(
-    step: OpCall, factors: list[Factor], passing: str, result: tuple[str, torch.Size]
+    step: OpCall,
+    whole: list[Factor],
+    factors: list[Factor],
+    passing: str,
+    result: tuple[str, torch.Size],
 ) -> tuple[Labels, Tensor | None]:
     out, shape = result
     known: Tensor | None = None
     state = torch.tensor(UNKNOWN)
-    for labels, letters in factors:
+    for (original, _), (labels, letters) in zip(whole, factors, strict=True):
         if passing not in letters:
             step.constraints.block(
                 labels.ids,
@@ -227,7 +224,9 @@ def _pass(
                 "nothing is needed: the heads themselves are learnt",
             )
             continue
-        ids, own = step.constraints.read(labels, letters.index(passing))
+        if varying(labels.ids) and letters.index(passing) not in varying(labels.ids):
+            step.repeated.append(original)
+        ids, own = step.constraints.read_heads(labels, letters.index(passing))
         state = torch.minimum(state, own)
         known = ids if known is None else known
         step.constraints.tie(known, ids)
